@@ -1,0 +1,32 @@
+# Headers that LibTorch does not bring. Each message names the Debian package.
+
+function(tessera_find_header variable header package)
+  find_path(${variable} ${header})
+  if(NOT ${variable})
+    message(FATAL_ERROR "<${header}> not found: install ${package}, or run `make build`, which does.")
+  endif()
+endfunction()
+
+tessera_find_header(TESSERA_GLOO_INCLUDE gloo/algorithm.h libgloo-dev)
+tessera_find_header(TESSERA_XXHASH_INCLUDE xxhash.h libxxhash-dev)
+tessera_find_header(TESSERA_CLI11_INCLUDE CLI/CLI.hpp libcli11-dev)
+
+add_library(tessera_headers INTERFACE)
+target_include_directories(tessera_headers SYSTEM INTERFACE
+  ${TESSERA_GLOO_INCLUDE} ${TESSERA_XXHASH_INCLUDE} ${TESSERA_CLI11_INCLUDE})
+
+# NCCL's library comes with LibTorch, its header may or may not be there.
+set(TESSERA_HAS_NCCL OFF)
+if(TESSERA_TORCH_HAS_CUDA)
+  file(GLOB _wheel_nccl "${TESSERA_TORCH_ROOT_FOUND}/../nvidia/*/include")
+  find_path(TESSERA_NCCL_INCLUDE nccl.h HINTS ${_wheel_nccl} /usr/local/cuda/include)
+  find_path(TESSERA_CUDA_INCLUDE cuda_runtime_api.h
+    HINTS ${_wheel_nccl} /usr/local/cuda/include $ENV{CUDA_HOME}/include)
+  if(TESSERA_NCCL_INCLUDE AND TESSERA_CUDA_INCLUDE)
+    set(TESSERA_HAS_NCCL ON)
+    target_include_directories(tessera_headers SYSTEM INTERFACE
+      ${TESSERA_NCCL_INCLUDE} ${TESSERA_CUDA_INCLUDE})
+  else()
+    message(STATUS "LibTorch has CUDA, but nccl.h or the CUDA headers were not found: built without NCCL")
+  endif()
+endif()

@@ -1,0 +1,26 @@
+# What every target of ours is compiled with.
+
+add_library(tessera_options INTERFACE)
+target_compile_options(tessera_options INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Werror
+  # Designated initializers leave fields out on purpose.
+  -Wno-missing-field-initializers)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  target_compile_options(tessera_options INTERFACE
+    # g++ 12 warns falsely inside its own headers at -O2 and above.
+    -Wno-restrict -Wno-maybe-uninitialized -Wno-stringop-overflow -Wno-array-bounds)
+elseif(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  target_compile_options(tessera_options INTERFACE -Wno-overloaded-virtual)
+endif()
+# LibTorch's lambdas and our precompiled headers want the same flags everywhere.
+target_compile_options(tessera_options INTERFACE -fno-omit-frame-pointer -Winvalid-pch)
+
+if(TESSERA_SANITIZE)
+  target_compile_options(tessera_options INTERFACE
+    -fsanitize=${TESSERA_SANITIZE} -fno-sanitize-recover=all)
+  target_link_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE})
+  # The type checks of UBSan want type information that LibTorch hides.
+  if(TESSERA_SANITIZE MATCHES "undefined")
+    target_compile_options(tessera_options INTERFACE -fno-sanitize=vptr)
+  endif()
+endif()

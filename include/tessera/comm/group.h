@@ -1,0 +1,191 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/comm/reduce_op.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+namespace comm {
+class GroupImpl;
+class PendingCall;
+} // namespace comm
+
+using Bytes = std::vector<uint8_t>;
+
+/// A collective under way. Its tensors stay alive inside it; their contents
+/// are defined only after wait(). Dropping it lets the operation run on, but
+/// the output must not be read then.
+class [[nodiscard]] TESSERA_API Work {
+ public:
+  /// A finished one.
+  Work() = default;
+  explicit Work(std::shared_ptr<comm::PendingCall> pending);
+
+  /// Blocks until the operation is complete on this rank (for CUDA tensors:
+  /// makes the current stream wait for it). Throws what went wrong, with the
+  /// operation's name. Further calls return at once.
+  void wait();
+
+  /// True when wait() would not block. Does not throw.
+  bool done() const;
+
+ private:
+  std::shared_ptr<comm::PendingCall> pending_;
+};
+
+/// Ranks that talk: a cheap handle, copied freely; copies are the same group.
+///
+/// Unless its comment says otherwise, every call is collective: all ranks of
+/// the group make it, in the same order, with the same shapes. `label` says
+/// what the data is ("layers.7"); it appears in errors and, where calls are
+/// compared, must agree. Calls are compared always over shared memory, and
+/// with TESSERA_CHECK=1 over every backend.
+///
+/// Tensors must be dense and contiguous; sizes and dtypes are checked before
+/// anything is sent. Data movement takes every dtype, reductions those the
+/// backend can add. CUDA tensors travel over NCCL, or through host memory
+/// where the group has none. A group of one communicates nothing.
+///
+/// After a TimeoutError or PeerLostError the group is dead: every later call
+/// fails with the first reason. One thread at a time may use a group.
+class TESSERA_API Group {
+ public:
+  /// No group; every call except valid() throws.
+  Group() = default;
+  explicit Group(std::shared_ptr<comm::GroupImpl> impl);
+
+  bool valid() const {
+    return impl_ != nullptr;
+  }
+
+  int rank() const; // within this group
+  int size() const;
+  const std::string& name() const;
+  /// Ranks of the world that form this group, in its order.
+  const std::vector<int>& global_ranks() const;
+  /// "shm", "gloo", "nccl" or "fake"; "none" in a group of one. For a device
+  /// without a backend of its own: that of the CPU, which it goes through.
+  std::string backend(c10::DeviceType device = c10::DeviceType::CPU) const;
+  std::chrono::milliseconds timeout() const;
+
+  /// output: size() times input's elements; rank r's input ends up as r-th
+  /// part. `input` may be this rank's part of `output`.
+  void all_gather_into(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      std::string_view label = {}) const;
+  Work all_gather_into_async(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      std::string_view label = {}) const;
+
+  /// input: size() times output's elements; this rank gets the reduction of
+  /// the rank()-th parts. `output` may be that part of `input`, whose other
+  /// parts are undefined afterwards.
+  void reduce_scatter(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      ReduceOp op = ReduceOp::Sum,
+      std::string_view label = {}) const;
+  Work reduce_scatter_async(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      ReduceOp op = ReduceOp::Sum,
+      std::string_view label = {}) const;
+
+  /// In place; the same bits on every rank.
+  void all_reduce(
+      const at::Tensor& tensor,
+      ReduceOp op = ReduceOp::Sum,
+      std::string_view label = {}) const;
+  Work all_reduce_async(
+      const at::Tensor& tensor,
+      ReduceOp op = ReduceOp::Sum,
+      std::string_view label = {}) const;
+
+  /// In place: every rank gets what `root` (a rank of this group) has.
+  void broadcast(
+      const at::Tensor& tensor,
+      int root,
+      std::string_view label = {}) const;
+  Work broadcast_async(
+      const at::Tensor& tensor,
+      int root,
+      std::string_view label = {}) const;
+
+  /// Part r of `input` goes to rank r, part r of `output` comes from it. Parts
+  /// are equal, unless splits (sizes on dim 0, one a rank) say otherwise.
+  /// `output` and `input` must not overlap.
+  void all_to_all(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      std::string_view label = {}) const;
+  Work all_to_all_async(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      std::string_view label = {}) const;
+  void all_to_all(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      at::IntArrayRef output_splits,
+      at::IntArrayRef input_splits,
+      std::string_view label = {}) const;
+
+  void barrier(std::string_view label = {}) const;
+  Work barrier_async(std::string_view label = {}) const;
+
+  /// Each rank's bytes, of any length, by rank.
+  std::vector<Bytes> all_gather_bytes(
+      std::span<const uint8_t> bytes,
+      std::string_view label = {}) const;
+  /// What `root` passes; the others' argument is ignored.
+  Bytes broadcast_bytes(
+      std::span<const uint8_t> bytes,
+      int root,
+      std::string_view label = {}) const;
+  /// On `root` each rank's bytes, by rank; empty elsewhere. Only `root` needs
+  /// memory for them.
+  std::vector<Bytes> gather_bytes(
+      std::span<const uint8_t> bytes,
+      int root,
+      std::string_view label = {}) const;
+
+  /// Divides the group: ranks with equal `color` form a group, ordered by
+  /// (key, rank). A negative color joins none and gets nothing back.
+  std::optional<Group> split(int color, int key = 0, std::string_view name = {})
+      const;
+  /// The group of `ranks` (of this group, in the given order), or nothing on a
+  /// rank that is not among them. Collective over *this* group.
+  std::optional<Group> subgroup(
+      const std::vector<int>& ranks,
+      std::string_view name = {}) const;
+
+  /// True where all ranks share a host and the CPU backend is shared memory.
+  /// Not collective.
+  bool shares_memory() const;
+  /// One tensor whose memory all ranks of the group map: what one writes the
+  /// others see after a barrier(). Zero-filled. As the input of
+  /// all_gather_into or reduce_scatter it is read in place by the peers, one
+  /// copy less; where the output is the same memory, nothing is copied at all.
+  /// Lives until the last rank drops it. Throws unless shares_memory().
+  at::Tensor allocate_shared(at::IntArrayRef sizes, at::ScalarType dtype) const;
+
+  /// Not collective. For the layers above; not part of the public contract.
+  comm::GroupImpl& impl() const;
+
+ private:
+  std::shared_ptr<comm::GroupImpl> impl_;
+};
+
+} // namespace tessera

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/comm/group.h>
+
+#include <torch/arg.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+namespace tessera {
+
+/// What init() takes from the environment unless it is set here.
+struct TESSERA_API InitOptions {
+  /// This process's number and how many there are.
+  TORCH_ARG(std::optional<int>, rank) = std::nullopt;
+  TORCH_ARG(std::optional<int>, world_size) = std::nullopt;
+  /// This process's number among those on its host.
+  TORCH_ARG(std::optional<int>, local_rank) = std::nullopt;
+
+  /// Where rank 0 listens for the others. On one host under mpirun or srun
+  /// neither is needed.
+  TORCH_ARG(std::optional<std::string>, master_addr) = std::nullopt;
+  TORCH_ARG(std::optional<int>, master_port) = std::nullopt;
+  /// True where somebody else (a launcher) hosts the store there already.
+  TORCH_ARG(std::optional<bool>, store_is_hosted) = std::nullopt;
+  /// Keeps runs that use one store apart.
+  TORCH_ARG(std::string, store_prefix) = "";
+
+  /// "auto": CPU tensors over shared memory inside a host and Gloo across
+  /// hosts, CUDA tensors over NCCL where each rank has a device of its own.
+  /// "shm" or "gloo" force the CPU side; "nccl" insists on NCCL; "fake"
+  /// pretends: one process, any world size, nothing is sent.
+  TORCH_ARG(std::string, backend) = "auto";
+
+  /// How long joining and each collective may wait for a peer. Default: the
+  /// variable TESSERA_TIMEOUT in seconds, else 10 minutes.
+  TORCH_ARG(std::optional<std::chrono::milliseconds>, timeout) = std::nullopt;
+};
+
+/// Joins the other processes and returns the group of all of them. Reads the
+/// environment of `tessera run`, torchrun, mpirun (OpenMPI) or srun (Slurm);
+/// without any, the process is alone: a group of one, which needs no network.
+///
+/// Collective over the world. Fails on every rank that can be reached when one
+/// rank is missing at the timeout, claims another's number, or disagrees on
+/// the world size. Ignores SIGPIPE from then on unless the program handles it,
+/// since a peer's death would end the process otherwise.
+TESSERA_API Group init(const InitOptions& options = {});
+
+/// The group that init() made. Throws if there is none.
+TESSERA_API Group world();
+
+/// True between init() and shutdown().
+TESSERA_API bool is_initialized();
+
+/// Forgets the world, so that init() may be called again. Groups that are
+/// still held stay usable among themselves. Not collective.
+TESSERA_API void shutdown();
+
+/// This process's number among those on its host; 0 when alone.
+TESSERA_API int local_rank();
+
+} // namespace tessera

@@ -1,0 +1,10 @@
+#pragma once
+
+namespace tessera {
+
+/// How values of several ranks become one. For bool, Sum and Max are "or",
+/// Min is "and". Avg divides the sum by the number of ranks; it is refused for
+/// integers and bool.
+enum class ReduceOp { Sum, Avg, Min, Max };
+
+} // namespace tessera

@@ -1,0 +1,9 @@
+#pragma once
+
+#include <tessera/comm/agree.h>
+#include <tessera/comm/group.h>
+#include <tessera/comm/init.h>
+#include <tessera/comm/mesh.h>
+#include <tessera/comm/reduce_op.h>
+#include <tessera/error.h>
+#include <tessera/version.h>

@@ -1,0 +1,21 @@
+// The subcommands of `tessera`. Each adds itself to the parser and, when it was
+// chosen, runs and returns the exit code.
+#pragma once
+
+#include <functional>
+
+namespace CLI {
+class App;
+}
+
+namespace tessera::cli {
+
+/// Runs a subcommand after parsing.
+using Action = std::function<int()>;
+
+/// Starts the ranks of a program and watches over them.
+Action add_run(CLI::App& app);
+/// Says what is installed, what works, and how to mend what does not.
+Action add_doctor(CLI::App& app);
+
+} // namespace tessera::cli

@@ -1,0 +1,180 @@
+#include <CLI/CLI.hpp>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <charconv>
+#include <chrono>
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "cli/commands.h"
+#include "comm/host.h"
+#include "comm/store.h"
+#include "launch/signals.h"
+#include "launch/supervisor.h"
+
+namespace tessera::cli {
+namespace {
+
+using comm::Milliseconds;
+using comm::StoreEndpoint;
+using comm::StorePtr;
+
+/// How long a launcher waits for the store of another before it gives up.
+constexpr Milliseconds kChannelTimeout{2000};
+constexpr Milliseconds kStoreTimeout = std::chrono::minutes(10);
+
+/// The launchers' shared values, in a store that node 0 hosts.
+class StoreChannel : public launch::Channel {
+ public:
+  explicit StoreChannel(StorePtr store) : store_(std::move(store)) {
+    store_->setTimeout(kChannelTimeout);
+  }
+
+  void set(const std::string& key, const std::string& bytes) override {
+    store_->set(key, bytes);
+  }
+
+  std::optional<std::string> get(const std::string& key) override {
+    if (!store_->check({key})) {
+      return std::nullopt;
+    }
+    return store_->get_to_str(key);
+  }
+
+ private:
+  StorePtr store_;
+};
+
+struct Settings {
+  launch::RunOptions options;
+  std::string endpoint; // HOST:PORT, with several nodes
+  int cpu_threads = 0; // 0: not given
+  double join_timeout_seconds = 600;
+};
+
+StoreEndpoint parse_endpoint(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  StoreEndpoint endpoint;
+  if (colon != std::string::npos) {
+    endpoint.address = text.substr(0, colon);
+    const char* begin = text.data() + colon + 1;
+    const char* end = text.data() + text.size();
+    const auto result = std::from_chars(begin, end, endpoint.port);
+    if (result.ec == std::errc() && result.ptr == end && endpoint.port > 0 &&
+        endpoint.port < 65536 && !endpoint.address.empty()) {
+      return endpoint;
+    }
+  }
+  throw launch::InvalidRunOptions(fmt::format(
+      "--rdzv-endpoint \"{}\" is not HOST:PORT. Give the address of node 0 as the other nodes reach it, with a free port: --rdzv-endpoint node0:29400.",
+      text));
+}
+
+int run_on_one_node(const Settings& settings) {
+  StorePtr store; // of the attempt under way
+  return launch::run(settings.options, [&store](int) {
+    StoreEndpoint endpoint{"127.0.0.1", 0};
+    store = comm::host_store(endpoint, kStoreTimeout);
+    return launch::Endpoint{endpoint.address, endpoint.port};
+  });
+}
+
+int run_on_several_nodes(const Settings& settings) {
+  StoreEndpoint endpoint = parse_endpoint(settings.endpoint);
+  StorePtr shared = settings.options.node_rank == 0
+      ? comm::host_store(endpoint, kChannelTimeout)
+      : comm::connect_store(endpoint, settings.options.join_timeout);
+  StoreChannel channel(std::move(shared));
+  StorePtr store; // of the attempt under way, on node 0
+  return launch::run(
+      settings.options,
+      [&](int) {
+        StoreEndpoint fresh{endpoint.address, 0};
+        store = comm::host_store(fresh, kStoreTimeout);
+        return launch::Endpoint{fresh.address, fresh.port};
+      },
+      &channel);
+}
+
+int run(Settings settings, std::vector<std::string> command) {
+  if (!command.empty() && command.front() == "--") {
+    command.erase(command.begin());
+  }
+  if (command.empty()) {
+    throw launch::InvalidRunOptions(
+        "no program was given. Example: tessera run -n 4 ./train --lr 1e-3");
+  }
+  launch::RunOptions& options = settings.options;
+  options.program = command.front();
+  options.args.assign(command.begin() + 1, command.end());
+  if (settings.cpu_threads != 0) {
+    options.cpu_threads = settings.cpu_threads;
+  }
+  options.join_timeout =
+      Milliseconds(static_cast<int64_t>(settings.join_timeout_seconds * 1000));
+  launch::validate(options);
+  if (options.num_nodes > 1 && settings.endpoint.empty()) {
+    throw launch::InvalidRunOptions(
+        "--nnodes is above 1 but no --rdzv-endpoint HOST:PORT says where node 0 is.");
+  }
+  // Stores have threads; none of them may take the launcher's signals.
+  launch::block_supervised_signals();
+  return options.num_nodes == 1 ? run_on_one_node(settings)
+                                : run_on_several_nodes(settings);
+}
+
+} // namespace
+
+Action add_run(CLI::App& app) {
+  auto settings = std::make_shared<Settings>();
+  launch::RunOptions& options = settings->options;
+  auto* command = app.add_subcommand(
+      "run", "Start the ranks of a program and watch over them");
+  command->footer(
+      "PROGRAM [ARGUMENTS]... follow the options: tessera run -n 4 ./train --lr 1e-3\n"
+      "Sets torchrun's environment variables, prints each rank's lines with its\n"
+      "number in front, and ends all ranks when one fails.");
+  command->prefix_command();
+  command->add_option(
+      "-n,--nproc-per-node", options.ranks_per_node, "Ranks on this node");
+  command->add_option("--nnodes", options.num_nodes, "Nodes in all");
+  command->add_option(
+      "--node-rank", options.node_rank, "This node's number, from 0");
+  command->add_option(
+      "--rdzv-endpoint",
+      settings->endpoint,
+      "HOST:PORT of node 0 (with --nnodes above 1)");
+  command->add_option(
+      "--max-restarts",
+      options.max_restarts,
+      "Start all ranks again this often when one fails");
+  command->add_option(
+      "--log-dir",
+      options.log_dir,
+      "Write each rank's output to files below this folder");
+  command->add_flag(
+      "--tee", options.tee, "With --log-dir, print the output as well");
+  command->add_option(
+      "--cpu-threads",
+      settings->cpu_threads,
+      "Threads for each rank (default: cores / ranks on this node)");
+  command->add_option(
+      "--run-id", options.run_id, "Name of the run, the same on all nodes");
+  command->add_option(
+      "--join-timeout",
+      settings->join_timeout_seconds,
+      "Seconds to wait for the other nodes");
+  return [settings, command] {
+    try {
+      return run(*settings, command->remaining());
+    } catch (const launch::InvalidRunOptions& error) {
+      std::cerr << "tessera run: " << error.what() << "\n";
+      return 2;
+    }
+  };
+}
+
+} // namespace tessera::cli

@@ -1,0 +1,152 @@
+#include <tessera/comm/agree.h>
+
+#include <tessera/error.h>
+
+#include <ATen/ops/empty.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "comm/group_impl.h"
+
+namespace tessera {
+namespace {
+
+std::string join_lines(const std::vector<std::string>& items) {
+  std::string text;
+  for (const std::string& item : items) {
+    text += item;
+    text += '\n';
+  }
+  return text;
+}
+
+std::vector<std::string> split_lines(const Bytes& bytes) {
+  std::vector<std::string> lines;
+  std::string line;
+  for (uint8_t byte : bytes) {
+    if (byte == '\n') {
+      lines.push_back(std::exchange(line, {}));
+    } else {
+      line += static_cast<char>(byte);
+    }
+  }
+  return lines;
+}
+
+std::span<const uint8_t> as_bytes(const std::string& text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+/// The first line on which the ranks differ, and who has what there.
+std::string describe_difference(
+    const Group& group,
+    const std::vector<std::vector<std::string>>& lists) {
+  size_t line = 0;
+  auto at = [&](size_t rank) {
+    return line < lists[rank].size() ? lists[rank][line]
+                                     : std::string("nothing (its list ends)");
+  };
+  auto differs = [&] {
+    for (size_t rank = 1; rank < lists.size(); ++rank) {
+      if (at(rank) != at(0)) {
+        return true;
+      }
+    }
+    return false;
+  };
+  while (!differs()) {
+    ++line;
+  }
+  std::vector<std::pair<std::string, std::vector<int>>> values;
+  for (size_t rank = 0; rank < lists.size(); ++rank) {
+    auto same = std::find_if(values.begin(), values.end(), [&](auto& value) {
+      return value.first == at(rank);
+    });
+    if (same == values.end()) {
+      same = values.insert(values.end(), {at(rank), {}});
+    }
+    same->second.push_back(group.global_ranks()[rank]);
+  }
+  std::string text =
+      fmt::format("ranks were given different things (item {}):", line);
+  for (const auto& [value, ranks] : values) {
+    text += fmt::format("\n  {}: {}", comm::rank_list(ranks), value);
+  }
+  return text +
+      "\n  All ranks must make this call alike; look for what depends on the rank.";
+}
+
+} // namespace
+
+void agree(
+    const Group& group,
+    std::string_view call,
+    const std::vector<std::string>& items) {
+  if (group.size() == 1) {
+    return;
+  }
+  const std::string text = join_lines(items);
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  at::Tensor mine = at::empty({2}, at::kLong);
+  std::memcpy(mine.mutable_data_ptr(), &hash, sizeof hash);
+  at::Tensor all = at::empty({group.size(), 2}, at::kLong);
+  group.all_gather_into(all, mine, "agree");
+  const int64_t* digest = all.const_data_ptr<int64_t>();
+  bool equal = true;
+  for (int rank = 1; rank < group.size(); ++rank) {
+    equal = equal && digest[2 * rank] == digest[0] &&
+        digest[2 * rank + 1] == digest[1];
+  }
+  if (equal) {
+    return;
+  }
+  std::vector<std::vector<std::string>> lists;
+  for (const Bytes& bytes : group.all_gather_bytes(as_bytes(text), "agree")) {
+    lists.push_back(split_lines(bytes));
+  }
+  group.impl().raise_error<DisagreementError>(
+      call, describe_difference(group, lists));
+}
+
+void fail_together(
+    const Group& group,
+    std::string_view call,
+    const std::optional<std::string>& error) {
+  if (group.size() == 1) {
+    if (error) {
+      group.impl().raise_error(call, *error);
+    }
+    return;
+  }
+  at::Tensor failed = at::empty({1}, at::kInt);
+  failed.mutable_data_ptr<int32_t>()[0] = error.has_value() ? 1 : 0;
+  group.all_reduce(failed, ReduceOp::Max, "fail_together");
+  if (failed.const_data_ptr<int32_t>()[0] == 0) {
+    return;
+  }
+  const std::string mine = error ? "!" + *error : "";
+  std::string text;
+  int rank = 0;
+  for (const Bytes& bytes :
+       group.all_gather_bytes(as_bytes(mine), "fail_together")) {
+    if (!bytes.empty()) {
+      text += fmt::format(
+          "{}rank {} failed: {}",
+          text.empty() ? "" : "\n  ",
+          group.global_ranks()[static_cast<size_t>(rank)],
+          std::string(bytes.begin() + 1, bytes.end()));
+    }
+    ++rank;
+  }
+  group.impl().raise_error(call, text);
+}
+
+} // namespace tessera

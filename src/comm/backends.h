@@ -1,0 +1,44 @@
+// Makers of the c10d backends that a group can stand on.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <string>
+#include <vector>
+
+#include "comm/store.h"
+
+namespace tessera::comm {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+/// What every maker needs. `store` is the group's own.
+struct BackendConfig {
+  StorePtr store;
+  int rank = 0;
+  std::vector<int> global_ranks; // by rank of the group
+  Milliseconds timeout{0};
+  std::string address; // numeric, of this host, as the peers reach it
+  int ranks_on_host = 1; // of the whole world: do they have a core each?
+
+  int size() const {
+    return static_cast<int>(global_ranks.size());
+  }
+};
+
+BackendPtr make_gloo_backend(const BackendConfig& config);
+
+/// Throws on every rank of the group or on none: a rank that cannot map the
+/// memory says so to the others.
+BackendPtr make_shm_backend(const BackendConfig& config);
+
+/// Of rank 0 of `size` ranks that do not exist: gathers repeat this rank's
+/// input, reductions leave it as it is.
+BackendPtr make_fake_backend(const BackendConfig& config);
+
+/// Whether this build has NCCL. Without it make_nccl_backend throws and says
+/// how to get it.
+bool nccl_is_built();
+BackendPtr make_nccl_backend(const BackendConfig& config);
+
+} // namespace tessera::comm

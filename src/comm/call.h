@@ -1,0 +1,58 @@
+// What a rank says it is about to do: compared before any data moves.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::comm {
+
+/// One rank's description of a collective. Trivially copyable: it travels
+/// through shared memory and over the wire as it is. Ranks whose calls do not
+/// match are at different points of their programs, or pass different shapes.
+struct Call {
+  char operation[24] = {}; // "all_gather_into"
+  char detail[64] = {}; // "float32 [4, 8] SUM"
+  char label[64] = {}; // what it is for: "layers.7"; may be empty
+  uint64_t bytes = 0; // this rank's input
+  uint64_t sequence = 0; // how many collectives came before it
+
+  // Where this rank's input lies when it is shared memory itself; not compared.
+  static constexpr uint64_t kNoSegment = 0;
+  uint64_t segment = kNoSegment;
+  uint64_t offset = 0;
+
+  bool matches(const Call& other) const {
+    return bytes == other.bytes && sequence == other.sequence &&
+        std::strcmp(operation, other.operation) == 0 &&
+        std::strcmp(detail, other.detail) == 0 &&
+        std::strcmp(label, other.label) == 0;
+  }
+
+  /// `all_reduce of float32 [4, 8] SUM (128 bytes) for "layers.7", call #12`
+  std::string describe() const;
+};
+
+/// Copies `text` into a field of a Call, cut to fit, with a closing zero.
+template <size_t N>
+void assign(char (&field)[N], std::string_view text) {
+  const size_t length = std::min(text.size(), N - 1);
+  std::memcpy(field, text.data(), length);
+  field[length] = '\0';
+}
+
+/// "rank 3" or "ranks 1, 3".
+std::string rank_list(std::span<const int> ranks);
+
+/// Nothing if all calls match; else one text, the same on every rank, that
+/// says which ranks made which call. `calls[i]` is that of rank `names[i]`.
+std::optional<std::string> describe_mismatch(
+    std::span<const Call> calls,
+    std::span<const int> names);
+
+} // namespace tessera::comm

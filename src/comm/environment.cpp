@@ -1,0 +1,184 @@
+#include "comm/environment.h"
+
+#include <tessera/error.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <charconv>
+
+namespace tessera::comm {
+namespace {
+
+class Reader {
+ public:
+  explicit Reader(const Getenv& getenv) : getenv_(getenv) {}
+
+  std::optional<std::string> text(const char* name) const {
+    const char* value = getenv_(name);
+    return value == nullptr || *value == '\0'
+        ? std::nullopt
+        : std::optional<std::string>(value);
+  }
+
+  bool has(const char* name) const {
+    return text(name).has_value();
+  }
+
+  std::optional<int> number(const char* name, int low, int high) const {
+    const auto value = text(name);
+    if (!value) {
+      return std::nullopt;
+    }
+    int parsed = 0;
+    const char* end = value->data() + value->size();
+    const auto [stop, error] = std::from_chars(value->data(), end, parsed);
+    if (error != std::errc() || stop != end) {
+      raise<c10::ValueError>(
+          {.call = "init"},
+          fmt::format(
+              "{}=\"{}\" is not a whole number. Correct it, or start the program with `tessera run`, which sets it.",
+              name,
+              *value));
+    }
+    if (parsed < low || parsed > high) {
+      raise<c10::ValueError>(
+          {.call = "init"},
+          fmt::format(
+              "{}={} is outside {} to {}. Correct it, or start the program with `tessera run`, which sets it.",
+              name,
+              parsed,
+              low,
+              high));
+    }
+    return parsed;
+  }
+
+  int required(const char* name, int low, int high, const char* given) const {
+    const auto value = number(name, low, high);
+    if (!value) {
+      raise<c10::ValueError>(
+          {.call = "init"},
+          fmt::format(
+              "{} is set but {} is not, so this process cannot know its place. Set both, or neither to run alone.",
+              given,
+              name));
+    }
+    return *value;
+  }
+
+ private:
+  const Getenv& getenv_;
+};
+
+constexpr int kMaxWorld = 1 << 24;
+
+/// Variable names of one launcher.
+struct Variables {
+  const char* launcher;
+  const char* rank;
+  const char* world_size;
+  const char* local_rank;
+  const char* local_world_size; // how many ranks this host has; may be null
+};
+
+constexpr Variables kTorchrun{
+    "torchrun",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE"};
+constexpr Variables kOpenMpi{
+    "OpenMPI",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE"};
+constexpr Variables kSlurm{
+    "Slurm",
+    "SLURM_PROCID",
+    "SLURM_NTASKS",
+    "SLURM_LOCALID",
+    nullptr};
+constexpr Variables kPmi{"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", nullptr};
+
+std::optional<Variables> find_launcher(const Reader& reader) {
+  if (reader.has("RANK") || reader.has("WORLD_SIZE")) {
+    return kTorchrun;
+  }
+  if (reader.has("OMPI_COMM_WORLD_RANK")) {
+    return kOpenMpi;
+  }
+  // Without a step id it is the batch script itself, which runs alone though
+  // SLURM_NTASKS is set.
+  if (reader.has("SLURM_PROCID") &&
+      (reader.has("SLURM_STEP_ID") || reader.has("SLURM_STEPID"))) {
+    return kSlurm;
+  }
+  if (reader.has("PMI_RANK")) {
+    return kPmi;
+  }
+  return std::nullopt;
+}
+
+std::string find_job_id(const Reader& reader) {
+  for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {
+    if (auto value = reader.text(name)) {
+      return *value;
+    }
+  }
+  if (auto job = reader.text("SLURM_JOB_ID")) {
+    auto step = reader.text("SLURM_STEP_ID");
+    return *job + "." + (step ? *step : *reader.text("SLURM_STEPID"));
+  }
+  return "";
+}
+
+} // namespace
+
+Environment read_environment(const Getenv& getenv) {
+  const Reader reader(getenv);
+  Environment environment;
+  const auto variables = find_launcher(reader);
+  if (!variables) {
+    environment.launcher = "none";
+    return environment;
+  }
+  const bool has_rank = reader.has(variables->rank);
+  const char* given = has_rank ? variables->rank : variables->world_size;
+  environment.launcher = variables->launcher;
+  environment.world_size =
+      reader.required(variables->world_size, 1, kMaxWorld, given);
+  environment.rank = reader.required(variables->rank, 0, kMaxWorld, given);
+  if (environment.rank >= environment.world_size) {
+    raise<c10::ValueError>(
+        {.call = "init"},
+        fmt::format(
+            "{}={} but {}={}: ranks count from 0 to {}. Correct the one that is wrong.",
+            variables->rank,
+            environment.rank,
+            variables->world_size,
+            environment.world_size,
+            environment.world_size - 1));
+  }
+  environment.local_rank =
+      reader.number(variables->local_rank, 0, kMaxWorld)
+          .value_or(environment.rank);
+  environment.master_addr = reader.text("MASTER_ADDR");
+  environment.master_port = reader.number("MASTER_PORT", 1, 65535);
+  environment.store_is_hosted =
+      reader.text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+  environment.restart_count =
+      reader.number("TORCHELASTIC_RESTART_COUNT", 0, kMaxWorld).value_or(0);
+  environment.job_id = find_job_id(reader);
+  if (variables->local_world_size != nullptr) {
+    environment.one_host =
+        reader.number(variables->local_world_size, 1, kMaxWorld)
+            .value_or(environment.world_size) == environment.world_size;
+  } else if (auto nodes = reader.number("SLURM_NNODES", 1, kMaxWorld)) {
+    environment.one_host = *nodes == 1;
+  }
+  return environment;
+}
+
+} // namespace tessera::comm

@@ -1,0 +1,296 @@
+#include "comm/group_impl.h"
+
+#include <ATen/ops/empty.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "comm/describe.h"
+#include "comm/shm_backend.h"
+#include "comm/standing.h"
+
+namespace tessera::comm {
+namespace {
+
+/// How long the survivors of a failure wait to learn who else survived.
+constexpr Milliseconds kRollCall{1000};
+
+/// Gloo and NCCL put a stack trace behind their message.
+std::string first_line(const char* text) {
+  const std::string_view all = text;
+  return std::string(all.substr(0, all.find('\n')));
+}
+
+bool says_timeout(const std::string& message) {
+  return message.find("imed out") != std::string::npos ||
+      message.find("imeout") != std::string::npos;
+}
+
+int count_on_host(const WorldInfo& world) {
+  const int here = world.host_of[static_cast<size_t>(world.rank)];
+  return static_cast<int>(
+      std::count(world.host_of.begin(), world.host_of.end(), here));
+}
+
+bool on_one_host(const WorldInfo& world, const std::vector<int>& ranks) {
+  return std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
+    return world.host_of[static_cast<size_t>(rank)] ==
+        world.host_of[static_cast<size_t>(ranks.front())];
+  });
+}
+
+} // namespace
+
+GroupImpl::GroupImpl(
+    std::shared_ptr<const WorldInfo> world,
+    StorePtr store,
+    std::string name,
+    std::vector<int> global_ranks)
+    : world_(std::move(world)),
+      store_(std::move(store)),
+      name_(std::move(name)),
+      global_ranks_(std::move(global_ranks)) {
+  const auto mine =
+      std::find(global_ranks_.begin(), global_ranks_.end(), world_->rank);
+  TESSERA_INTERNAL_ASSERT(
+      mine != global_ranks_.end(), "a rank makes a group it is not in");
+  rank_ = static_cast<int>(mine - global_ranks_.begin());
+  if (size() == 1) {
+    return;
+  }
+  BackendConfig config{
+      .store = store_,
+      .rank = rank_,
+      .global_ranks = global_ranks_,
+      .timeout = world_->timeout,
+      .address = world_->address,
+      .ranks_on_host = count_on_host(*world_)};
+  cpu_ = make_cpu_backend(config);
+  process_group_ =
+      c10::make_intrusive<c10d::ProcessGroup>(store_, rank_, size());
+  using c10d::ProcessGroup;
+  const bool is_gloo = cpu_->getBackendName() == "gloo";
+  const auto cpu_type =
+      is_gloo ? ProcessGroup::BackendType::GLOO : ProcessGroup::BackendType::CUSTOM;
+  process_group_->setBackend(c10::DeviceType::CPU, cpu_type, cpu_);
+  process_group_->setDefaultBackend(cpu_type);
+  if (world_->use_nccl) {
+    config.store = c10::make_intrusive<c10d::PrefixStore>("nccl", store_);
+    cuda_ = make_nccl_backend(config);
+    process_group_->setBackend(
+        c10::DeviceType::CUDA, ProcessGroup::BackendType::NCCL, cuda_);
+  }
+  // Unique in this process: a group may be made again under the same name.
+  static std::atomic<int> num_registered{0};
+  registered_name_ = fmt::format("tessera/{}#{}", name_, num_registered++);
+  process_group_->setGroupName(registered_name_);
+  c10d::register_process_group(registered_name_, process_group_);
+}
+
+GroupImpl::~GroupImpl() {
+  if (process_group_) {
+    c10d::unregister_process_group(registered_name_);
+  }
+}
+
+BackendPtr GroupImpl::make_cpu_backend(const BackendConfig& config) const {
+  const std::string& wanted = world_->backend;
+  if (wanted == "fake") {
+    return make_fake_backend(config);
+  }
+  const bool can_share = on_one_host(*world_, global_ranks_);
+  if (wanted != "gloo" && can_share) {
+    return make_shm_backend(config);
+  }
+  if (wanted == "shm") {
+    raise_error<c10::ValueError>(
+        "init",
+        "the backend \"shm\" was asked for, but the ranks of this group are on several hosts. Use \"auto\", which takes Gloo across hosts.");
+  }
+  return make_gloo_backend(config);
+}
+
+Work GroupImpl::launch(
+    const Request& request,
+    const at::Tensor& input,
+    const Start& start,
+    std::function<void()> finish) {
+  Call call;
+  assign(call.operation, request.operation);
+  assign(call.label, request.label);
+  if (input.defined()) {
+    describe_tensor(call.detail, input, request.suffix);
+    call.bytes = input.nbytes();
+  } else {
+    assign(call.detail, request.suffix);
+  }
+  call.sequence = sequence_++;
+  if (!dead_reason_.empty()) {
+    raise_error<PeerLostError>(
+        request.operation,
+        "this group failed earlier and cannot be used again: " + dead_reason_ +
+            " Start again, or shut down and call init() on every rank.");
+  }
+  const auto device =
+      input.defined() ? input.device().type() : c10::DeviceType::CPU;
+  const BackendPtr& carrier = backend(device);
+
+  note_call_begins(call, name_.c_str());
+  c10::intrusive_ptr<c10d::Work> work;
+  try {
+    // Shared memory compares calls anyhow.
+    if (world_->compare_calls && carrier->getBackendName() != "shm") {
+      compare_calls(call);
+    }
+    ShmBackend::set_next_call(&call);
+    work = start(*carrier, request.async);
+    ShmBackend::set_next_call(nullptr);
+    if (request.async) {
+      note_call_ends(); // begins again in wait()
+    }
+  } catch (...) {
+    ShmBackend::set_next_call(nullptr);
+    note_call_ends();
+    fail(call, std::current_exception());
+  }
+  return Work(std::make_shared<PendingCall>(
+      shared_from_this(), call, std::move(work), std::move(finish)));
+}
+
+void GroupImpl::compare_calls(const Call& call) {
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(Call));
+  at::Tensor mine = at::empty({kBytes}, at::kByte);
+  at::Tensor all = at::empty({size() * kBytes}, at::kByte);
+  std::memcpy(mine.mutable_data_ptr(), &call, sizeof call);
+  cpu_->_allgather_base(all, mine, {})->wait();
+  std::vector<Call> calls(static_cast<size_t>(size()));
+  std::memcpy(calls.data(), all.const_data_ptr(), all.nbytes());
+  if (auto text = describe_mismatch(calls, global_ranks_)) {
+    raise_error<DisagreementError>(call.operation, *text);
+  }
+}
+
+/// Ranks that do not report within a moment are not in this operation: those
+/// that are fail with us, since a broken connection is noticed by its peers.
+std::vector<int> GroupImpl::find_missing(const Call& call) {
+  const auto key = [](int rank) {
+    return "roll_call/" + std::to_string(rank);
+  };
+  store_->set(key(rank_), call.describe());
+  std::vector<int> missing;
+  const auto deadline = std::chrono::steady_clock::now() + kRollCall;
+  do {
+    missing.clear();
+    for (int peer = 0; peer < size(); ++peer) {
+      if (!store_->check({key(peer)})) {
+        missing.push_back(global_ranks_[static_cast<size_t>(peer)]);
+      }
+    }
+    if (missing.empty()) {
+      break;
+    }
+    std::this_thread::sleep_for(Milliseconds(25));
+  } while (std::chrono::steady_clock::now() < deadline);
+  return missing;
+}
+
+void GroupImpl::fail(const Call& call, std::exception_ptr error) {
+  const std::string what_call = call.describe();
+  try {
+    std::rethrow_exception(error);
+  } catch (const DisagreementError&) {
+    throw;
+  } catch (const c10::ValueError&) {
+    throw;
+  } catch (const shm::ChannelError& channel) {
+    const std::string what =
+        std::string(channel.what()) + " (in " + what_call + ")";
+    switch (channel.kind()) {
+      case shm::ChannelError::Kind::Mismatch:
+        raise_error<DisagreementError>(call.operation, channel.what());
+      case shm::ChannelError::Kind::Timeout:
+        dead_reason_ = channel.what();
+        raise_error<TimeoutError>(call.operation, what);
+      case shm::ChannelError::Kind::PeerLost:
+      case shm::ChannelError::Kind::Aborted:
+        dead_reason_ = channel.what();
+        raise_error<PeerLostError>(call.operation, what);
+    }
+    throw;
+  } catch (const std::exception& other) {
+    const std::string message = first_line(other.what());
+    std::string who = "which rank is missing could not be found out";
+    try {
+      const auto missing = find_missing(call);
+      who = missing.empty()
+          ? "all ranks are in it, so a connection or a host was too slow"
+          : rank_list(missing) +
+              " did not come: dead, or at another point of its program";
+    } catch (const std::exception&) {
+      who += " (the store is gone too; rank 0 or its launcher has ended)";
+    }
+    const bool timed_out = says_timeout(message);
+    dead_reason_ = fmt::format(
+        "{}: {}.",
+        timed_out
+            ? fmt::format(
+                  "timed out after {:.1f} s",
+                  std::chrono::duration<double>(world_->timeout).count())
+            : "a connection broke",
+        who);
+    const std::string what = fmt::format(
+        "{} See that rank's own output, or raise the timeout if it is only slow. (in {}; the backend said: {})",
+        dead_reason_,
+        what_call,
+        message);
+    if (timed_out) {
+      raise_error<TimeoutError>(call.operation, what);
+    }
+    raise_error<PeerLostError>(call.operation, what);
+  }
+}
+
+PendingCall::PendingCall(
+    std::shared_ptr<GroupImpl> group,
+    const Call& call,
+    c10::intrusive_ptr<c10d::Work> work,
+    std::function<void()> finish)
+    : group_(std::move(group)),
+      call_(call),
+      work_(std::move(work)),
+      finish_(std::move(finish)) {}
+
+PendingCall::~PendingCall() = default;
+
+void PendingCall::wait() {
+  if (!work_) {
+    return;
+  }
+  const auto work = std::exchange(work_, nullptr);
+  const auto finish = std::exchange(finish_, nullptr);
+  note_call_begins(call_, group_->name().c_str());
+  try {
+    work->wait();
+  } catch (...) {
+    note_call_ends();
+    group_->fail(call_, std::current_exception());
+  }
+  note_call_ends();
+  if (finish) {
+    finish();
+  }
+}
+
+bool PendingCall::done() {
+  return !work_ || work_->isCompleted();
+}
+
+} // namespace tessera::comm

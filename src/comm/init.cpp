@@ -1,0 +1,354 @@
+#include <tessera/comm/init.h>
+
+#include <tessera/error.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/cuda.h>
+#include <torch/version.h>
+
+#include <signal.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <utility>
+
+#include "comm/environment.h"
+#include "comm/group_impl.h"
+#include "comm/host.h"
+#include "comm/rendezvous.h"
+
+namespace tessera {
+namespace {
+
+using comm::Environment;
+using comm::Milliseconds;
+using comm::StoreEndpoint;
+using comm::StorePtr;
+
+constexpr Milliseconds kDefaultTimeout = std::chrono::minutes(10);
+/// A process that cannot take part says so to the others within this time.
+constexpr Milliseconds kRefusal{2000};
+
+struct State {
+  std::mutex mutex;
+  Group world; // guarded by mutex
+  int num_inits = 0; // guarded by mutex; the same on all ranks
+};
+
+State& state() {
+  // Never destroyed: groups may be asked for in static destructors.
+  static auto* instance = new State;
+  return *instance;
+}
+
+Milliseconds timeout_from(const InitOptions& options) {
+  if (options.timeout()) {
+    if (options.timeout()->count() <= 0) {
+      raise<c10::ValueError>(
+          {.call = "init"}, "the timeout must be longer than zero.");
+    }
+    return *options.timeout();
+  }
+  const char* text = std::getenv("TESSERA_TIMEOUT");
+  if (text == nullptr || *text == '\0') {
+    return kDefaultTimeout;
+  }
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  if (*end != '\0' || !(seconds > 0) || seconds > 1e9) {
+    raise<c10::ValueError>(
+        {.call = "init"},
+        fmt::format(
+            "TESSERA_TIMEOUT=\"{}\" is not a number of seconds above zero. Correct or unset it.",
+            text));
+  }
+  return Milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+bool compare_calls_setting() {
+  const char* text = std::getenv("TESSERA_CHECK");
+  const std::string value = text == nullptr ? "" : text;
+  if (!value.empty() && value != "0" && value != "1") {
+    raise<c10::ValueError>(
+        {.call = "init"},
+        fmt::format("TESSERA_CHECK=\"{}\" must be 0 or 1.", value));
+  }
+  return value == "1";
+}
+
+void check_backend_name(const std::string& name) {
+  constexpr std::array kNames{"auto", "shm", "gloo", "nccl", "fake"};
+  if (std::find(kNames.begin(), kNames.end(), name) == kNames.end()) {
+    raise<c10::ValueError>(
+        {.call = "init"},
+        fmt::format(
+            "there is no backend \"{}\"; choose auto, shm, gloo, nccl or fake.",
+            name));
+  }
+}
+
+/// The environment with what the options say laid over it.
+Environment settle(const InitOptions& options) {
+  Environment environment;
+  // With rank and size given, what the environment says of them is not read.
+  if (options.rank() && options.world_size()) {
+    environment.launcher = "InitOptions";
+  } else {
+    environment = comm::read_environment(std::getenv);
+  }
+  environment.rank = options.rank().value_or(environment.rank);
+  environment.world_size =
+      options.world_size().value_or(environment.world_size);
+  environment.local_rank = options.local_rank().value_or(
+      environment.launcher == "InitOptions" ? environment.rank
+                                            : environment.local_rank);
+  if (options.master_addr()) {
+    environment.master_addr = options.master_addr();
+  }
+  if (options.master_port()) {
+    environment.master_port = options.master_port();
+  }
+  environment.store_is_hosted =
+      options.store_is_hosted().value_or(environment.store_is_hosted);
+  if (environment.world_size < 1 || environment.rank < 0 ||
+      environment.rank >= environment.world_size) {
+    raise<c10::ValueError>(
+        {.call = "init"},
+        fmt::format(
+            "rank {} of a world of {}: ranks count from 0 to world_size - 1.",
+            environment.rank,
+            environment.world_size));
+  }
+  return environment;
+}
+
+struct OpenedStore {
+  StorePtr store;
+  StoreEndpoint endpoint;
+  std::unique_ptr<comm::PortHandout> handout; // until all have joined
+};
+
+OpenedStore open_store(const Environment& environment, Milliseconds timeout) {
+  OpenedStore opened;
+  const ErrorSite site{
+      .call = "init",
+      .rank = environment.rank,
+      .world_size = environment.world_size};
+  const bool hosts = environment.rank == 0 && !environment.store_is_hosted;
+  if (environment.master_addr && environment.master_port) {
+    opened.endpoint = {*environment.master_addr, *environment.master_port};
+    opened.store = hosts ? comm::host_store(opened.endpoint, timeout)
+                         : comm::connect_store(opened.endpoint, timeout);
+    return opened;
+  }
+  if (environment.master_addr || environment.master_port) {
+    raise<c10::ValueError>(
+        site,
+        fmt::format(
+            "{} is set but {} is not. Set both.",
+            environment.master_addr ? "MASTER_ADDR" : "MASTER_PORT",
+            environment.master_addr ? "MASTER_PORT" : "MASTER_ADDR"));
+  }
+  if (environment.job_id.empty() || !environment.one_host) {
+    raise<c10::ValueError>(
+        site,
+        fmt::format(
+            "started by {}, which does not say where rank 0 can be reached{}. Set MASTER_ADDR and MASTER_PORT, the same on all processes, or start with `tessera run`.",
+            environment.launcher,
+            environment.one_host ? "" : " from other hosts"));
+  }
+  opened.endpoint = {"127.0.0.1", 0};
+  if (hosts) {
+    opened.store = comm::host_store(opened.endpoint, timeout);
+    opened.handout = std::make_unique<comm::PortHandout>(
+        environment.job_id, opened.endpoint.port);
+  } else {
+    opened.endpoint.port =
+        comm::PortHandout::ask(environment.job_id, timeout);
+    opened.store = comm::connect_store(opened.endpoint, timeout);
+  }
+  return opened;
+}
+
+std::string world_prefix(
+    const InitOptions& options,
+    int restart_count,
+    int num_inits) {
+  return fmt::format(
+      "tessera/{}/attempt{}/init{}",
+      options.store_prefix(),
+      restart_count,
+      num_inits);
+}
+
+/// The other ranks wait for this one: tell them why it will not come. Best
+/// effort, since what is wrong may be the way to them.
+void tell_others(const InitOptions& options, int num_inits, const char* what) {
+  try {
+    const char* address = std::getenv("MASTER_ADDR");
+    const char* port = std::getenv("MASTER_PORT");
+    const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
+    if (address == nullptr || port == nullptr) {
+      return;
+    }
+    auto store =
+        comm::connect_store({address, std::atoi(port)}, kRefusal);
+    c10d::PrefixStore own(
+        world_prefix(
+            options, restarts == nullptr ? 0 : std::atoi(restarts), num_inits),
+        store);
+    comm::refuse(
+        own, fmt::format("another process could not take part: {}", what));
+  } catch (const std::exception&) {
+    // Its own error is the one to report; the others have their timeout.
+  }
+}
+
+void ignore_sigpipe() {
+  struct sigaction current {};
+  if (sigaction(SIGPIPE, nullptr, &current) == 0 &&
+      current.sa_handler == SIG_DFL) {
+    signal(SIGPIPE, SIG_IGN);
+  }
+}
+
+/// NCCL needs a device for each rank of a host.
+bool each_rank_has_a_device(const std::vector<comm::Member>& members) {
+  std::map<std::string, int> ranks_on;
+  for (const auto& member : members) {
+    ++ranks_on[member.host];
+  }
+  return std::all_of(members.begin(), members.end(), [&](const auto& member) {
+    return member.cuda_devices >= ranks_on[member.host];
+  });
+}
+
+bool decide_on_nccl(
+    const std::string& backend,
+    const Environment& environment,
+    const std::vector<comm::Member>& members) {
+  const bool possible =
+      comm::nccl_is_built() && each_rank_has_a_device(members);
+  if (backend == "nccl" && !possible) {
+    raise<c10::ValueError>(
+        {.call = "init",
+         .rank = environment.rank,
+         .world_size = environment.world_size},
+        comm::nccl_is_built()
+            ? "the backend \"nccl\" was asked for, but there are fewer CUDA devices than ranks on some host, and NCCL refuses to share one. Start fewer ranks, or use \"auto\"."
+            : "the backend \"nccl\" was asked for, but this Tessera was built without it. Build against a LibTorch with CUDA where nccl.h can be found.");
+  }
+  return possible && (backend == "auto" || backend == "nccl");
+}
+
+std::vector<int> number_hosts(const std::vector<comm::Member>& members) {
+  std::map<std::string, int> numbers;
+  std::vector<int> host_of;
+  for (const auto& member : members) {
+    const int next = static_cast<int>(numbers.size());
+    host_of.push_back(numbers.try_emplace(member.host, next).first->second);
+  }
+  return host_of;
+}
+
+Group make_world(
+    const InitOptions& options,
+    const Environment& environment,
+    int num_inits) {
+  auto info = std::make_shared<comm::WorldInfo>();
+  info->rank = environment.rank;
+  info->local_rank = environment.local_rank;
+  info->backend = options.backend();
+  info->timeout = timeout_from(options);
+  info->compare_calls = compare_calls_setting();
+  info->host_of.assign(static_cast<size_t>(environment.world_size), 0);
+  StorePtr store;
+  OpenedStore opened;
+  if (environment.world_size > 1 && options.backend() != "fake") {
+    opened = open_store(environment, info->timeout);
+    store = c10::make_intrusive<c10d::PrefixStore>(
+        world_prefix(options, environment.restart_count, num_inits),
+        opened.store);
+    const auto members = comm::join(
+        *store,
+        environment.rank,
+        {.host = comm::host_identity(),
+         .world_size = environment.world_size,
+         .cuda_devices = static_cast<int>(torch::cuda::device_count()),
+         .torch_version = TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR},
+        info->timeout);
+    info->host_of = number_hosts(members);
+    info->use_nccl = decide_on_nccl(options.backend(), environment, members);
+    info->address = comm::address_towards(
+        opened.endpoint.address, opened.endpoint.port);
+    ignore_sigpipe();
+  }
+  std::vector<int> everyone(static_cast<size_t>(environment.world_size));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  auto impl = std::make_shared<comm::GroupImpl>(
+      info, store, "world", std::move(everyone));
+  Group world(impl);
+  if (opened.handout) {
+    world.barrier("init"); // nobody needs to ask for the port any more
+  }
+  return world;
+}
+
+} // namespace
+
+Group init(const InitOptions& options) {
+  check_backend_name(options.backend());
+  State& current = state();
+  std::lock_guard lock(current.mutex);
+  if (current.world.valid()) {
+    raise(
+        {.call = "init",
+         .rank = current.world.rank(),
+         .world_size = current.world.size()},
+        "already initialized. Use tessera::world(), or call tessera::shutdown() first.");
+  }
+  const int num_inits = current.num_inits++;
+  Environment environment;
+  try {
+    environment = settle(options);
+  } catch (const c10::Error& error) {
+    tell_others(options, num_inits, error.what());
+    throw;
+  }
+  current.world = make_world(options, environment, num_inits);
+  return current.world;
+}
+
+Group world() {
+  State& current = state();
+  std::lock_guard lock(current.mutex);
+  if (!current.world.valid()) {
+    raise({.call = "world"}, "not initialized. Call tessera::init() first.");
+  }
+  return current.world;
+}
+
+bool is_initialized() {
+  State& current = state();
+  std::lock_guard lock(current.mutex);
+  return current.world.valid();
+}
+
+void shutdown() {
+  State& current = state();
+  std::lock_guard lock(current.mutex);
+  current.world = Group();
+}
+
+int local_rank() {
+  return world().impl().world().local_rank;
+}
+
+} // namespace tessera

@@ -1,0 +1,272 @@
+#include "comm/shm/channel.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+namespace tessera::comm::shm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kSleepSlice{50};
+constexpr size_t kPage = 4096;
+constexpr int kYields = 24;
+constexpr int kPausesBetweenClockReads = 32;
+
+enum State : uint32_t { kActive = 0, kFailed = 1, kLeft = 2 };
+
+size_t round_up(size_t value, size_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+void pause_briefly() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+Channel::Config with_names(Channel::Config config) {
+  for (int rank = 0; config.names.size() < static_cast<size_t>(config.size);
+       ++rank) {
+    config.names.push_back(rank);
+  }
+  return config;
+}
+
+} // namespace
+
+/// One rank's words in shared memory. Only `sleepers` is written by others.
+struct alignas(128) Channel::Control {
+  FutexWord published; // last step that this rank has published
+  FutexWord sleepers; // peers asleep on `published`
+  FutexWord state; // State; a reason goes with kFailed
+  char reason[512]; // written before kFailed is stored
+  Call calls[2]; // by step parity, like the slots
+};
+
+size_t Channel::bytes_needed(int size, size_t slot_bytes) {
+  const auto ranks = static_cast<size_t>(size);
+  return round_up(ranks * sizeof(Control), kPage) +
+      ranks * 2 * round_up(slot_bytes, kPage);
+}
+
+Channel::Channel(std::byte* base, Config config)
+    : base_(base), config_(with_names(std::move(config))) {}
+
+Channel::~Channel() {
+  Control& mine = control(config_.rank);
+  uint32_t expected = kActive;
+  mine.state.compare_exchange_strong(expected, kLeft);
+  futex_wake_all(mine.published);
+}
+
+Channel::Control& Channel::control(int rank) const {
+  return reinterpret_cast<Control*>(base_)[rank];
+}
+
+std::byte* Channel::slot(int rank) const {
+  const size_t controls =
+      round_up(static_cast<size_t>(config_.size) * sizeof(Control), kPage);
+  const size_t index = static_cast<size_t>(rank) * 2 + step_ % 2;
+  return base_ + controls + index * round_up(config_.slot_bytes, kPage);
+}
+
+std::byte* Channel::begin_step() {
+  if (!dead_reason_.empty()) {
+    throw ChannelError(
+        ChannelError::Kind::PeerLost,
+        "this group failed earlier and cannot be used again: " + dead_reason_);
+  }
+  for (int peer = 0; peer < config_.size; ++peer) {
+    wait_published(peer, step_);
+  }
+  ++step_;
+  return slot(config_.rank);
+}
+
+void Channel::publish(const Call* call) {
+  Control& mine = control(config_.rank);
+  if (call != nullptr) {
+    mine.calls[step_ % 2] = *call;
+  }
+  // Sequentially consistent, as is the waiter's side: either we see the
+  // sleeper, or the sleeper sees the new step before it sleeps.
+  mine.published.store(step_, std::memory_order_seq_cst);
+  if (mine.sleepers.load(std::memory_order_seq_cst) != 0) {
+    futex_wake_all(mine.published);
+  }
+}
+
+const std::byte* Channel::wait_for(int peer) {
+  wait_published(peer, step_);
+  return slot(peer);
+}
+
+void Channel::wait_for_all() {
+  for (int peer = 0; peer < config_.size; ++peer) {
+    wait_published(peer, step_);
+  }
+}
+
+const Call& Channel::call_of(int peer) const {
+  return control(peer).calls[step_ % 2];
+}
+
+void Channel::check_calls() const {
+  bool agree = true;
+  for (int peer = 0; peer < config_.size; ++peer) {
+    agree = agree && call_of(peer).matches(call_of(config_.rank));
+  }
+  if (agree) {
+    return;
+  }
+  // Every rank sees the same calls, so every rank throws, with one text.
+  std::vector<Call> calls;
+  for (int peer = 0; peer < config_.size; ++peer) {
+    calls.push_back(call_of(peer));
+  }
+  throw ChannelError(
+      ChannelError::Kind::Mismatch,
+      describe_mismatch(calls, config_.names).value());
+}
+
+void Channel::abort() {
+  aborted_.store(true);
+  for (int peer = 0; peer < config_.size; ++peer) {
+    futex_wake_all(control(peer).published);
+  }
+}
+
+bool Channel::reached(int peer, uint32_t step) const {
+  // Steps wrap after 2^32; ranks are never more than two apart.
+  const uint32_t published =
+      control(peer).published.load(std::memory_order_acquire);
+  return static_cast<int32_t>(published - step) >= 0;
+}
+
+std::string Channel::name_of(std::span<const int> peers) const {
+  std::vector<int> names;
+  for (int peer : peers) {
+    names.push_back(config_.names[static_cast<size_t>(peer)]);
+  }
+  return rank_list(names);
+}
+
+void Channel::wait_published(int peer, uint32_t step) {
+  if (reached(peer, step)) {
+    return;
+  }
+  if (config_.spin.count() > 0) {
+    const auto end = Clock::now() + config_.spin;
+    do {
+      for (int i = 0; i < kPausesBetweenClockReads; ++i) {
+        pause_briefly();
+        if (reached(peer, step)) {
+          return;
+        }
+      }
+    } while (Clock::now() < end);
+  } else {
+    for (int i = 0; i < kYields; ++i) {
+      sched_yield();
+      if (reached(peer, step)) {
+        return;
+      }
+    }
+  }
+  sleep_until_published(peer, step);
+}
+
+void Channel::sleep_until_published(int peer, uint32_t step) {
+  Control& theirs = control(peer);
+  const auto start = Clock::now();
+  while (true) {
+    throw_if_hopeless(step);
+    theirs.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t seen = theirs.published.load(std::memory_order_seq_cst);
+    if (static_cast<int32_t>(seen - step) < 0) {
+      futex_wait(theirs.published, seen, kSleepSlice);
+    }
+    theirs.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    if (reached(peer, step)) {
+      return;
+    }
+    const auto waited = Clock::now() - start;
+    if (waited >= config_.timeout) {
+      throw_timeout(step, std::chrono::duration<double>(waited).count());
+    }
+  }
+}
+
+void Channel::throw_if_hopeless(uint32_t step) {
+  if (aborted_.load()) {
+    fail(
+        ChannelError::Kind::Aborted,
+        "this rank gave the group up while an operation was waiting");
+  }
+  std::vector<int> dead;
+  for (int peer = 0; peer < config_.size; ++peer) {
+    if (peer == config_.rank || reached(peer, step)) {
+      continue;
+    }
+    const Control& theirs = control(peer);
+    switch (theirs.state.load(std::memory_order_acquire)) {
+      case kFailed:
+        fail(
+            ChannelError::Kind::PeerLost,
+            name_of({&peer, 1}) + " gave this group up: " + theirs.reason);
+      case kLeft:
+        fail(
+            ChannelError::Kind::PeerLost,
+            name_of({&peer, 1}) +
+                " has left the group (its process ended, or it destroyed the group) while this rank waits for it. See that rank's own output for the reason.");
+      default:
+        break;
+    }
+    if (config_.is_alive && !config_.is_alive(peer)) {
+      dead.push_back(peer);
+    }
+  }
+  if (!dead.empty()) {
+    // A last look: it may have published just before it died.
+    std::erase_if(dead, [&](int peer) { return reached(peer, step); });
+  }
+  if (!dead.empty()) {
+    fail(
+        ChannelError::Kind::PeerLost,
+        name_of(dead) +
+            " died (process gone) while this rank waits. See the launcher's report or that rank's output; SIGKILL without a word is often the out-of-memory killer.");
+  }
+}
+
+void Channel::throw_timeout(uint32_t step, double seconds) {
+  std::vector<int> missing;
+  for (int peer = 0; peer < config_.size; ++peer) {
+    if (!reached(peer, step)) {
+      missing.push_back(peer);
+    }
+  }
+  char waited[32];
+  std::snprintf(waited, sizeof waited, "%.1f s", seconds);
+  fail(
+      ChannelError::Kind::Timeout,
+      "timed out after " + std::string(waited) + ": " + name_of(missing) +
+          " did not come. Alive but elsewhere: look for a branch that skips this call there, or raise the timeout if that rank is only slow.");
+}
+
+void Channel::fail(ChannelError::Kind kind, const std::string& reason) {
+  dead_reason_ = reason;
+  Control& mine = control(config_.rank);
+  assign(mine.reason, reason);
+  mine.state.store(kFailed, std::memory_order_release);
+  futex_wake_all(mine.published);
+  throw ChannelError(kind, reason);
+}
+
+} // namespace tessera::comm::shm

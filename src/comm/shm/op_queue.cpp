@@ -1,0 +1,109 @@
+#include "comm/shm/op_queue.h"
+
+#include <stdexcept>
+#include <utility>
+
+namespace tessera::comm::shm {
+
+OpQueue::~OpQueue() {
+  stop();
+}
+
+void OpQueue::stop() {
+  std::deque<TaskPtr> dropped;
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    dropped.swap(tasks_);
+  }
+  filled_.notify_all();
+  if (worker_.joinable()) {
+    worker_.join();
+  }
+  for (const TaskPtr& task : dropped) {
+    task->run_ = [] {
+      throw std::runtime_error(
+          "the group was destroyed before this operation began; wait for it first");
+    };
+    execute(*task);
+  }
+}
+
+OpQueue::TaskPtr OpQueue::submit(
+    std::function<void()> run,
+    std::function<void()> on_done) {
+  auto task = std::make_shared<Task>();
+  task->run_ = std::move(run);
+  task->on_done_ = std::move(on_done);
+  {
+    std::lock_guard lock(mutex_);
+    tasks_.push_back(task);
+    if (!worker_.joinable()) {
+      worker_ = std::thread([this] { work(); });
+    }
+  }
+  filled_.notify_one();
+  return task;
+}
+
+void OpQueue::run_now(const std::function<void()>& run) {
+  std::lock_guard running(running_);
+  while (TaskPtr task = pop()) {
+    execute(*task);
+  }
+  run();
+}
+
+void OpQueue::finish(const TaskPtr& task) {
+  while (!task->done()) {
+    std::lock_guard running(running_);
+    if (task->done()) {
+      return;
+    }
+    if (TaskPtr next = pop()) {
+      execute(*next);
+    }
+  }
+}
+
+void OpQueue::work() {
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      filled_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+      if (stopping_) {
+        return;
+      }
+    }
+    // Popped only under `running_`, so that nobody overtakes.
+    std::lock_guard running(running_);
+    if (TaskPtr task = pop()) {
+      execute(*task);
+    }
+  }
+}
+
+OpQueue::TaskPtr OpQueue::pop() {
+  std::lock_guard lock(mutex_);
+  if (tasks_.empty()) {
+    return nullptr;
+  }
+  TaskPtr task = std::move(tasks_.front());
+  tasks_.pop_front();
+  return task;
+}
+
+void OpQueue::execute(Task& task) {
+  try {
+    task.run_();
+  } catch (...) {
+    task.error_ = std::current_exception();
+  }
+  task.run_ = nullptr;
+  task.done_.store(true, std::memory_order_release);
+  if (auto on_done = std::exchange(task.on_done_, nullptr)) {
+    on_done();
+  }
+}
+
+} // namespace tessera::comm::shm

@@ -1,0 +1,27 @@
+// Are the processes at the other end still there?
+#pragma once
+
+#include <sys/types.h>
+
+#include <vector>
+
+namespace tessera::comm::shm {
+
+/// Watches processes by descriptors (pidfd), which see an end at once, zombies
+/// included, and are never fooled by a process number that was given again.
+class Peers {
+ public:
+  /// `pids` of the same process namespace, all alive now.
+  explicit Peers(const std::vector<pid_t>& pids);
+  ~Peers();
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
+
+  bool is_alive(int peer) const;
+
+ private:
+  std::vector<pid_t> pids_;
+  std::vector<int> descriptors_; // -1 where the kernel has no pidfd
+};
+
+} // namespace tessera::comm::shm

@@ -1,0 +1,68 @@
+// The key-value store through which ranks find each other.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace tessera::comm {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using Milliseconds = std::chrono::milliseconds;
+
+struct StoreEndpoint {
+  std::string address;
+  int port = 0;
+
+  std::string to_string() const {
+    return address + ":" + std::to_string(port);
+  }
+};
+
+/// Hosts a store in this process at `endpoint`; port 0 takes a free one. A
+/// loopback address is listened on alone; any other on all interfaces.
+/// `endpoint.port` is the port in use afterwards. Throws
+/// c10::DistNetworkError if the port is taken.
+StorePtr host_store(StoreEndpoint& endpoint, Milliseconds timeout);
+
+/// Connects to a store, trying again until `timeout`.
+StorePtr connect_store(const StoreEndpoint& endpoint, Milliseconds timeout);
+
+/// Each rank's `value`, by rank. Collective through the store alone; throws
+/// TimeoutError that names the ranks that never came. `names` are the numbers
+/// that messages use for the ranks.
+std::vector<std::string> exchange(
+    c10d::Store& store,
+    const std::string& key,
+    int rank,
+    const std::vector<int>& names,
+    const std::string& value,
+    Milliseconds timeout);
+
+/// Tells the processes of one job on one host which port rank 0 listens on,
+/// for launchers that give no MASTER_PORT. It is an abstract Unix socket named
+/// after the job: it has no file, answers only this user, and vanishes with
+/// the process.
+class PortHandout {
+ public:
+  PortHandout(const std::string& job_id, int port);
+  ~PortHandout();
+  PortHandout(const PortHandout&) = delete;
+  PortHandout& operator=(const PortHandout&) = delete;
+
+  /// Asks rank 0's handout, trying again until `timeout`.
+  static int ask(const std::string& job_id, Milliseconds timeout);
+
+ private:
+  int listener_ = -1;
+  int wake_ = -1; // eventfd: stops the thread
+  std::thread thread_;
+};
+
+} // namespace tessera::comm

@@ -1,0 +1,130 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "launch/environment.h"
+#include "launch/frontend.h"
+#include "launch/nodes.h"
+#include "launch/options.h"
+#include "launch/process.h"
+#include "launch/process_tree.h"
+#include "launch/rank_output.h"
+#include "launch/summary.h"
+#include "launch/verdict.h"
+
+namespace tessera::launch {
+
+/// What one attempt is made of.
+struct AttemptPlan {
+  int attempt = 0;
+  Endpoint endpoint;
+  /// The launcher's environment, which ranks inherit.
+  std::vector<std::string> base_environment;
+};
+
+/// How an attempt ended on this node.
+struct AttemptResult {
+  NodeReport report;
+  std::vector<RankEnd> ends;
+};
+
+/// One start of all ranks of this node, watched until none is left.
+///
+/// [Note: stopping]
+/// The first thing that ends the attempt is its cause: a rank that fails, the
+/// user, another node, or the console. From then on every rank's process group
+/// has been sent SIGTERM (or the user's signal), and what is left after nine
+/// tenths of the grace period gets SIGKILL. Ranks that have ended stay zombies
+/// until the end, so that their process groups can be signalled without
+/// hitting a stranger that got the same number. Processes that ranks leave
+/// behind, in whatever group, are stopped the same way, also after a success.
+class Attempt {
+ public:
+  /// Borrows everything; `nodes` is null for a single node.
+  Attempt(
+      const RunOptions& options,
+      AttemptPlan plan,
+      const ProcessTree& tree,
+      Frontend* frontend,
+      Nodes* nodes);
+  /// Kills what is left where run() was left by an exception.
+  ~Attempt();
+  Attempt(const Attempt&) = delete;
+  Attempt& operator=(const Attempt&) = delete;
+
+  /// Starts the ranks and returns when they and all their descendants are
+  /// gone. To be called once.
+  AttemptResult run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  enum class Phase {
+    kRunning, ///< No reason to stop has been seen.
+    kStopping, ///< Asked to end; SIGKILL follows at deadline_.
+    kKilling, ///< SIGKILL was sent; given up at deadline_.
+    kAbandoned, ///< Something does not die; it is left behind.
+  };
+
+  struct Rank {
+    Process process;
+    RankOutput* output;
+    Clock::time_point started;
+    Clock::time_point ended;
+    std::optional<RankEnd> end;
+  };
+
+  void open_outputs();
+  void start_ranks();
+  void step();
+  int poll_timeout_ms() const;
+  void take_signals();
+  void take_signal(int signal);
+  void take_output(size_t local_rank, Stream stream);
+  void take_exits(const std::vector<size_t>& ready);
+  void check_console();
+  void check_nodes();
+  void check_deadline();
+  bool is_over();
+  void begin_stop(int signal);
+  void kill_all();
+  void fail_with(const std::string& message, int exit_code);
+  void set_cause(Ending ending, int exit_code);
+  void tell_nodes();
+  void signal_ranks(int signal) const;
+  void signal_strays(int signal) const;
+  std::vector<ProcessInfo> live_descendants() const;
+  std::set<pid_t> rank_pids() const;
+  size_t num_running() const;
+  void collect_output();
+  AttemptResult make_result();
+  std::string failure_summary() const;
+
+  const RunOptions& options_;
+  const AttemptPlan plan_;
+  const ProcessTree& tree_;
+  Frontend* frontend_;
+  Nodes* nodes_;
+
+  std::vector<std::unique_ptr<RankOutput>> outputs_;
+  std::vector<Rank> ranks_;
+  Phase phase_ = Phase::kRunning;
+  Clock::time_point stop_began_;
+  Clock::time_point deadline_;
+  Clock::time_point next_node_check_;
+  bool channel_lost_ = false;
+  bool strays_signalled_ = false;
+  // The first child that ended since the last look, where the kernel said so.
+  pid_t first_to_end_ = 0;
+  int num_interrupts_ = 0;
+  std::optional<size_t> failed_first_;
+  // What becomes the node's report.
+  NodeReport cause_;
+};
+
+} // namespace tessera::launch

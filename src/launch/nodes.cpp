@@ -1,0 +1,366 @@
+#include "launch/nodes.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdlib>
+
+namespace tessera::launch {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr const char* kProtocol = "tessera-run-1";
+constexpr milliseconds kPollInterval{50};
+constexpr seconds kBeatInterval{2};
+constexpr seconds kLostAfter{60};
+constexpr seconds kEndpointTimeout{60};
+// What a node may need beyond the stop grace: SIGKILL, logs, the network.
+constexpr seconds kAnswerSlack{20};
+constexpr seconds kLeaveSlack{5};
+
+std::string node_key(int node) {
+  return "node/" + std::to_string(node);
+}
+
+std::string attempt_key(int attempt, const std::string& name) {
+  return std::to_string(attempt) + "/" + name;
+}
+
+std::string report_key(int attempt, int node) {
+  return attempt_key(attempt, "report/" + std::to_string(node));
+}
+
+std::string make_identity() {
+  char host[HOST_NAME_MAX + 1] = {};
+  ::gethostname(host, sizeof(host) - 1);
+  return std::string(host) + ", pid " + std::to_string(::getpid());
+}
+
+std::string seconds_text(std::chrono::steady_clock::duration duration) {
+  return std::to_string(std::chrono::ceil<seconds>(duration).count()) + " s";
+}
+
+NodeReport lost_report(const std::string& text) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return NodeReport{
+      .ending = Ending::kError,
+      .exit_code = 1,
+      .may_restart = false,
+      .time_us =
+          std::chrono::duration_cast<std::chrono::microseconds>(now).count(),
+      .text = text};
+}
+
+} // namespace
+
+Nodes::Nodes(const RunOptions& options, Channel* channel, Frontend* frontend)
+    : options_(options),
+      channel_(channel),
+      frontend_(frontend),
+      identity_(make_identity()),
+      peers_(static_cast<size_t>(options.num_nodes)) {}
+
+void Nodes::set(const std::string& key, const std::string& bytes) {
+  try {
+    channel_->set(key, bytes);
+  } catch (const std::exception& error) {
+    throw ChannelLost(
+        std::string("lost contact with the launcher of node 0: ") +
+        error.what());
+  }
+}
+
+std::optional<std::string> Nodes::get(const std::string& key) {
+  try {
+    return channel_->get(key);
+  } catch (const std::exception& error) {
+    throw ChannelLost(
+        std::string("lost contact with the launcher of node 0: ") +
+        error.what());
+  }
+}
+
+void Nodes::abort(const std::string& message, int exit_code) noexcept {
+  try {
+    if (!get("abort")) {
+      set("abort", encode_fields({std::to_string(exit_code), message}));
+    }
+  } catch (const std::exception&) {
+    // The channel is gone, and the other nodes notice that by themselves.
+  }
+}
+
+void Nodes::abort_and_throw(const std::string& message) {
+  abort(message, 1);
+  throw NodesError(message);
+}
+
+void Nodes::throw_if_aborted() {
+  if (const auto bytes = get("abort")) {
+    const std::vector<std::string> fields = decode_fields(*bytes, 2);
+    throw NodesError(fields[1], std::max(1, std::atoi(fields[0].c_str())));
+  }
+}
+
+void Nodes::claim_node_rank() {
+  const std::string key = node_key(options_.node_rank);
+  if (const auto taken = get(key)) {
+    abort_and_throw(
+        "node rank " + std::to_string(options_.node_rank) +
+        " was given to two launchers: " + decode_fields(*taken, 6).back() +
+        " and " + identity_ + ". Give each node a rank of its own.");
+  }
+  set(key,
+      encode_fields(
+          {kProtocol,
+           std::to_string(options_.num_nodes),
+           std::to_string(options_.ranks_per_node),
+           std::to_string(options_.max_restarts),
+           options_.run_id,
+           identity_}));
+}
+
+void Nodes::check_peer(int node, const std::string& announcement) {
+  const std::vector<std::string> theirs = decode_fields(announcement, 6);
+  if (node == options_.node_rank) {
+    if (theirs.back() != identity_) {
+      abort_and_throw(
+          "node rank " + std::to_string(node) +
+          " was given to two launchers: " + theirs.back() + " and " +
+          identity_ + ". Give each node a rank of its own.");
+    }
+    return;
+  }
+  const std::vector<std::pair<std::string, std::string>> expected{
+      {"protocol", kProtocol},
+      {"number of nodes", std::to_string(options_.num_nodes)},
+      {"ranks per node", std::to_string(options_.ranks_per_node)},
+      {"max restarts", std::to_string(options_.max_restarts)},
+      {"run id", options_.run_id}};
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const auto& [what, mine] = expected[i];
+    if (theirs[i] != mine) {
+      abort_and_throw(
+          "the nodes do not agree on the " + what + ": node " +
+          std::to_string(node) + " has " + theirs[i] + ", node " +
+          std::to_string(options_.node_rank) + " has " + mine +
+          ". Start all nodes with the same options.");
+    }
+  }
+}
+
+std::string Nodes::missing_nodes() const {
+  std::string result;
+  for (size_t node = 0; node < peers_.size(); ++node) {
+    if (!peers_[node].joined) {
+      result += (result.empty() ? "" : ", ") + std::to_string(node);
+    }
+  }
+  return result;
+}
+
+void Nodes::join() {
+  const Clock::time_point deadline = Clock::now() + options_.join_timeout;
+  throw_if_aborted();
+  claim_node_rank();
+  for (;;) {
+    throw_if_aborted();
+    for (size_t node = 0; node < peers_.size(); ++node) {
+      if (peers_[node].joined) {
+        continue;
+      }
+      if (const auto announcement = get(node_key(static_cast<int>(node)))) {
+        check_peer(static_cast<int>(node), *announcement);
+        peers_[node].joined = true;
+      }
+    }
+    const std::string missing = missing_nodes();
+    if (missing.empty()) {
+      break;
+    }
+    if (Clock::now() >= deadline) {
+      abort_and_throw(
+          "waited " + seconds_text(options_.join_timeout) + " for node(s) " +
+          missing + " of " + std::to_string(options_.num_nodes) +
+          ". Start a launcher on each node, with the address of node 0, or "
+          "raise the join timeout.");
+    }
+    frontend_->pause(kPollInterval);
+  }
+  // Two launchers with one rank may both have found it free.
+  check_peer(
+      options_.node_rank, get(node_key(options_.node_rank)).value_or(""));
+  for (Peer& peer : peers_) {
+    peer.last_beat = Clock::now();
+  }
+}
+
+void Nodes::publish_endpoint(int attempt, const Endpoint& endpoint) {
+  set(attempt_key(attempt, "endpoint"),
+      encode_fields({endpoint.address, std::to_string(endpoint.port)}));
+}
+
+Endpoint Nodes::await_endpoint(int attempt) {
+  const Clock::time_point deadline = Clock::now() + kEndpointTimeout;
+  for (;;) {
+    throw_if_aborted();
+    beat();
+    if (const auto bytes = get(attempt_key(attempt, "endpoint"))) {
+      const std::vector<std::string> fields = decode_fields(*bytes, 2);
+      return Endpoint{
+          .address = fields[0], .port = std::atoi(fields[1].c_str())};
+    }
+    if (Clock::now() >= deadline) {
+      abort_and_throw(
+          "node 0 did not say within " + seconds_text(kEndpointTimeout) +
+          " where the ranks of attempt " + std::to_string(attempt) +
+          " meet. Look at the output of its launcher.");
+    }
+    frontend_->pause(kPollInterval);
+  }
+}
+
+void Nodes::request_stop(int attempt) {
+  set(attempt_key(attempt, "stop"), std::to_string(options_.node_rank));
+}
+
+bool Nodes::stop_requested(int attempt) {
+  beat();
+  return any_lost() || get(attempt_key(attempt, "stop")).has_value() ||
+      get("abort").has_value();
+}
+
+void Nodes::beat() {
+  const Clock::time_point now = Clock::now();
+  if (now < next_beat_) {
+    return;
+  }
+  next_beat_ = now + kBeatInterval;
+  if (!is_node0()) {
+    set("beat/" + std::to_string(options_.node_rank),
+        std::to_string(++num_beats_));
+    return;
+  }
+  for (size_t node = 1; node < peers_.size(); ++node) {
+    Peer& peer = peers_[node];
+    const std::string latest = get("beat/" + std::to_string(node)).value_or("");
+    if (latest != peer.beat) {
+      peer.beat = latest;
+      peer.last_beat = now;
+    } else if (now - peer.last_beat > kLostAfter) {
+      peer.lost = true;
+    }
+  }
+}
+
+bool Nodes::any_lost() const {
+  return std::any_of(
+      peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.lost; });
+}
+
+Nodes::Clock::duration Nodes::answer_time() const {
+  return options_.stop_grace + kAnswerSlack;
+}
+
+Verdict Nodes::agree(int attempt, const NodeReport& mine) {
+  set(report_key(attempt, options_.node_rank), encode(mine));
+  if (mine.ending != Ending::kSucceeded) {
+    request_stop(attempt);
+  }
+  return is_node0() ? collect(attempt, mine) : await_verdict(attempt);
+}
+
+Verdict Nodes::collect(int attempt, const NodeReport& mine) {
+  std::vector<std::optional<NodeReport>> reports(peers_.size());
+  reports[0] = mine;
+  std::optional<Clock::time_point> deadline;
+  for (;;) {
+    throw_if_aborted();
+    const bool stopping = stop_requested(attempt);
+    if (stopping && !deadline) {
+      request_stop(attempt);
+      deadline = Clock::now() + answer_time();
+    }
+    bool complete = true;
+    for (size_t node = 1; node < peers_.size(); ++node) {
+      if (reports[node]) {
+        continue;
+      }
+      if (const auto bytes = get(report_key(attempt, static_cast<int>(node)))) {
+        reports[node] = decode_report(*bytes);
+      } else if (peers_[node].lost) {
+        reports[node] = lost_report(
+            "its launcher gave no sign of life for " +
+            seconds_text(kLostAfter) + ". Is the host up?");
+      } else if (deadline && Clock::now() >= *deadline) {
+        peers_[node].lost = true;
+        reports[node] = lost_report(
+            "its launcher did not answer within " +
+            seconds_text(answer_time()) + " of the stop. Is the host up?");
+      } else {
+        complete = false;
+      }
+    }
+    if (complete) {
+      break;
+    }
+    frontend_->pause(kPollInterval);
+  }
+
+  std::vector<NodeReport> all;
+  for (const auto& report : reports) {
+    all.push_back(*report);
+  }
+  const Verdict verdict = decide(all, attempt, options_.max_restarts);
+  set(attempt_key(attempt, "verdict"), encode(verdict));
+  return verdict;
+}
+
+Verdict Nodes::await_verdict(int attempt) {
+  std::optional<Clock::time_point> deadline;
+  for (;;) {
+    throw_if_aborted();
+    if (const auto bytes = get(attempt_key(attempt, "verdict"))) {
+      return decode_verdict(*bytes);
+    }
+    if (!deadline && stop_requested(attempt)) {
+      // Node 0 waits for the slowest node first, and then answers.
+      deadline = Clock::now() + 2 * answer_time();
+    }
+    beat();
+    if (deadline && Clock::now() >= *deadline) {
+      abort_and_throw(
+          "node 0 gave no verdict within " + seconds_text(2 * answer_time()) +
+          " after attempt " + std::to_string(attempt) +
+          ". Look at the output of its launcher.");
+    }
+    frontend_->pause(kPollInterval);
+  }
+}
+
+void Nodes::leave() noexcept {
+  try {
+    if (!is_node0()) {
+      set("left/" + std::to_string(options_.node_rank), "");
+      return;
+    }
+    const Clock::time_point deadline =
+        Clock::now() + options_.stop_grace + kLeaveSlack;
+    for (size_t node = 1; node < peers_.size(); ++node) {
+      const std::string name = std::to_string(node);
+      while (!peers_[node].lost && get(node_key(static_cast<int>(node))) &&
+             !get("left/" + name) && Clock::now() < deadline) {
+        frontend_->pause(kPollInterval);
+      }
+    }
+  } catch (const std::exception&) {
+    // The channel is gone: nobody is left to wait for.
+  } catch (const Interrupted&) {
+    // A user who interrupts once more does not want to wait.
+  }
+}
+
+} // namespace tessera::launch

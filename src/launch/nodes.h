@@ -1,0 +1,123 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "launch/channel.h"
+#include "launch/environment.h"
+#include "launch/frontend.h"
+#include "launch/options.h"
+#include "launch/verdict.h"
+
+namespace tessera::launch {
+
+/// The nodes cannot begin or go on together. The text is for the user; the
+/// exit code is the run's.
+class NodesError : public std::runtime_error {
+ public:
+  explicit NodesError(const std::string& message, int exit_code = 1)
+      : std::runtime_error(message), exit_code_(exit_code) {}
+
+  int exit_code() const {
+    return exit_code_;
+  }
+
+ private:
+  int exit_code_;
+};
+
+/// The other nodes cannot be reached any more.
+class ChannelLost : public NodesError {
+ public:
+  using NodesError::NodesError;
+};
+
+/// This launcher among those of the other nodes.
+///
+/// [Note: node agreement]
+/// All launchers run the same steps and tell each other through keys:
+///
+///   node/K             K is there, with its options        (each node)
+///   beat/K             a counter, every two seconds        (each but node 0)
+///   A/endpoint         where the ranks of attempt A meet   (node 0)
+///   A/stop             somebody wants attempt A to stop    (any node)
+///   A/report/K         how attempt A ended on K            (each node)
+///   A/verdict          done, restart or fail               (node 0)
+///   abort              the run ends now, and why           (any node)
+///   left/K             K needs the channel no more         (each but node 0)
+///
+/// A report is written after the node's ranks are gone, and the verdict after
+/// all reports, so no rank of attempt A is left when attempt A + 1 begins. A
+/// node that does not report in time, or whose counter stands still, is lost:
+/// node 0 writes its report for it, and there is no restart. Node 0 hosts the
+/// channel; if it dies, calls throw and the others end by themselves.
+class Nodes {
+ public:
+  /// Borrows everything. The options have been validated.
+  Nodes(const RunOptions& options, Channel* channel, Frontend* frontend);
+
+  /// Waits for all nodes and compares their options. Throws NodesError on all
+  /// nodes if they differ or if some are missing; throws Interrupted.
+  void join();
+
+  /// Node 0 tells where the ranks of an attempt meet; the others wait for it.
+  void publish_endpoint(int attempt, const Endpoint& endpoint);
+  Endpoint await_endpoint(int attempt);
+
+  /// Asks all nodes to stop their ranks.
+  void request_stop(int attempt);
+  /// Whether any node asked for it, or a node was lost. Quick; to be called
+  /// several times a second while ranks are running.
+  bool stop_requested(int attempt);
+
+  /// Gives this node's report and returns node 0's verdict; the same on all
+  /// nodes. Waits as long as ranks of other nodes are running. Throws
+  /// NodesError if the run was aborted, and Interrupted.
+  Verdict agree(int attempt, const NodeReport& mine);
+
+  /// Ends the run on all nodes. Never throws.
+  void abort(const std::string& message, int exit_code) noexcept;
+  /// The last call. On node 0 it waits a little until the others have heard
+  /// the outcome, since they lose the channel with it. Never throws.
+  void leave() noexcept;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct Peer {
+    bool joined = false;
+    std::string beat;
+    Clock::time_point last_beat;
+    bool lost = false;
+  };
+
+  bool is_node0() const {
+    return options_.node_rank == 0;
+  }
+  void set(const std::string& key, const std::string& bytes);
+  std::optional<std::string> get(const std::string& key);
+  [[noreturn]] void abort_and_throw(const std::string& message);
+  void throw_if_aborted();
+  void claim_node_rank();
+  void check_peer(int node, const std::string& announcement);
+  std::string missing_nodes() const;
+  void beat();
+  bool any_lost() const;
+  Verdict collect(int attempt, const NodeReport& mine);
+  Verdict await_verdict(int attempt);
+  Clock::duration answer_time() const;
+
+  const RunOptions& options_;
+  Channel* channel_;
+  Frontend* frontend_;
+  std::string identity_;
+  std::vector<Peer> peers_;
+  Clock::time_point next_beat_;
+  int64_t num_beats_ = 0;
+};
+
+} // namespace tessera::launch

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::launch {
+
+/// How an attempt ended on one node.
+enum class Ending {
+  kSucceeded, ///< Every rank exited 0.
+  kFailed, ///< A rank failed by itself; the others were stopped.
+  kInterrupted, ///< The user stopped this launcher.
+  kStopped, ///< Another node asked for the stop.
+  kError, ///< The launcher could not go on (program, console, logs).
+};
+
+/// What a node tells the others about an attempt.
+struct NodeReport {
+  Ending ending = Ending::kSucceeded;
+  /// 0 exactly if kSucceeded.
+  int exit_code = 0;
+  /// False if something happened here that a restart cannot mend.
+  bool may_restart = true;
+  /// When the cause was seen, by this host's clock: microseconds since 1970.
+  int64_t time_us = 0;
+  /// For the user; empty if kSucceeded or kStopped.
+  std::string text;
+};
+
+enum class Action { kDone, kRestart, kFail };
+
+/// What all nodes do after an attempt.
+struct Verdict {
+  Action action = Action::kDone;
+  int exit_code = 0;
+  /// The node whose report is the cause; -1 if kDone.
+  int node_rank = -1;
+  std::string text;
+};
+
+/// The earliest cause wins; hosts are taken to have synchronized clocks. A
+/// failure leads to a restart if one is left and no report forbids it.
+/// `reports` is indexed by node.
+Verdict decide(
+    std::span<const NodeReport> reports,
+    int attempt,
+    int max_restarts);
+
+/// Strings in one string, each as "<length>:<bytes>".
+std::string encode_fields(const std::vector<std::string>& fields);
+/// Throws std::runtime_error unless there are exactly `count` whole fields.
+std::vector<std::string> decode_fields(std::string_view bytes, size_t count);
+
+std::string encode(const NodeReport& report);
+std::string encode(const Verdict& verdict);
+/// Throw std::runtime_error if the bytes are not what encode() wrote.
+NodeReport decode_report(std::string_view bytes);
+Verdict decode_verdict(std::string_view bytes);
+
+} // namespace tessera::launch

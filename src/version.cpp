@@ -1,0 +1,15 @@
+#include <tessera/version.h>
+
+#include <torch/version.h>
+
+namespace tessera {
+
+const char* version() {
+  return TESSERA_VERSION_STRING;
+}
+
+const char* libtorch_version() {
+  return TORCH_VERSION;
+}
+
+} // namespace tessera

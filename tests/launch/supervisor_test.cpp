@@ -1,0 +1,616 @@
+#include "launch/supervisor.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "launch/signals.h"
+#include "launcher_process.h"
+
+namespace tessera::launch {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+using testing::Not;
+using testing::SizeIs;
+using testing::StartsWith;
+
+bool none_alive(const std::vector<pid_t>& pids) {
+  return std::none_of(pids.begin(), pids.end(), is_alive);
+}
+
+TEST(SupervisorTest, AllRanksSucceed) {
+  const LauncherResult result = launch(shell_options(3, "echo hello $RANK"));
+  EXPECT_EQ(result.exit_code, 0);
+  std::vector<std::string> lines = split_lines(result.out);
+  std::sort(lines.begin(), lines.end());
+  EXPECT_EQ(
+      lines,
+      (std::vector<std::string>{"[0] hello 0", "[1] hello 1", "[2] hello 2"}));
+  EXPECT_EQ(result.err, "");
+}
+
+TEST(SupervisorTest, StreamsAreKeptApartAndPrefixesAligned) {
+  const LauncherResult result = launch(
+      shell_options(11, "[ $RANK = 3 ] && echo out && echo err >&2; true"));
+  EXPECT_EQ(result.out, "[ 3] out\n");
+  EXPECT_EQ(result.err, "[ 3] err\n");
+}
+
+TEST(SupervisorTest, FirstFailureIsReportedWithItsLastLines) {
+  const LauncherResult result = launch(shell_options(
+      4,
+      "if [ $RANK = 2 ]; then i=1; while [ $i -le 25 ]; do echo line $i >&2; "
+      "i=$((i+1)); done; echo not this; exit 3; fi; exec sleep 30"));
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_LT(result.seconds, 3);
+  const size_t summary = result.err.find("tessera run: rank 2 failed first");
+  ASSERT_NE(summary, std::string::npos) << result.err;
+  const std::string text = result.err.substr(summary);
+  EXPECT_THAT(text, HasSubstr("exit code 3, after "));
+  EXPECT_THAT(text, HasSubstr("attempt 0 of 0 restarts)."));
+  EXPECT_THAT(text, HasSubstr("\n  program: /bin/sh -c '"));
+  EXPECT_THAT(text, HasSubstr("\n  its last lines:\n    [2] line 6\n"));
+  EXPECT_THAT(text, HasSubstr("\n    [2] line 25\n"));
+  EXPECT_THAT(text, Not(HasSubstr("[2] line 5\n")));
+  EXPECT_THAT(text, Not(HasSubstr("[2] not this")));
+  EXPECT_THAT(
+      text,
+      HasSubstr("the other ranks were stopped: 0 (SIGTERM), 1 (SIGTERM), 3 "
+                "(SIGTERM)."));
+}
+
+TEST(SupervisorTest, FirstOfSeveralUnseenFailuresIsReported) {
+  const TempDir dir;
+  const std::string base = dir.str();
+  // Rank 2 fails, then ranks 0 and 1, all while the launcher is suspended.
+  LauncherProcess launcher(shell_options(
+      3,
+      "cd " + base +
+          "; echo $$ >>pids; while [ ! -e go ]; do sleep 0.01; done; "
+          "[ $RANK = 2 ] || sleep 0.15; exit $((RANK + 20))"));
+  ASSERT_TRUE(eventually([&] { return read_pids(dir / "pids").size() == 3; }));
+  launcher.signal(SIGSTOP);
+  std::filesystem::create_directory(dir / "go");
+  ASSERT_TRUE(eventually([&] { return none_alive(read_pids(dir / "pids")); }));
+  launcher.signal(SIGCONT);
+  const LauncherResult result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 22);
+  EXPECT_THAT(result.err, HasSubstr("rank 2 failed first"));
+  EXPECT_THAT(
+      result.err,
+      HasSubstr("also failed: 0 (exit code 20), 1 (exit code 21)."));
+}
+
+TEST(SupervisorTest, LastLinesAreFromStdoutWhereStderrIsEmpty) {
+  const LauncherResult result =
+      launch(shell_options(1, "printf 'last words'; exit 1"));
+  EXPECT_THAT(result.err, HasSubstr("its last lines:\n    [0] last words\n"));
+}
+
+TEST(SupervisorTest, RankThatFinishesEarlyLeavesOthersRunning) {
+  const LauncherResult result =
+      launch(shell_options(2, "[ $RANK = 0 ] && exit 0; sleep 0.3; echo late"));
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, "[1] late\n");
+}
+
+TEST(SupervisorTest, ExitCodeOfSignalIs128Plus) {
+  const LauncherResult result = launch(shell_options(1, "kill -SEGV $$"));
+  EXPECT_EQ(result.exit_code, 128 + SIGSEGV);
+  EXPECT_THAT(result.err, HasSubstr("killed by SIGSEGV (segmentation fault)"));
+}
+
+TEST(SupervisorTest, KilledRankHintsAtOutOfMemory) {
+  const LauncherResult result = launch(shell_options(1, "kill -KILL $$"));
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL);
+  EXPECT_THAT(result.err, HasSubstr("check dmesg"));
+}
+
+TEST(SupervisorTest, StopsOthersWithinGrace) {
+  RunOptions options = shell_options(
+      3,
+      "if [ $RANK = 1 ]; then sleep 0.2; exit 7; fi; "
+      "if [ $RANK = 2 ]; then trap '' TERM; fi; "
+      "while :; do sleep 0.05; done");
+  options.stop_grace = milliseconds(1000);
+  const LauncherResult result = launch(options);
+  EXPECT_EQ(result.exit_code, 7);
+  EXPECT_GT(result.seconds, 1.0);
+  EXPECT_LT(result.seconds, 2.0);
+  EXPECT_THAT(
+      result.err,
+      HasSubstr("were stopped: 0 (SIGTERM), 2 (SIGKILL after 0.9 s)."));
+}
+
+TEST(SupervisorTest, RanksMayEndCleanlyWithinGrace) {
+  RunOptions options = shell_options(
+      2,
+      "[ $RANK = 1 ] && { sleep 0.2; exit 7; }; "
+      "trap 'echo saved; exit 0' TERM; while :; do sleep 0.05; done");
+  const LauncherResult result = launch(options);
+  EXPECT_EQ(result.exit_code, 7);
+  EXPECT_THAT(result.out, HasSubstr("[0] saved\n"));
+  EXPECT_THAT(result.err, HasSubstr("were stopped: 0 (exit code 0)."));
+}
+
+TEST(SupervisorTest, GrandchildrenDoNotSurvive) {
+  const TempDir dir;
+  // One stays in the rank's group, one is in a session of its own with its
+  // parent gone; both hold the rank's stdout.
+  RunOptions options = shell_options(
+      1,
+      "sleep 60 & echo $! >>" + (dir / "pids").string() +
+          "; (setsid sh -c 'echo $$ >>" + (dir / "pids").string() +
+          "; trap \"\" TERM; while :; do sleep 0.05; done' &) ; "
+          "while [ $(wc -l <" +
+          (dir / "pids").string() + ") -lt 2 ]; do sleep 0.02; done; echo end");
+  options.stop_grace = milliseconds(500);
+  const LauncherResult result = launch(options);
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, "[0] end\n");
+  EXPECT_THAT(result.err, HasSubstr("that they left running"));
+  EXPECT_LT(result.seconds, 3);
+  const std::vector<pid_t> pids = read_pids(dir / "pids");
+  EXPECT_THAT(pids, SizeIs(2));
+  EXPECT_TRUE(none_alive(pids));
+}
+
+TEST(SupervisorTest, RanksDieWhenLauncherIsKilled) {
+  const TempDir dir;
+  LauncherProcess launcher(shell_options(
+      3, "echo $$ >>" + (dir / "pids").string() + "; exec sleep 60"));
+  ASSERT_TRUE(eventually([&] { return read_pids(dir / "pids").size() == 3; }));
+  launcher.signal(SIGKILL);
+  EXPECT_TRUE(eventually([&] { return none_alive(read_pids(dir / "pids")); }));
+  EXPECT_EQ(launcher.wait().exit_code, -SIGKILL);
+}
+
+TEST(SupervisorTest, LinesNeverInterleave) {
+  constexpr int kRanks = 4;
+  constexpr int kLines = 2000;
+  // Each line is written in three pieces; the last one has no newline.
+  LauncherProcess launcher(shell_options(
+      kRanks,
+      "i=0; while [ $i -lt 2000 ]; do printf \"<$RANK:\"; printf $i; "
+      "printf ':0123456789012345678901234567890123456789>\\n'; "
+      "i=$((i+1)); done; printf end"));
+  const LauncherResult result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 0);
+  std::map<std::string, std::vector<std::string>> by_rank;
+  for (const std::string& line : split_lines(result.out)) {
+    ASSERT_GE(line.size(), 4U) << line;
+    by_rank[line.substr(0, 4)].push_back(line.substr(4));
+  }
+  ASSERT_THAT(by_rank, SizeIs(kRanks));
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const auto& lines = by_rank["[" + std::to_string(rank) + "] "];
+    ASSERT_THAT(lines, SizeIs(kLines + 1));
+    for (int i = 0; i < kLines; ++i) {
+      ASSERT_EQ(
+          lines[static_cast<size_t>(i)],
+          "<" + std::to_string(rank) + ":" + std::to_string(i) +
+              ":0123456789012345678901234567890123456789>");
+    }
+    EXPECT_EQ(lines.back(), "end");
+  }
+}
+
+TEST(SupervisorTest, LinesStayWholeWhereBothStreamsAreOneFile) {
+  const RunOptions options = shell_options(
+      2,
+      "i=0; while [ $i -lt 5000 ]; do echo out-0123456789-out; "
+      "echo err-0123456789-err >&2; i=$((i+1)); done");
+  LauncherProcess launcher([&] {
+    ::dup2(STDOUT_FILENO, STDERR_FILENO);
+    return run(options, fixed_endpoint);
+  });
+  // Let the pipe fill up, so that writes end in the middle of lines.
+  std::this_thread::sleep_for(milliseconds(100));
+  const LauncherResult result = launcher.wait();
+  std::map<std::string, int> counts;
+  for (const std::string& line : split_lines(result.out)) {
+    ++counts[line];
+  }
+  const std::map<std::string, int> expected{
+      {"[0] out-0123456789-out", 5000},
+      {"[0] err-0123456789-err", 5000},
+      {"[1] out-0123456789-out", 5000},
+      {"[1] err-0123456789-err", 5000}};
+  EXPECT_EQ(counts, expected);
+}
+
+TEST(SupervisorTest, SlowReaderLosesNothing) {
+  // More than the launcher buffers, read only after a while.
+  LauncherProcess launcher(shell_options(
+      1,
+      "i=0; while [ $i -lt 60000 ]; do echo $i abcdefghijklmnopqrstuvwxyz; "
+      "i=$((i+1)); done"));
+  std::this_thread::sleep_for(milliseconds(300));
+  const LauncherResult result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 0);
+  const std::vector<std::string> lines = split_lines(result.out);
+  ASSERT_THAT(lines, SizeIs(60000));
+  EXPECT_EQ(lines.back(), "[0] 59999 abcdefghijklmnopqrstuvwxyz");
+}
+
+TEST(SupervisorTest, ClosedConsoleStopsTheRun) {
+  LauncherProcess launcher(
+      shell_options(2, "while :; do echo tick; sleep 0.05; done"));
+  launcher.close_stdout();
+  const LauncherResult result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(
+      result.err,
+      HasSubstr("tessera run: cannot write to standard output: Broken pipe"));
+}
+
+TEST(SupervisorTest, FullConsoleStopsTheRun) {
+  const RunOptions options =
+      shell_options(1, "while :; do echo tick; sleep 0.05; done");
+  LauncherProcess launcher([&] {
+    return ::freopen("/dev/full", "w", stdout) == nullptr
+        ? 99
+        : run(options, fixed_endpoint);
+  });
+  const LauncherResult result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("No space left on device"));
+}
+
+TEST(SupervisorTest, RestartsUpToMax) {
+  RunOptions options = shell_options(
+      2,
+      "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS "
+      "port $MASTER_PORT; [ $RANK = 1 ] && exit 5; exec sleep 30");
+  options.max_restarts = 2;
+  LauncherProcess launcher([&] {
+    return run(options, [](int attempt) {
+      return Endpoint{.address = "127.0.0.1", .port = 29400 + attempt};
+    });
+  });
+  const LauncherResult result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 5);
+  for (int attempt = 0; attempt <= 2; ++attempt) {
+    EXPECT_THAT(
+        result.out,
+        HasSubstr(
+            "[1] attempt " + std::to_string(attempt) + " of 2 port " +
+            std::to_string(29400 + attempt)));
+    EXPECT_THAT(
+        result.err,
+        HasSubstr("attempt " + std::to_string(attempt) + " of 2 restarts"));
+  }
+  EXPECT_THAT(result.err, HasSubstr("tessera run: restarting (1 of 2)\n"));
+  EXPECT_THAT(result.err, HasSubstr("tessera run: restarting (2 of 2)\n"));
+  EXPECT_THAT(result.err, Not(HasSubstr("restarting (3")));
+}
+
+TEST(SupervisorTest, RestartMayMendTheRun) {
+  RunOptions options =
+      shell_options(2, "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; exit 4");
+  options.max_restarts = 5;
+  const LauncherResult result = launch(options);
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.err, HasSubstr("restarting (1 of 5)"));
+  EXPECT_THAT(result.err, Not(HasSubstr("restarting (2")));
+}
+
+// Ranks that announce themselves and write each signal's name to the file.
+std::string listening_script(const std::filesystem::path& path) {
+  const std::string file = path.string();
+  std::string script;
+  for (const char* signal : {"HUP", "USR1", "USR2"}) {
+    script += std::string("trap 'echo ") + signal + " >>" + file + "' " +
+        signal + "; ";
+  }
+  return script + "echo ready >>" + file + "; while :; do sleep 0.02; done";
+}
+
+size_t count_lines(const std::filesystem::path& path, const std::string& line) {
+  const std::vector<std::string> lines = split_lines(read_text(path));
+  return static_cast<size_t>(std::count(lines.begin(), lines.end(), line));
+}
+
+TEST(SupervisorTest, ForwardsSignals) {
+  const TempDir dir;
+  const std::filesystem::path file = dir / "signals";
+  LauncherProcess launcher(shell_options(2, listening_script(file)));
+  ASSERT_TRUE(eventually([&] { return count_lines(file, "ready") == 2; }));
+  for (const auto& [signal, name] : std::map<int, std::string>{
+           {SIGHUP, "HUP"}, {SIGUSR1, "USR1"}, {SIGUSR2, "USR2"}}) {
+    launcher.signal(signal);
+    EXPECT_TRUE(eventually([&, text = name] {
+      return count_lines(file, text) == 2;
+    })) << name;
+  }
+  launcher.signal(SIGTERM);
+  EXPECT_EQ(launcher.wait().exit_code, 128 + SIGTERM);
+}
+
+TEST(SupervisorTest, InterruptIsForwardedAndNeverRestarts) {
+  const TempDir dir;
+  RunOptions options = shell_options(
+      2,
+      "trap 'echo got INT; exit 9' INT; echo ready >>" +
+          (dir / "ready").string() + "; while :; do sleep 0.02; done");
+  options.max_restarts = 3;
+  LauncherProcess launcher(options);
+  ASSERT_TRUE(
+      eventually([&] { return count_lines(dir / "ready", "ready") == 2; }));
+  launcher.signal(SIGINT);
+  const LauncherResult result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGINT);
+  EXPECT_THAT(result.out, HasSubstr("[0] got INT\n"));
+  EXPECT_THAT(result.out, HasSubstr("[1] got INT\n"));
+  EXPECT_THAT(
+      result.err,
+      HasSubstr("tessera run: interrupted by SIGINT; the ranks were stopped: "
+                "0 (exit code 9), 1 (exit code 9).\n"));
+  EXPECT_THAT(result.err, Not(HasSubstr("restarting")));
+}
+
+TEST(SupervisorTest, SecondInterruptKillsAtOnce) {
+  const TempDir dir;
+  LauncherProcess launcher(shell_options(
+      1,
+      "trap 'echo INT >>" + (dir / "log").string() + "' INT; echo ready >>" +
+          (dir / "log").string() + "; while :; do sleep 0.02; done"));
+  ASSERT_TRUE(
+      eventually([&] { return count_lines(dir / "log", "ready") == 1; }));
+  launcher.signal(SIGINT);
+  ASSERT_TRUE(eventually([&] { return count_lines(dir / "log", "INT") == 1; }));
+  launcher.signal(SIGINT);
+  const LauncherResult result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGINT);
+  EXPECT_LT(result.seconds, 3);
+  EXPECT_THAT(result.err, HasSubstr("0 (SIGKILL after "));
+}
+
+TEST(SupervisorTest, SuspendStopsRanksAndContinueResumesThem) {
+  const TempDir dir;
+  const std::filesystem::path pids = dir / "pids";
+  LauncherProcess launcher(shell_options(
+      1,
+      "echo $$ >>" + pids.string() + "; while [ ! -e " + (dir / "go").string() +
+          " ]; do sleep 0.02; done; echo went"));
+  ASSERT_TRUE(eventually([&] { return read_pids(pids).size() == 1; }));
+  const pid_t rank = read_pids(pids).front();
+  auto state = [](pid_t pid) {
+    const std::string stat =
+        read_text("/proc/" + std::to_string(pid) + "/stat");
+    return stat.empty() ? '?' : stat[stat.rfind(')') + 2];
+  };
+  launcher.signal(SIGTSTP);
+  EXPECT_TRUE(eventually(
+      [&] { return state(rank) == 'T' && state(launcher.pid()) == 'T'; }));
+  launcher.signal(SIGCONT);
+  EXPECT_TRUE(eventually(
+      [&] { return state(rank) != 'T' && state(launcher.pid()) != 'T'; }));
+  std::filesystem::create_directory(dir / "go");
+  const LauncherResult result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, "[0] went\n");
+}
+
+TEST(SupervisorTest, MissingProgramIsOneClearError) {
+  RunOptions options = shell_options(3, "");
+  options.program = "./no_such_program";
+  options.max_restarts = 2;
+  const LauncherResult result = launch(options);
+  EXPECT_EQ(result.exit_code, 127);
+  EXPECT_EQ(
+      result.err,
+      "tessera run: cannot start \"./no_such_program\": No such file or "
+      "directory. Check the path.\n");
+}
+
+TEST(SupervisorTest, NameThatIsNotInPathSaysSo) {
+  RunOptions options = shell_options(1, "");
+  options.program = "no_such_program";
+  const LauncherResult result = launch(options);
+  EXPECT_EQ(result.exit_code, 127);
+  EXPECT_THAT(result.err, HasSubstr("not in PATH"));
+  EXPECT_THAT(result.err, HasSubstr("\"./no_such_program\""));
+}
+
+TEST(SupervisorTest, FileThatIsNotExecutableIs126) {
+  RunOptions options = shell_options(1, "");
+  options.program = "/etc/passwd";
+  const LauncherResult result = launch(options);
+  EXPECT_EQ(result.exit_code, 126);
+  EXPECT_THAT(result.err, HasSubstr("\"/etc/passwd\": Permission denied"));
+}
+
+TEST(SupervisorTest, ProgramIsFoundInPath) {
+  RunOptions options = shell_options(1, "echo found");
+  options.program = "sh";
+  EXPECT_EQ(launch(options).out, "[0] found\n");
+}
+
+TEST(SupervisorTest, LogDirGetsEachRanksOutput) {
+  const TempDir dir;
+  RunOptions options = shell_options(
+      2,
+      "echo out $RANK; printf 'err %s' $RANK >&2; [ $RANK = 1 ] && exit 2; "
+      "exec sleep 30");
+  options.log_dir = dir / "a/b";
+  options.max_restarts = 1;
+  const LauncherResult result = launch(options);
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_EQ(result.out, "");
+  EXPECT_THAT(result.err, StartsWith("tessera run: rank 1 failed first"));
+  for (const std::string attempt : {"attempt_0", "attempt_1"}) {
+    const auto folder = *options.log_dir / attempt;
+    EXPECT_EQ(read_text(folder / "rank_1" / "stdout.log"), "out 1\n");
+    EXPECT_EQ(read_text(folder / "rank_1" / "stderr.log"), "err 1");
+    EXPECT_TRUE(std::filesystem::exists(folder / "rank_0" / "stderr.log"));
+    EXPECT_THAT(
+        result.err,
+        HasSubstr("\n  logs: " + (folder / "rank_1" / "stderr.log").string()));
+  }
+}
+
+TEST(SupervisorTest, TeePrintsAndLogs) {
+  const TempDir dir;
+  RunOptions options = shell_options(1, "echo both");
+  options.log_dir = dir / "logs";
+  options.tee = true;
+  EXPECT_EQ(launch(options).out, "[0] both\n");
+  EXPECT_EQ(
+      read_text(*options.log_dir / "attempt_0/rank_0/stdout.log"), "both\n");
+}
+
+TEST(SupervisorTest, UnusableLogDirIsOneErrorBeforeAnythingStarts) {
+  const TempDir dir;
+  RunOptions options = shell_options(2, "touch " + (dir / "started").string());
+  options.log_dir = "/dev/null/logs";
+  const LauncherResult result = launch(options);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(
+      result.err,
+      StartsWith("tessera run: cannot write the log "
+                 "\"/dev/null/logs/attempt_0/rank_0/stdout.log\": Not a "
+                 "directory"));
+  EXPECT_THAT(split_lines(result.err), SizeIs(1));
+  EXPECT_FALSE(std::filesystem::exists(dir / "started"));
+}
+
+TEST(SupervisorTest, RanksHaveEmptyStdinAndTheirOwnGroup) {
+  const LauncherResult result = launch(shell_options(
+      1, "cat; [ $(ps -o pgid= -p $$ | tr -d ' ') = $$ ] && echo leader"));
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, "[0] leader\n");
+}
+
+TEST(SupervisorTest, RanksInheritNoDescriptorsAndNoBlockedSignals) {
+  const RunOptions options = shell_options(
+      1,
+      "ls /proc/self/fd | wc -l; "
+      "grep -E 'SigBlk|SigIgn' /proc/self/status | tr -s '\\t\\n' '  '");
+  LauncherProcess launcher([&] {
+    block_supervised_signals();
+    // A descriptor without close-on-exec, as libraries leave behind.
+    if (::dup(STDIN_FILENO) < 0) {
+      return 99;
+    }
+    return run(options, fixed_endpoint);
+  });
+  // ls itself has one more open than 0, 1 and 2.
+  EXPECT_EQ(
+      launcher.wait().out,
+      "[0] 4\n[0] SigBlk: 0000000000000000 SigIgn: 0000000000000000 \n");
+}
+
+TEST(SupervisorTest, SurvivesThreadsInTheLauncher) {
+  const TempDir dir;
+  const RunOptions options = shell_options(
+      8, "echo ready >>" + (dir / "ready").string() + "; exec sleep 30");
+  LauncherProcess launcher([&] {
+    block_supervised_signals();
+    // The heap's locks are held by one thread or another at every fork.
+    std::atomic<bool> stop = false;
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i) {
+      threads.emplace_back([&stop] {
+        while (!stop) {
+          std::vector<std::string> work(20, std::string(500, 'x'));
+        }
+      });
+    }
+    const int exit_code = run(options, fixed_endpoint);
+    stop = true;
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    return exit_code;
+  });
+  ASSERT_TRUE(
+      eventually([&] { return count_lines(dir / "ready", "ready") == 8; }));
+  launcher.signal(SIGTERM);
+  EXPECT_EQ(launcher.wait().exit_code, 128 + SIGTERM);
+}
+
+TEST(SupervisorTest, EnvironmentReachesRanks) {
+  RunOptions options = shell_options(
+      1, "echo $RANK/$WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $GREETING");
+  options.extra_env = {{"GREETING", "hello there"}};
+  EXPECT_EQ(launch(options).out, "[0] 0/1 127.0.0.1:29400 hello there\n");
+}
+
+TEST(SupervisorTest, RestoresWhatItChangesInTheProcess) {
+  sigset_t before;
+  pthread_sigmask(SIG_SETMASK, nullptr, &before);
+  const int null_fd = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
+  const int exit_code =
+      run(shell_options(1, "exit 6"),
+          fixed_endpoint,
+          nullptr,
+          {.out_fd = null_fd, .err_fd = null_fd});
+  ::close(null_fd);
+  EXPECT_EQ(exit_code, 6);
+
+  sigset_t after;
+  pthread_sigmask(SIG_SETMASK, nullptr, &after);
+  for (int signal = 1; signal < SIGRTMIN; ++signal) {
+    EXPECT_EQ(sigismember(&before, signal), sigismember(&after, signal));
+  }
+  int subreaper = -1;
+  ::prctl(PR_GET_CHILD_SUBREAPER, &subreaper);
+  EXPECT_EQ(subreaper, 0);
+  struct sigaction pipe_action;
+  sigaction(SIGPIPE, nullptr, &pipe_action);
+  EXPECT_EQ(pipe_action.sa_handler, SIG_DFL);
+}
+
+TEST(SupervisorTest, LeavesTheCallersChildrenAlone) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::execl("/bin/sleep", "sleep", "30", nullptr);
+    ::_exit(127);
+  }
+  const int null_fd = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
+  EXPECT_EQ(
+      run(shell_options(1, "true"),
+          fixed_endpoint,
+          nullptr,
+          {.out_fd = null_fd, .err_fd = null_fd}),
+      0);
+  ::close(null_fd);
+  EXPECT_TRUE(is_alive(child));
+  ::kill(child, SIGKILL);
+  EXPECT_EQ(::waitpid(child, nullptr, 0), child);
+}
+
+TEST(SupervisorTest, FailingEndpointProviderIsReported) {
+  const RunOptions options = shell_options(1, "true");
+  LauncherProcess launcher([&] {
+    return run(options, [](int) -> Endpoint {
+      throw std::runtime_error("port 29400 is taken");
+    });
+  });
+  const LauncherResult result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("attempt 0: port 29400 is taken"));
+}
+
+TEST(SupervisorTest, RejectsSeveralNodesWithoutAChannel) {
+  RunOptions options = shell_options(1, "true");
+  options.num_nodes = 2;
+  EXPECT_THROW(run(options, fixed_endpoint), InvalidRunOptions);
+}
+
+} // namespace
+} // namespace tessera::launch
