@@ -8,12 +8,15 @@ target_compile_options(tessera_options INTERFACE
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(tessera_options INTERFACE
     # g++ 12 warns falsely inside its own headers at -O2 and above.
-    -Wno-restrict -Wno-maybe-uninitialized -Wno-stringop-overflow -Wno-array-bounds)
+    -Wno-restrict -Wno-maybe-uninitialized -Wno-stringop-overflow
+    -Wno-stringop-overread -Wno-array-bounds)
 elseif(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   target_compile_options(tessera_options INTERFACE -Wno-overloaded-virtual)
 endif()
-# LibTorch's lambdas and our precompiled headers want the same flags everywhere.
-target_compile_options(tessera_options INTERFACE -fno-omit-frame-pointer -Winvalid-pch)
+# -fPIC everywhere, not -fPIE for programs: they share precompiled headers with
+# libraries, which must be compiled alike.
+target_compile_options(tessera_options INTERFACE
+  -fPIC -fno-omit-frame-pointer -Winvalid-pch)
 
 if(TESSERA_SANITIZE)
   target_compile_options(tessera_options INTERFACE

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <functional>
+#include <string>
+#include <vector>
 
 namespace CLI {
 class App;
@@ -15,6 +17,10 @@ using Action = std::function<int()>;
 
 /// Starts the ranks of a program and watches over them.
 Action add_run(CLI::App& app);
+/// Removes the `--` of `run [OPTIONS] -- PROGRAM`; one that belongs to the
+/// program's own arguments stays.
+void drop_separator(std::vector<std::string>& words);
+
 /// Says what is installed, what works, and how to mend what does not.
 Action add_doctor(CLI::App& app);
 

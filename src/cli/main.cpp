@@ -2,9 +2,12 @@
 
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <exception>
 #include <iostream>
 #include <map>
+#include <string>
+#include <vector>
 
 #include "cli/commands.h"
 
@@ -22,7 +25,10 @@ int main(int argc, char** argv) {
       {"run", tessera::cli::add_run(app)},
       {"doctor", tessera::cli::add_doctor(app)}};
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> words(argv + 1, argv + argc);
+    tessera::cli::drop_separator(words);
+    std::reverse(words.begin(), words.end()); // as CLI11 wants them
+    app.parse(std::move(words));
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   }

@@ -3,6 +3,8 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <chrono>
 #include <iostream>
@@ -100,9 +102,6 @@ int run_on_several_nodes(const Settings& settings) {
 }
 
 int run(Settings settings, std::vector<std::string> command) {
-  if (!command.empty() && command.front() == "--") {
-    command.erase(command.begin());
-  }
   if (command.empty()) {
     throw launch::InvalidRunOptions(
         "no program was given. Example: tessera run -n 4 ./train --lr 1e-3");
@@ -127,6 +126,23 @@ int run(Settings settings, std::vector<std::string> command) {
 }
 
 } // namespace
+
+void drop_separator(std::vector<std::string>& words) {
+  if (words.empty() || words.front() != "run") {
+    return;
+  }
+  constexpr std::array kFlags{"--tee", "-h", "--help"};
+  for (size_t i = 1; i < words.size() && words[i].starts_with('-'); ++i) {
+    if (words[i] == "--") {
+      words.erase(words.begin() + static_cast<std::ptrdiff_t>(i));
+      return;
+    }
+    const bool is_flag =
+        std::find(kFlags.begin(), kFlags.end(), words[i]) != kFlags.end();
+    const bool holds_its_value = words[i].find('=') != std::string::npos;
+    i += is_flag || holds_its_value ? 0 : 1;
+  }
+}
 
 Action add_run(CLI::App& app) {
   auto settings = std::make_shared<Settings>();

@@ -1,14 +1,32 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include <gloo/context.h>
+
 #include "comm/backends.h"
 
 namespace tessera::comm {
+namespace {
+
+class GlooBackend : public c10d::ProcessGroupGloo {
+ public:
+  using ProcessGroupGloo::ProcessGroupGloo;
+
+  /// Closes the connections, so that peers that wait in the same operation
+  /// fail at once instead of at their timeout.
+  void abort() override {
+    for (const auto& context : contexts_) {
+      context->closeConnections();
+    }
+  }
+};
+
+} // namespace
 
 BackendPtr make_gloo_backend(const BackendConfig& config) {
   auto options = c10d::ProcessGroupGloo::Options::create(config.timeout);
   options->devices = {
       c10d::ProcessGroupGloo::createDeviceForHostname(config.address)};
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(
+  return c10::make_intrusive<GlooBackend>(
       config.store, config.rank, config.size(), options);
 }
 

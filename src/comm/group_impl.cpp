@@ -227,6 +227,7 @@ void GroupImpl::fail(const Call& call, std::exception_ptr error) {
     throw;
   } catch (const std::exception& other) {
     const std::string message = first_line(other.what());
+    cpu_->abort(); // the others learn of it now, and answer the roll call
     std::string who = "which rank is missing could not be found out";
     try {
       const auto missing = find_missing(call);

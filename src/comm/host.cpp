@@ -26,7 +26,14 @@ std::string link_target(const char* path) {
   return length < 0 ? "?" : std::string(target, static_cast<size_t>(length));
 }
 
-using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+std::string numeric(const sockaddr* address, socklen_t length) {
+  char text[NI_MAXHOST];
+  const int error = getnameinfo(
+      address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
+  return error == 0 ? text : "";
+}
+
+} // namespace
 
 AddressList resolve(const std::string& host, int port, int socket_type) {
   addrinfo hints{};
@@ -44,15 +51,6 @@ AddressList resolve(const std::string& host, int port, int socket_type) {
   }
   return {found, &freeaddrinfo};
 }
-
-std::string numeric(const sockaddr* address, socklen_t length) {
-  char text[NI_MAXHOST];
-  const int error = getnameinfo(
-      address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
-  return error == 0 ? text : "";
-}
-
-} // namespace
 
 std::string host_identity() {
   std::string boot = "?";

@@ -1,6 +1,9 @@
 // This host: who it is, how many cores it lends us, how others reach it.
 #pragma once
 
+#include <netdb.h>
+
+#include <memory>
 #include <string>
 
 namespace tessera::comm {
@@ -12,6 +15,11 @@ std::string host_identity();
 
 /// Cores this process may run on.
 int available_cores();
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+/// The addresses of `host`. Throws c10::DistNetworkError if it has none.
+AddressList resolve(const std::string& host, int port, int socket_type);
 
 /// True for "localhost", 127.0.0.0/8 and ::1.
 bool is_loopback(const std::string& host);

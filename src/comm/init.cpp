@@ -181,11 +181,10 @@ std::string world_prefix(
     const InitOptions& options,
     int restart_count,
     int num_inits) {
-  return fmt::format(
-      "tessera/{}/attempt{}/init{}",
-      options.store_prefix(),
-      restart_count,
-      num_inits);
+  const std::string own = options.store_prefix().empty()
+      ? fmt::format("init{}", num_inits)
+      : options.store_prefix();
+  return fmt::format("tessera/attempt{}/{}", restart_count, own);
 }
 
 /// The other ranks wait for this one: tell them why it will not come. Best
@@ -278,6 +277,7 @@ Group make_world(
         opened.store);
     const auto members = comm::join(
         *store,
+        environment.rank == 0 && !environment.store_is_hosted,
         environment.rank,
         {.host = comm::host_identity(),
          .world_size = environment.world_size,
@@ -292,13 +292,8 @@ Group make_world(
   }
   std::vector<int> everyone(static_cast<size_t>(environment.world_size));
   std::iota(everyone.begin(), everyone.end(), 0);
-  auto impl = std::make_shared<comm::GroupImpl>(
-      info, store, "world", std::move(everyone));
-  Group world(impl);
-  if (opened.handout) {
-    world.barrier("init"); // nobody needs to ask for the port any more
-  }
-  return world;
+  return Group(std::make_shared<comm::GroupImpl>(
+      info, store, "world", std::move(everyone)));
 }
 
 } // namespace

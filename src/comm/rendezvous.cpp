@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <sstream>
+#include <thread>
 
 #include "comm/call.h"
 
@@ -14,6 +15,8 @@ namespace {
 
 constexpr const char* kVerdict = "verdict";
 constexpr std::string_view kOk = "ok\n";
+/// How long the host of the store lets others read a bad verdict.
+constexpr Milliseconds kFarewell{3000};
 
 std::string member_key(int rank) {
   return "member/" + std::to_string(rank);
@@ -88,13 +91,11 @@ Member Member::decode(const std::string& text) {
   return member;
 }
 
-std::vector<Member> join(
-    c10d::Store& store,
-    int rank,
-    const Member& self,
-    Milliseconds timeout) {
-  const int world_size = self.world_size;
-  const std::string size_text = std::to_string(world_size);
+namespace {
+
+/// Leaves this rank's record and settles the verdict if it can be told now.
+void check_in(c10d::Store& store, int rank, const Member& self) {
+  const std::string size_text = std::to_string(self.world_size);
   const std::string agreed = store.compareSet("world_size", "", size_text);
   if (agreed != size_text) {
     settle(
@@ -102,7 +103,7 @@ std::vector<Member> join(
         fmt::format(
             "rank {} was started with a world size of {}, another rank with {}. All processes of a run need the same WORLD_SIZE.",
             rank,
-            world_size,
+            self.world_size,
             agreed));
   } else if (store.add("claims/" + std::to_string(rank), 1) > 1) {
     settle(
@@ -110,34 +111,77 @@ std::vector<Member> join(
         fmt::format(
             "two processes claim to be rank {}. Give each its own RANK, 0 to {}; a process of an earlier run may also still be using this store.",
             rank,
-            world_size - 1));
+            self.world_size - 1));
   } else {
     store.set(member_key(rank), self.encode());
-    if (store.add("count", 1) == world_size) {
-      settle(store, check_members(store, world_size));
+    if (store.add("count", 1) == self.world_size) {
+      settle(store, check_members(store, self.world_size));
     }
   }
+}
 
+struct Outcome {
   std::string verdict;
   bool timed_out = false;
+};
+
+Outcome await_verdict(
+    c10d::Store& store,
+    int world_size,
+    Milliseconds timeout) {
   try {
     store.wait({kVerdict}, timeout);
-    verdict = store.get_to_str(kVerdict);
-  } catch (const c10::DistError&) {
-    timed_out = true;
-    verdict = settle(store, timeout_verdict(store, world_size, timeout));
+  } catch (const c10::DistStoreError&) {
+    return {
+        settle(store, timeout_verdict(store, world_size, timeout)), true};
   }
+  return {store.get_to_str(kVerdict)};
+}
 
+/// After a bad verdict: the store goes when its host ends.
+void say_farewell(c10d::Store& store, bool hosts_store, int world_size) {
+  const auto deadline = std::chrono::steady_clock::now() + kFarewell;
+  auto readers = store.add("readers", 1);
+  while (hosts_store && readers < world_size &&
+         std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(Milliseconds(20));
+    readers = store.add("readers", 0);
+  }
+}
+
+} // namespace
+
+std::vector<Member> join(
+    c10d::Store& store,
+    bool hosts_store,
+    int rank,
+    const Member& self,
+    Milliseconds timeout) {
+  const int world_size = self.world_size;
   const ErrorSite site{
       .call = "init", .rank = rank, .world_size = world_size};
-  if (verdict.rfind(kOk, 0) != 0) {
-    if (timed_out) {
-      raise<TimeoutError>(site, verdict);
+  Outcome outcome;
+  try {
+    check_in(store, rank, self);
+    outcome = await_verdict(store, world_size, timeout);
+    if (!outcome.verdict.starts_with(kOk)) {
+      say_farewell(store, hosts_store, world_size);
     }
-    raise<c10::DistError>(site, verdict);
+  } catch (const c10::DistNetworkError&) {
+    if (outcome.verdict.empty()) {
+      raise<PeerLostError>(
+          site,
+          "the store went away while the ranks were joining: rank 0 or its launcher has ended. See its output.");
+    }
+  }
+  if (!outcome.verdict.starts_with(kOk)) {
+    if (outcome.timed_out) {
+      raise<TimeoutError>(site, outcome.verdict);
+    }
+    raise<c10::DistError>(site, outcome.verdict);
   }
   std::vector<Member> members;
-  std::istringstream lines(verdict.substr(kOk.size()));
+  std::istringstream lines(outcome.verdict.substr(kOk.size()));
   for (std::string line; std::getline(lines, line);) {
     members.push_back(Member::decode(line));
   }

@@ -26,10 +26,13 @@ struct Member {
 /// whole table; whoever finds something wrong first (a number claimed twice, a
 /// world size that differs, a wait that timed out) writes the error instead.
 /// The key is written once, so that all ranks, late ones too, end the same way.
+/// A rank that hosts the store stays a moment after a bad verdict, so that the
+/// others can read it.
 ///
 /// Returns all members by rank. Throws on every rank or on none.
 std::vector<Member> join(
     c10d::Store& store,
+    bool hosts_store,
     int rank,
     const Member& self,
     Milliseconds timeout);

@@ -244,6 +244,13 @@ ShmBackend::~ShmBackend() {
   queue_->stop();
 }
 
+void ShmBackend::abort() {
+  channel_->abort();
+  if (gloo_) {
+    gloo_->abort();
+  }
+}
+
 void ShmBackend::set_next_call(const Call* call) {
   next_call = call;
 }

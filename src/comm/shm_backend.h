@@ -37,6 +37,10 @@ class ShmBackend : public c10d::Backend {
     return "shm";
   }
 
+  /// Gives the group up: waits of this rank end, and peers that wait for it
+  /// over Gloo fail at once.
+  void abort() override;
+
   /// The call that the next operation of this thread stands for; without one
   /// it is described by its tensors.
   static void set_next_call(const Call* call);

@@ -16,8 +16,10 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <future>
 
 #include "comm/call.h"
 #include "comm/host.h"
@@ -28,6 +30,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr Milliseconds kRetry{20};
+/// The least that a store gets to answer once it was reached.
+constexpr Milliseconds kGreeting{500};
 
 double seconds(Milliseconds duration) {
   return std::chrono::duration<double>(duration).count();
@@ -82,6 +86,37 @@ int listen_on(StoreEndpoint& endpoint) {
   return fd;
 }
 
+/// 0 if somebody listens there, else the errno of the attempt.
+int try_to_reach(const StoreEndpoint& endpoint) {
+  constexpr int kPatienceMs = 1000;
+  const AddressList addresses =
+      resolve(endpoint.address, endpoint.port, SOCK_STREAM);
+  int error = ECONNREFUSED;
+  for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
+    const int fd =
+        socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) {
+      error = errno;
+      continue;
+    }
+    error = connect(fd, at->ai_addr, at->ai_addrlen) == 0 ? 0 : errno;
+    if (error == EINPROGRESS) {
+      pollfd connected{fd, POLLOUT, 0};
+      socklen_t length = sizeof error;
+      if (poll(&connected, 1, kPatienceMs) <= 0) {
+        error = ETIMEDOUT;
+      } else {
+        getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+      }
+    }
+    close(fd);
+    if (error == 0) {
+      return 0;
+    }
+  }
+  return error;
+}
+
 struct UnixAddress {
   sockaddr_un address{};
   socklen_t length = 0;
@@ -128,21 +163,49 @@ StorePtr host_store(StoreEndpoint& endpoint, Milliseconds timeout) {
 }
 
 StorePtr connect_store(const StoreEndpoint& endpoint, Milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.isServer = false;
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  options.port = static_cast<uint16_t>(endpoint.port);
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(endpoint.address, options);
-  } catch (const std::exception& error) {
+  const auto give_up = [&](std::string_view reason) {
     throw_network(
         fmt::format(
             "no store answered on {} within {:.1f} s. Is rank 0 (or its launcher) running there, and are MASTER_ADDR and MASTER_PORT the same everywhere? ({})",
             endpoint.to_string(),
             seconds(timeout),
-            std::string_view(error.what())
-                .substr(0, std::string_view(error.what()).find('\n'))));
+            reason.substr(0, reason.find('\n'))));
+  };
+  // c10d would retry too, but warns with a stack trace at each attempt.
+  const auto deadline = Clock::now() + timeout;
+  while (const int error = try_to_reach(endpoint)) {
+    if (Clock::now() + kRetry > deadline) {
+      give_up(std::strerror(error));
+    }
+    std::this_thread::sleep_for(kRetry);
+  }
+  // c10d's greeting has no time limit: a program that listens there but is no
+  // store would hold us for ever. So it runs on a thread that, then, stays
+  // behind.
+  auto attempt = std::make_shared<std::promise<StorePtr>>();
+  auto connected = attempt->get_future();
+  std::thread([attempt, endpoint, timeout] {
+    try {
+      c10d::TCPStoreOptions options;
+      options.isServer = false;
+      options.waitWorkers = false;
+      options.timeout = timeout;
+      options.port = static_cast<uint16_t>(endpoint.port);
+      attempt->set_value(
+          c10::make_intrusive<c10d::TCPStore>(endpoint.address, options));
+    } catch (...) {
+      attempt->set_exception(std::current_exception());
+    }
+  }).detach();
+  if (connected.wait_until(std::max(deadline, Clock::now() + kGreeting)) !=
+      std::future_status::ready) {
+    give_up("something listens there, but it does not answer as a store");
+  }
+  try {
+    return connected.get();
+  } catch (const std::exception& error) {
+    give_up(error.what());
+    throw;
   }
 }
 

@@ -25,7 +25,8 @@ struct TESSERA_API InitOptions {
   TORCH_ARG(std::optional<int>, master_port) = std::nullopt;
   /// True where somebody else (a launcher) hosts the store there already.
   TORCH_ARG(std::optional<bool>, store_is_hosted) = std::nullopt;
-  /// Keeps runs that use one store apart.
+  /// Keeps worlds that use one store apart; each is good for one init(). Empty:
+  /// counted by init() itself, which then every rank must call equally often.
   TORCH_ARG(std::string, store_prefix) = "";
 
   /// "auto": CPU tensors over shared memory inside a host and Gloo across

@@ -1,0 +1,87 @@
+# Every target makes sure first that what it needs is installed; with nothing
+# to install that is silent and takes a fraction of a second.
+#   make build JOBS=8         parallel compiles (default: all cores)
+#   make bench ONLY=step      one family of benchmarks
+
+SHELL := /bin/bash
+JOBS ?= $(shell nproc)
+ONLY ?=
+
+RELEASE := build/release
+
+.DEFAULT_GOAL := help
+# Two builds in one folder at a time would fight over it.
+.NOTPARALLEL:
+.PHONY: help setup build demo test bench format lint asan tsan offline-deps clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: ## install what building and testing need, find LibTorch
+	@scripts/setup.sh test
+
+build: ## the library, the command line and the examples, in build/release
+	@scripts/setup.sh build
+	@scripts/configure.sh release
+	cmake --build $(RELEASE) -j $(JOBS)
+
+demo: ## build and run the demo on 4 ranks
+	@scripts/setup.sh build
+	@scripts/configure.sh release
+	cmake --build $(RELEASE) -j $(JOBS) --target tessera_cli demo
+	$(RELEASE)/bin/tessera run -n 4 $(RELEASE)/bin/demo
+
+test: ## lint, build and run every test; the last line is the count
+	@scripts/setup.sh test
+	@JOBS=$(JOBS) scripts/test.sh
+
+bench: ## run the benchmarks; ONLY=family runs one family
+	@scripts/setup.sh bench
+	@scripts/configure.sh release bench
+	cmake --build $(RELEASE) -j $(JOBS)
+	python3 bench/run.py --build $(RELEASE) --only "$(ONLY)"
+
+format: ## lay out the sources with clang-format 14
+	@scripts/setup.sh test
+	@scripts/format.sh
+
+lint: ## layout, include direction, and each public header compiled alone
+	@scripts/setup.sh test
+	scripts/format.sh --check
+	scripts/check_includes.py --self-test
+	scripts/check_includes.py
+	@scripts/configure.sh release
+	cmake --build $(RELEASE) -j $(JOBS) --target all_verify_interface_header_sets
+
+# Builds the tests with label $(2) in folder $(1): a test is named as its target.
+define build_labelled
+tests="$$(ctest --test-dir $(1) -N -L '^$(2)$$' 2>/dev/null | sed -n 's/^ *Test *#[0-9]*: //p')"; \
+	cmake --build $(1) -j $(JOBS) --target $${tests:?no test has the label $(2)}
+endef
+
+# detect_leaks=0: LibTorch keeps registries and thread pools until the process
+# ends, on purpose, and they would drown a leak of ours.
+# protect_shadow_gap=0: CUDA maps memory there when LibTorch brings it in.
+asan: export ASAN_OPTIONS = detect_leaks=0:protect_shadow_gap=0:detect_stack_use_after_return=1:abort_on_error=1
+asan: export UBSAN_OPTIONS = print_stacktrace=1:halt_on_error=1
+asan: ## the tests labelled sanitize, under ASan and UBSan
+	@scripts/setup.sh test
+	@scripts/configure.sh asan-ubsan tests
+	@$(call build_labelled,build/asan-ubsan,sanitize)
+	ctest --test-dir build/asan-ubsan -L '^sanitize$$' --no-tests=error --output-on-failure
+
+# Kernels with many random address bits map where g++ 12's TSan wants its
+# shadow. setarch -R turns the randomness off; some containers refuse it.
+NO_ASLR = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+tsan: export TSAN_OPTIONS = halt_on_error=1:second_deadlock_stack=1
+tsan: ## the tests labelled tsan, under TSan
+	@scripts/setup.sh test
+	@scripts/configure.sh tsan tests
+	@$(call build_labelled,build/tsan,tsan)
+	$(NO_ASLR) ctest --test-dir build/tsan -L '^tsan$$' --no-tests=error --output-on-failure
+
+offline-deps: ## gather headers and small libraries in .deps/ for a host with no network
+	@scripts/offline_deps.sh
+
+clean: ## remove build/ (.venv and .deps stay)
+	rm -rf build

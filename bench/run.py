@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Runs benchmarks and prints one table.
+
+Each family is a list of commands that print rows as JSON, one object a line.
+Rows go to build/bench/results.jsonl; those of the families that ran replace the
+earlier ones, the others stay. See bench/README.md.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "build" / "bench" / "results.jsonl"
+
+
+def families(build):
+    """Family name -> commands. The name is the first part of its rows' names."""
+    run = [f"{build}/bin/tessera", "run", "--cpu-threads", "1"]
+    return {
+        "comm": [
+            run + ["-n", "2", f"{build}/bin/comm_bench"],
+            run + ["-n", "4", f"{build}/bin/comm_bench"],
+        ],
+    }
+
+
+def cpu_name():
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def rows_of(command):
+    """Runs one command; yields its rows as they come."""
+    print("$ " + " ".join(os.path.relpath(w) if w.startswith("/") else w for w in command), flush=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        line = re.sub(r"^\[ *\d+\] ", "", line)
+        if line.startswith("{"):
+            yield json.loads(line)
+        else:
+            sys.stdout.write(line)
+    if process.wait() != 0:
+        sys.exit(f"the command failed with exit code {process.returncode}")
+
+
+def print_row(row):
+    larger_is_better = row["unit"].endswith("/s")
+    cells = [f"{row['name']:<34}", f"{row['ours']:>11.2f} {row['unit']:<4}"]
+    for peer, value in row["peers"].items():
+        ratio = row["ours"] / value if larger_is_better else value / row["ours"]
+        cells.append(f"{peer} {value:>11.2f} ({ratio:.2f}x)")
+    if row.get("limit"):
+        limit = row["limit"]
+        share = row["ours"] / limit if larger_is_better else limit / row["ours"]
+        cells.append(f"limit {limit:>10.2f} ({share:.0%})")
+    cells.append(f"spread {row['spread']:.0%}")
+    print("  ".join(cells), flush=True)
+
+
+def load_results():
+    if not RESULTS.exists():
+        return []
+    return [json.loads(line) for line in RESULTS.read_text().splitlines() if line]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", default="build/release")
+    parser.add_argument("--only", default="", help="one family")
+    args = parser.parse_args()
+    known = families(os.path.abspath(args.build))
+    if args.only and args.only not in known:
+        sys.exit(f"there is no family \"{args.only}\"; choose one of: {', '.join(known)}")
+    chosen = [args.only] if args.only else list(known)
+
+    version = subprocess.run(
+        [f"{args.build}/bin/tessera", "--version"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    print(f"{version}; {cpu_name()}, {len(os.sched_getaffinity(0))} cores; {platform.platform()}")
+    print("(Nx): how many times faster than the peer; (N%): share of the limit's speed")
+    rows = []
+    for family in chosen:
+        for command in known[family]:
+            for row in rows_of(command):
+                print_row(row)
+                rows.append(row)
+
+    kept = [r for r in load_results() if r["name"].split("/")[0] not in chosen]
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text("".join(json.dumps(row) + "\n" for row in kept + rows))
+    print(f"{len(rows)} rows in {os.path.relpath(RESULTS)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# Everything `make test` runs after setup.sh: phases one after the other, then
+# the minutes of each and the count of tests. A failed phase does not hide the
+# later ones, except that without a build there is nothing left to run.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+limit_minutes=45
+jobs="${JOBS:-$(nproc)}"
+release=build/release
+results=build/test-results
+logs=build/test-logs
+ctest_report=build/test-logs/ctest.xml
+
+rm -rf "$results" "$logs"
+mkdir -p "$results" "$logs"
+
+timings=()
+
+# phase NAME COMMAND...: runs it; a failure is shown, noted and returned.
+phase() {
+  local name="$1" status=0 started=$SECONDS
+  shift
+  echo "== $name"
+  "$@" 2>&1 | tee "$logs/$name.log" || status=$?
+  local seconds=$((SECONDS - started))
+  local result=ok
+  if ((status != 0)); then
+    result=FAILED
+    echo "== $name FAILED (exit $status), log in $logs/$name.log"
+  fi
+  timings+=("$(printf '%-9s %5s min  %s' "$name" "$(minutes "$seconds")" "$result")")
+  phase_seconds=$seconds
+  return "$status"
+}
+
+minutes() { printf '%d.%d' $(($1 / 60)) $(($1 % 60 / 6)); }
+
+# counted NAME COMMAND...: a phase that is itself one test in the results.
+counted() {
+  if phase "$@"; then
+    scripts/junit_summary.py "$results" --add "$1" --seconds "$phase_seconds"
+  else
+    note_failure "$1"
+  fi
+}
+
+note_failure() {
+  scripts/junit_summary.py "$results" --add "$1" --seconds "$phase_seconds" --failed "$logs/$1.log"
+}
+
+finish() {
+  if ((SECONDS > limit_minutes * 60)); then
+    echo "The run took $(minutes "$SECONDS") minutes, more than $limit_minutes." | tee "$logs/time_limit.log"
+    phase_seconds=$SECONDS
+    note_failure time_limit
+  fi
+  echo "== minutes"
+  printf '%s\n' "${timings[@]}"
+  printf '%-9s %5s min\n' total "$(minutes "$SECONDS")"
+  exec scripts/junit_summary.py "$results" "$@"
+}
+
+check_includes() {
+  # Shown able to fail before its word is taken.
+  scripts/check_includes.py --self-test && scripts/check_includes.py
+}
+
+build() {
+  scripts/configure.sh release tests bench && cmake --build "$release" -j "$jobs"
+}
+
+# One test at a time: each runs several ranks of its own.
+run_tests() {
+  ctest --test-dir "$release" --output-on-failure --no-tests=error -j 1 \
+    --timeout 900 --output-junit "$PWD/$ctest_report"
+}
+
+# What a user does: installs Tessera, builds a project of their own, runs it.
+check_install() {
+  local prefix="$PWD/build/install-check" project=build/install-check-project
+  # A file left over from an earlier run could hide that it is not installed.
+  rm -rf "$prefix" "$project"
+  cmake --install "$release" --prefix "$prefix" >/dev/null &&
+    cmake -S examples/cmake_project -B "$project" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+      -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_RUNTIME_OUTPUT_DIRECTORY="$PWD/$project/bin" &&
+    cmake --build "$project" -j "$jobs" || return
+  local program output
+  program="$(find "$project/bin" -type f -executable)"
+  output="$("$program")" || return
+  echo "$output"
+  if [[ -z "$output" ]]; then
+    echo "$program printed nothing."
+    return 1
+  fi
+}
+
+check_headers() {
+  cmake --build "$release" -j "$jobs" --target all_verify_interface_header_sets
+}
+
+counted format scripts/format.sh --check
+counted includes check_includes
+if ! phase build build; then
+  note_failure build
+  finish
+fi
+# A failed test is counted from its own XML, or from ctest's report.
+phase tests run_tests || true
+counted install check_install
+counted headers check_headers
+finish --ctest "$ctest_report"

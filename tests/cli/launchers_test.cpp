@@ -1,0 +1,85 @@
+// The same program under each launcher gives the same result.
+#include <unistd.h>
+
+#include <fstream>
+
+#include "support/command.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using tessera::testing::bin_dir;
+using tessera::testing::CommandOptions;
+using tessera::testing::CommandResult;
+using tessera::testing::run_command;
+using tessera::testing::tessera_program;
+using tessera::testing::without_launcher;
+
+const std::string kLine = "sum=10 world=4 backend=shm";
+
+int count(const std::string& text, const std::string& what) {
+  int found = 0;
+  for (size_t at = text.find(what); at != std::string::npos;
+       at = text.find(what, at + 1)) {
+    ++found;
+  }
+  return found;
+}
+
+void expect_four_sums(const CommandResult& result) {
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_EQ(count(result.output, kLine), 4) << result.output;
+}
+
+CommandResult launch(std::vector<std::string> words) {
+  words.push_back(bin_dir() + "/comm_probe");
+  words.push_back("all_reduce");
+  CommandOptions options{.environment = without_launcher()};
+  options.environment["OMP_NUM_THREADS"] = "1";
+  return run_command(words, options);
+}
+
+bool is_on_path(const std::string& program) {
+  return run_command({"which", program}).exit_code == 0;
+}
+
+TEST(LaunchersTest, AllReduceUnderTesseraRun) {
+  expect_four_sums(launch({tessera_program(), "run", "-n", "4"}));
+}
+
+TEST(LaunchersTest, AllReduceUnderTorchrun) {
+  std::string python;
+  std::getline(std::ifstream(TESSERA_PYTHON_FILE), python);
+  if (python.empty()) {
+    GTEST_SKIP() << "this LibTorch came without Python, so without torchrun";
+  }
+  expect_four_sums(launch(
+      {python,
+       "-m",
+       "torch.distributed.run",
+       "--no-python",
+       "--nproc-per-node",
+       "4",
+       "--standalone"}));
+}
+
+TEST(LaunchersTest, AllReduceUnderMpirun) {
+  if (!is_on_path("mpirun")) {
+    GTEST_SKIP() << "no mpirun here (Debian: openmpi-bin)";
+  }
+  std::vector<std::string> words{"mpirun", "--oversubscribe", "-np", "4"};
+  if (getuid() == 0) {
+    words.insert(words.begin() + 1, "--allow-run-as-root");
+  }
+  expect_four_sums(launch(words));
+}
+
+TEST(LaunchersTest, AllReduceAlone) {
+  const auto result = launch({});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.output, HasSubstr("sum=1 world=1 backend=none"));
+}
+
+} // namespace
+} // namespace tessera

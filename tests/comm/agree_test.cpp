@@ -1,0 +1,86 @@
+#include <tessera/comm/agree.h>
+
+#include <tessera/error.h>
+
+#include "support/ranks.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using tessera::testing::on_ranks;
+
+TEST(AgreeTest, SaysNothingWhenAllAgree) {
+  on_ranks(4, [](const Group& world) {
+    agree(world, "fully_shard", {"fc.weight [8, 4]", "fc.bias [8]"});
+    agree(world, "fully_shard", {});
+  });
+}
+
+TEST(AgreeTest, NamesTheFirstDifferenceOnEveryRank) {
+  on_ranks(3, [](const Group& world) {
+    try {
+      agree(
+          world,
+          "fully_shard",
+          {"fc.weight [8, 4]",
+           world.rank() == 1 ? "fc.bias [9]" : "fc.bias [8]",
+           "rank " + std::to_string(world.rank())});
+      FAIL() << "nothing was thrown";
+    } catch (const DisagreementError& error) {
+      const std::string what = error.what();
+      EXPECT_THAT(what, HasSubstr("[fully_shard] rank"));
+      EXPECT_THAT(what, HasSubstr("ranks 0, 2: fc.bias [8]"));
+      EXPECT_THAT(what, HasSubstr("rank 1: fc.bias [9]"));
+      EXPECT_THAT(what, Not(HasSubstr("fc.weight")));
+    }
+  });
+}
+
+TEST(AgreeTest, AListThatEndsEarlyIsADifference) {
+  on_ranks(2, [](const Group& world) {
+    std::vector<std::string> items{"a"};
+    if (world.rank() == 1) {
+      items.push_back("b");
+    }
+    try {
+      agree(world, "x", items);
+      FAIL() << "nothing was thrown";
+    } catch (const DisagreementError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("rank 0: nothing (its list ends)"));
+      EXPECT_THAT(error.what(), HasSubstr("rank 1: b"));
+    }
+  });
+}
+
+TEST(AgreeTest, OneRanksErrorIsEverybodys) {
+  on_ranks(4, [](const Group& world) {
+    fail_together(world, "load", std::nullopt);
+    std::optional<std::string> error;
+    if (world.rank() == 2) {
+      error = "cannot open step_10/.metadata.";
+    }
+    try {
+      fail_together(world, "load", error);
+      FAIL() << "nothing was thrown";
+    } catch (const c10::Error& thrown) {
+      EXPECT_THAT(
+          thrown.what(),
+          HasSubstr("rank 2 failed: cannot open step_10/.metadata."));
+      EXPECT_THAT(thrown.what(), Not(HasSubstr("rank 1 failed")));
+    }
+    world.barrier();
+  });
+}
+
+TEST(AgreeTest, AGroupOfOneAgreesWithItself) {
+  on_ranks(1, [](const Group& world) {
+    agree(world, "x", {"a"});
+    fail_together(world, "x", std::nullopt);
+    EXPECT_THROW(fail_together(world, "x", "no."), c10::Error);
+  });
+}
+
+} // namespace
+} // namespace tessera

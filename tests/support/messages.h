@@ -1,0 +1,28 @@
+// What controller and workers of a test pool say to each other.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera::testing {
+
+/// One message: a kind and some texts. Sent as one packet.
+struct Message {
+  enum class Kind : char {
+    Run = 'R', // to a worker: test name, store prefix, store port
+    Failure = 'F', // from a worker: file, line, text
+    Property = 'P', // from a worker: key, value
+    Done = 'D', // from a worker: the test is over
+  };
+
+  Kind kind = Kind::Done;
+  std::vector<std::string> fields;
+};
+
+/// False if the other end is gone.
+bool send_message(int fd, const Message& message);
+/// Waits for a message; nothing if the other end is gone.
+std::optional<Message> receive_message(int fd);
+
+} // namespace tessera::testing

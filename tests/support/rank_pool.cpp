@@ -1,0 +1,247 @@
+#include "support/rank_pool.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <sstream>
+#include <system_error>
+
+extern char** environ;
+
+namespace tessera::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+/// After the first failure the other ranks get this long to report theirs.
+constexpr milliseconds kAfterFailure{3000};
+/// Time for a hanging worker to say where it stands.
+constexpr milliseconds kDumpTime{700};
+constexpr size_t kMaxLog = 20'000;
+
+[[noreturn]] void throw_errno(const char* step) {
+  throw std::system_error(errno, std::generic_category(), step);
+}
+
+std::vector<std::string> worker_environment(int rank, int socket) {
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    // A worker runs one test at a time and writes no report.
+    if (!text.starts_with("GTEST_") && !text.starts_with("TEST_")) {
+      result.emplace_back(text);
+    }
+  }
+  result.push_back("TESSERA_TEST_RANK=" + std::to_string(rank));
+  result.push_back("TESSERA_TEST_SOCKET=" + std::to_string(socket));
+  result.push_back("OMP_NUM_THREADS=1");
+  return result;
+}
+
+std::string describe_end(int status) {
+  if (WIFEXITED(status)) {
+    return "exited with code " + std::to_string(WEXITSTATUS(status));
+  }
+  return std::string("was killed by ") + strsignal(WTERMSIG(status));
+}
+
+} // namespace
+
+RankPool::RankPool(int size) {
+  comm::StoreEndpoint endpoint{"127.0.0.1", 0};
+  store_ = comm::host_store(endpoint, std::chrono::minutes(5));
+  store_port_ = endpoint.port;
+  for (int rank = 0; rank < size; ++rank) {
+    start(rank);
+  }
+}
+
+RankPool::~RankPool() {
+  for (Worker& worker : workers_) {
+    shutdown(worker.socket, SHUT_RDWR); // an idle worker exits by itself
+  }
+  const auto deadline = Clock::now() + milliseconds(healthy_ ? 2000 : 0);
+  for (Worker& worker : workers_) {
+    while (worker.pid > 0 && waitpid(worker.pid, nullptr, WNOHANG) == 0 &&
+           Clock::now() < deadline) {
+      usleep(1000);
+    }
+  }
+  kill_all();
+}
+
+void RankPool::kill_all() {
+  for (Worker& worker : workers_) {
+    kill(worker.pid, SIGKILL);
+    waitpid(worker.pid, nullptr, 0);
+    close(worker.socket);
+    close(worker.log);
+  }
+  workers_.clear();
+}
+
+std::vector<pid_t> RankPool::pids() const {
+  std::vector<pid_t> result;
+  for (const Worker& worker : workers_) {
+    result.push_back(worker.pid);
+  }
+  return result;
+}
+
+void RankPool::start(int rank) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw_errno("socketpair");
+  }
+  Worker worker{.rank = rank, .socket = ends[0]};
+  worker.log = memfd_create("worker log", MFD_CLOEXEC);
+  if (worker.log < 0) {
+    throw_errno("memfd_create");
+  }
+  fcntl(worker.log, F_SETFL, O_APPEND);
+  // Everything is allocated before the fork: this process has threads.
+  auto environment = worker_environment(rank, ends[1]);
+  std::vector<char*> envp;
+  for (std::string& entry : environment) {
+    envp.push_back(entry.data());
+  }
+  envp.push_back(nullptr);
+  char name[] = "worker";
+  char* argv[] = {name, nullptr};
+  worker.pid = fork();
+  if (worker.pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    fcntl(ends[1], F_SETFD, 0); // the worker keeps its end
+    dup2(worker.log, 1);
+    dup2(worker.log, 2);
+    execve("/proc/self/exe", argv, envp.data());
+    _exit(127);
+  }
+  close(ends[1]);
+  if (worker.pid < 0) {
+    throw_errno("fork");
+  }
+  workers_.push_back(worker);
+}
+
+bool RankPool::run(const std::string& test, milliseconds timeout) {
+  const std::string prefix = "run" + std::to_string(num_runs_++);
+  for (Worker& worker : workers_) {
+    worker.log_begin = lseek(worker.log, 0, SEEK_END);
+    worker.running = true;
+    send_message(
+        worker.socket,
+        {Message::Kind::Run, {test, prefix, std::to_string(store_port_)}});
+  }
+  const auto start = Clock::now();
+  auto deadline = start + timeout;
+  bool shortened = false;
+  while (true) {
+    std::vector<pollfd> waits;
+    std::vector<Worker*> waited;
+    for (Worker& worker : workers_) {
+      if (worker.running) {
+        waits.push_back({worker.socket, POLLIN, 0});
+        waited.push_back(&worker);
+      }
+    }
+    if (waits.empty()) {
+      return healthy_;
+    }
+    if (!healthy_ && !shortened) {
+      shortened = true;
+      deadline = std::min(deadline, Clock::now() + kAfterFailure);
+    }
+    const auto left =
+        std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
+    if (left.count() <= 0) {
+      healthy_ = false;
+      report_hang(
+          std::chrono::duration_cast<milliseconds>(Clock::now() - start));
+      kill_all();
+      return false;
+    }
+    poll(waits.data(), waits.size(), static_cast<int>(left.count()));
+    for (size_t i = 0; i < waits.size(); ++i) {
+      if (waits[i].revents != 0) {
+        take_message(*waited[i]);
+      }
+    }
+  }
+}
+
+void RankPool::take_message(Worker& worker) {
+  const auto message = receive_message(worker.socket);
+  if (!message) {
+    report_death(worker);
+    return;
+  }
+  switch (message->kind) {
+    case Message::Kind::Failure:
+      healthy_ = false;
+      ADD_FAILURE_AT(
+          message->fields.at(0).c_str(), std::stoi(message->fields.at(1)))
+          << "[rank " << worker.rank << "] " << message->fields.at(2);
+      break;
+    case Message::Kind::Property:
+      if (worker.rank == 0) {
+        ::testing::Test::RecordProperty(
+            message->fields.at(0), message->fields.at(1));
+      }
+      break;
+    case Message::Kind::Done:
+    case Message::Kind::Run:
+      worker.running = false;
+      break;
+  }
+}
+
+void RankPool::report_death(Worker& worker) {
+  healthy_ = false;
+  worker.running = false;
+  int status = 0;
+  waitpid(worker.pid, &status, 0);
+  ADD_FAILURE() << "[rank " << worker.rank << "] the process "
+                << describe_end(status) << ". Its output:\n"
+                << log_of(worker);
+}
+
+void RankPool::report_hang(milliseconds waited) {
+  for (const Worker& worker : workers_) {
+    if (worker.running) {
+      kill(worker.pid, SIGUSR1); // answered into its log
+    }
+  }
+  usleep(static_cast<useconds_t>(kDumpTime.count()) * 1000);
+  std::ostringstream report;
+  report << "not all ranks finished within "
+         << static_cast<double>(waited.count()) / 1000 << " s:\n";
+  for (const Worker& worker : workers_) {
+    report << "[rank " << worker.rank << "] "
+           << (worker.running ? "did not finish. Its output:\n" + log_of(worker)
+                              : std::string("finished"))
+           << "\n";
+  }
+  ADD_FAILURE() << report.str();
+}
+
+std::string RankPool::log_of(const Worker& worker) const {
+  const off_t end = lseek(worker.log, 0, SEEK_END);
+  const off_t begin =
+      std::max(worker.log_begin, end - static_cast<off_t>(kMaxLog));
+  std::string text(static_cast<size_t>(end - begin), '\0');
+  const ssize_t count = pread(worker.log, text.data(), text.size(), begin);
+  text.resize(static_cast<size_t>(std::max<ssize_t>(count, 0)));
+  return text.empty() ? "(nothing)" : text;
+}
+
+} // namespace tessera::testing
