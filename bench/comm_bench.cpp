@@ -95,10 +95,10 @@ void bench(
   collective(shm, buffers);
   collective(gloo, buffers);
   for (int repeat = 0; repeat < kRepeats; ++repeat) {
-    ours.values.push_back(measure(
-        shm, size.iterations, [&] { collective(shm, buffers); }));
-    theirs.values.push_back(measure(
-        shm, size.iterations, [&] { collective(gloo, buffers); }));
+    ours.values.push_back(
+        measure(shm, size.iterations, [&] { collective(shm, buffers); }));
+    theirs.values.push_back(
+        measure(shm, size.iterations, [&] { collective(gloo, buffers); }));
     limit.values.push_back(measure(shm, size.iterations, [&] {
       std::memcpy(
           buffers.other.mutable_data_ptr(),
@@ -145,7 +145,7 @@ int main() {
        }},
       {"all_reduce",
        [](const Group& group, Buffers& b) {
-         group.all_reduce(b.full, ReduceOp::Max);
+         group.all_reduce(b.full, ReduceOp::Avg);
        }},
       {"broadcast",
        [](const Group& group, Buffers& b) { group.broadcast(b.full, 0); }}};

@@ -20,8 +20,10 @@ set(TESSERA_HAS_NCCL OFF)
 if(TESSERA_TORCH_HAS_CUDA)
   file(GLOB _wheel_nccl "${TESSERA_TORCH_ROOT_FOUND}/../nvidia/*/include")
   find_path(TESSERA_NCCL_INCLUDE nccl.h HINTS ${_wheel_nccl} /usr/local/cuda/include)
-  find_path(TESSERA_CUDA_INCLUDE cuda_runtime_api.h
-    HINTS ${_wheel_nccl} /usr/local/cuda/include $ENV{CUDA_HOME}/include)
+  # The wheels' CUDA headers may come without crt/, which the others include.
+  find_path(TESSERA_CUDA_INCLUDE crt/host_config.h
+    HINTS $ENV{CUDA_HOME}/include /usr/local/cuda/include
+          /usr/local/cuda/targets/x86_64-linux/include ${_wheel_nccl})
   if(TESSERA_NCCL_INCLUDE AND TESSERA_CUDA_INCLUDE)
     set(TESSERA_HAS_NCCL ON)
     target_include_directories(tessera_headers SYSTEM INTERFACE

@@ -42,7 +42,8 @@ double time_of(const Group& world, const std::function<void()>& body) {
 }
 
 void show_mesh(const Group& world) {
-  const auto mesh = tessera::make_mesh({2, world.size() / 2}, {"replicate", "shard"});
+  const auto mesh =
+      tessera::make_mesh({2, world.size() / 2}, {"replicate", "shard"});
   const std::string line = "rank " + std::to_string(world.rank()) + " is at (" +
       std::to_string(mesh.axis_rank("replicate")) + ", " +
       std::to_string(mesh.axis_rank("shard")) + ") and shards with ranks " +
@@ -54,7 +55,9 @@ void show_mesh(const Group& world) {
   }
   if (world.rank() == 0) {
     std::printf(
-        "%s over backend %s\n\n", mesh.to_string().c_str(), world.backend().c_str());
+        "%s over backend %s\n\n",
+        mesh.to_string().c_str(),
+        world.backend().c_str());
   }
 }
 
@@ -111,7 +114,9 @@ int main() {
   const auto world = tessera::init();
   if (world.size() % 2 != 0) {
     if (world.rank() == 0) {
-      std::fprintf(stderr, "this demo wants an even number of ranks: tessera run -n 4 ...\n");
+      std::fprintf(
+          stderr,
+          "this demo wants an even number of ranks: tessera run -n 4 ...\n");
     }
     return 1;
   }

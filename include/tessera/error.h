@@ -12,7 +12,8 @@ namespace tessera {
 
 /// Where an error happened. Empty fields are left out of the message.
 struct ErrorSite {
-  std::string_view call = {}; // public call, as the user wrote it: "fully_shard"
+  std::string_view call =
+      {}; // public call, as the user wrote it: "fully_shard"
   int rank = -1;
   int world_size = -1;
   std::string_view group;
@@ -63,10 +64,10 @@ namespace detail {
 } // namespace tessera
 
 /// Guards an invariant of Tessera itself. Never for what a user passed.
-#define TESSERA_INTERNAL_ASSERT(condition, what)     \
-  do {                                               \
-    if (!(condition)) [[unlikely]] {                 \
-      ::tessera::detail::internal_assert_fail(       \
-          #condition, __FILE__, __LINE__, (what));   \
-    }                                                \
+#define TESSERA_INTERNAL_ASSERT(condition, what)   \
+  do {                                             \
+    if (!(condition)) [[unlikely]] {               \
+      ::tessera::detail::internal_assert_fail(     \
+          #condition, __FILE__, __LINE__, (what)); \
+    }                                              \
   } while (false)

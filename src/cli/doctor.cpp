@@ -7,9 +7,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/cuda.h>
 
-#include <dlfcn.h>
-
 #include <CLI/CLI.hpp>
+#include <dlfcn.h>
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
@@ -126,11 +125,11 @@ int report() {
       print_fact("", "fix: " + check.fix);
     }
   }
-  std::cout << (failures == 0
-                    ? "All is well. Next: tessera run -n 2 PROGRAM\n"
-                    : fmt::format("{} of {} checks failed.\n",
-                                  failures,
-                                  std::size(checks)));
+  std::cout
+      << (failures == 0
+              ? "All is well. Next: tessera run -n 2 PROGRAM\n"
+              : fmt::format(
+                    "{} of {} checks failed.\n", failures, std::size(checks)));
   return failures == 0 ? 0 : 1;
 }
 

@@ -39,6 +39,11 @@ class StoreChannel : public launch::Channel {
     store_->set(key, bytes);
   }
 
+  std::string set_if_absent(const std::string& key, const std::string& bytes)
+      override {
+    return store_->compareSet(key, "", bytes);
+  }
+
   std::optional<std::string> get(const std::string& key) override {
     if (!store_->check({key})) {
       return std::nullopt;

@@ -1,5 +1,4 @@
 #include <tessera/comm/agree.h>
-
 #include <tessera/error.h>
 
 #include <ATen/ops/empty.h>

@@ -27,8 +27,8 @@ std::string rank_list(std::span<const int> ranks) {
 std::optional<std::string> describe_mismatch(
     std::span<const Call> calls,
     std::span<const int> names) {
-  const bool agree = std::all_of(
-      calls.begin(), calls.end(), [&](const Call& call) {
+  const bool agree =
+      std::all_of(calls.begin(), calls.end(), [&](const Call& call) {
         return call.matches(calls.front());
       });
   if (agree) {

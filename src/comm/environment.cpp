@@ -100,7 +100,12 @@ constexpr Variables kSlurm{
     "SLURM_NTASKS",
     "SLURM_LOCALID",
     nullptr};
-constexpr Variables kPmi{"PMI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", nullptr};
+constexpr Variables kPmi{
+    "PMI",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "MPI_LOCALRANKID",
+    nullptr};
 
 std::optional<Variables> find_launcher(const Reader& reader) {
   if (reader.has("RANK") || reader.has("WORLD_SIZE")) {
@@ -161,9 +166,8 @@ Environment read_environment(const Getenv& getenv) {
             environment.world_size,
             environment.world_size - 1));
   }
-  environment.local_rank =
-      reader.number(variables->local_rank, 0, kMaxWorld)
-          .value_or(environment.rank);
+  environment.local_rank = reader.number(variables->local_rank, 0, kMaxWorld)
+                               .value_or(environment.rank);
   environment.master_addr = reader.text("MASTER_ADDR");
   environment.master_port = reader.number("MASTER_PORT", 1, 65535);
   environment.store_is_hosted =

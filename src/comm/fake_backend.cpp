@@ -59,8 +59,9 @@ class FakeBackend : public c10d::Backend {
       std::vector<int64_t>&,
       const c10d::AllToAllOptions&) override {
     const int64_t count = std::min(output.numel(), input.numel());
-    output.view(-1).narrow(0, 0, count).copy_(
-        input.view(-1).narrow(0, 0, count));
+    output.view(-1)
+        .narrow(0, 0, count)
+        .copy_(input.view(-1).narrow(0, 0, count));
     return done(c10d::OpType::ALLTOALL_BASE, {output});
   }
 

@@ -1,6 +1,5 @@
-#include <tessera/comm/group.h>
-
 #include <tessera/comm/agree.h>
+#include <tessera/comm/group.h>
 #include <tessera/error.h>
 
 #include <ATen/ops/empty.h>
@@ -32,7 +31,9 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 std::string shape_of(const at::Tensor& tensor) {
   return fmt::format(
-      "{} [{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
+      "{} [{}]",
+      c10::toString(tensor.scalar_type()),
+      fmt::join(tensor.sizes(), ", "));
 }
 
 void check_tensor(
@@ -53,7 +54,8 @@ void check_tensor(
         shape_of(tensor),
         name));
   }
-  if (tensor.device().type() != at::kCPU && tensor.device().type() != at::kCUDA) {
+  if (tensor.device().type() != at::kCPU &&
+      tensor.device().type() != at::kCUDA) {
     fail(fmt::format(
         "{} is on {}; tensors of the CPU and of CUDA devices can be sent.",
         name,
@@ -225,8 +227,17 @@ ReducePlan plan_reduction(
       group.backend(tensor.device().type())->getBackendName();
   if (name == "gloo" || name == "nccl") {
     constexpr at::ScalarType kTaken[] = {
-        at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar, at::kByte,
-        at::kInt, at::kLong, at::kBool, at::kComplexFloat, at::kComplexDouble};
+        at::kFloat,
+        at::kDouble,
+        at::kHalf,
+        at::kBFloat16,
+        at::kChar,
+        at::kByte,
+        at::kInt,
+        at::kLong,
+        at::kBool,
+        at::kComplexFloat,
+        at::kComplexDouble};
     if (std::find(std::begin(kTaken), std::end(kTaken), dtype) ==
         std::end(kTaken)) {
       group.raise_error<c10::ValueError>(
@@ -240,8 +251,9 @@ ReducePlan plan_reduction(
   switch (op) {
     case ReduceOp::Sum:
       // As bytes, true + true would be 2.
-      return {dtype == at::kBool && name != "shm" ? c10d::ReduceOp::MAX
-                                                  : c10d::ReduceOp::SUM};
+      return {
+          dtype == at::kBool && name != "shm" ? c10d::ReduceOp::MAX
+                                              : c10d::ReduceOp::SUM};
     case ReduceOp::Avg:
       // Gloo's AVG is a sum (pytorch issue 162338).
       return name == "gloo"
@@ -436,8 +448,9 @@ std::vector<int64_t> scale_splits(
   const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
   const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
   const bool fits = static_cast<int>(splits.size()) == group.size() &&
-      sum == rows &&
-      std::all_of(splits.begin(), splits.end(), [](int64_t s) { return s >= 0; });
+      sum == rows && std::all_of(splits.begin(), splits.end(), [](int64_t s) {
+                      return s >= 0;
+                    });
   if (!fits) {
     group.raise_error<c10::ValueError>(
         call,
@@ -684,8 +697,8 @@ std::vector<Bytes> Group::all_gather_bytes(
       all_gather_into(all, mine, label);
     }
     for (int peer = 0; peer < size(); ++peer) {
-      result.push_back(to_bytes(
-          all[peer].narrow(0, 0, sizes[static_cast<size_t>(peer)])));
+      result.push_back(
+          to_bytes(all[peer].narrow(0, 0, sizes[static_cast<size_t>(peer)])));
     }
     return result;
   }
@@ -748,10 +761,8 @@ std::vector<Bytes> Group::gather_bytes(
   return result;
 }
 
-std::optional<Group> Group::split(
-    int color,
-    int key,
-    std::string_view name) const {
+std::optional<Group> Group::split(int color, int key, std::string_view name)
+    const {
   GroupImpl& parent = impl();
   const int32_t mine[2] = {color, key};
   const auto* raw = reinterpret_cast<const uint8_t*>(mine);

@@ -78,8 +78,8 @@ GroupImpl::GroupImpl(
       c10::make_intrusive<c10d::ProcessGroup>(store_, rank_, size());
   using c10d::ProcessGroup;
   const bool is_gloo = cpu_->getBackendName() == "gloo";
-  const auto cpu_type =
-      is_gloo ? ProcessGroup::BackendType::GLOO : ProcessGroup::BackendType::CUSTOM;
+  const auto cpu_type = is_gloo ? ProcessGroup::BackendType::GLOO
+                                : ProcessGroup::BackendType::CUSTOM;
   process_group_->setBackend(c10::DeviceType::CPU, cpu_type, cpu_);
   process_group_->setDefaultBackend(cpu_type);
   if (world_->use_nccl) {
@@ -96,6 +96,9 @@ GroupImpl::GroupImpl(
 }
 
 GroupImpl::~GroupImpl() {
+  if (cuda_) {
+    cuda_->shutdown(); // NCCL warns at exit about groups that were not
+  }
   if (process_group_) {
     c10d::unregister_process_group(registered_name_);
   }
@@ -181,9 +184,7 @@ void GroupImpl::compare_calls(const Call& call) {
 /// Ranks that do not report within a moment are not in this operation: those
 /// that are fail with us, since a broken connection is noticed by its peers.
 std::vector<int> GroupImpl::find_missing(const Call& call) {
-  const auto key = [](int rank) {
-    return "roll_call/" + std::to_string(rank);
-  };
+  const auto key = [](int rank) { return "roll_call/" + std::to_string(rank); };
   store_->set(key(rank_), call.describe());
   std::vector<int> missing;
   const auto deadline = std::chrono::steady_clock::now() + kRollCall;
@@ -241,11 +242,10 @@ void GroupImpl::fail(const Call& call, std::exception_ptr error) {
     const bool timed_out = says_timeout(message);
     dead_reason_ = fmt::format(
         "{}: {}.",
-        timed_out
-            ? fmt::format(
-                  "timed out after {:.1f} s",
-                  std::chrono::duration<double>(world_->timeout).count())
-            : "a connection broke",
+        timed_out ? fmt::format(
+                        "timed out after {:.1f} s",
+                        std::chrono::duration<double>(world_->timeout).count())
+                  : "a connection broke",
         who);
     const std::string what = fmt::format(
         "{} See that rank's own output, or raise the timeout if it is only slow. (in {}; the backend said: {})",

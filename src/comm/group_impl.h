@@ -67,7 +67,8 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   const StorePtr& store() const {
     return store_;
   }
-  /// The c10d process group, registered with c10d by its group name. Null in a group of one.
+  /// The c10d process group, registered with c10d by its group name. Null in a
+  /// group of one.
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const {
     return process_group_;
   }
@@ -103,9 +104,8 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
 
   /// `[call] rank 2/8, group "mesh.dp": what`.
   template <class E = c10::Error>
-  [[noreturn]] void raise_error(
-      std::string_view call,
-      std::string_view what) const;
+  [[noreturn]] void raise_error(std::string_view call, std::string_view what)
+      const;
 
   /// How many groups were split off: names their stores apart. The same on
   /// all ranks, since splitting is collective.
@@ -156,9 +156,8 @@ class PendingCall {
 };
 
 template <class E>
-void GroupImpl::raise_error(
-    std::string_view call,
-    std::string_view what) const {
+void GroupImpl::raise_error(std::string_view call, std::string_view what)
+    const {
   const bool is_world = size() == world_->size();
   raise<E>(
       {.call = call,

@@ -39,8 +39,8 @@ AddressList resolve(const std::string& host, int port, int socket_type) {
   addrinfo hints{};
   hints.ai_socktype = socket_type;
   addrinfo* found = nullptr;
-  const int error = getaddrinfo(
-      host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  const int error =
+      getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (error != 0) {
     raise<c10::DistNetworkError>(
         {.call = "init"},

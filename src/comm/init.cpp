@@ -1,5 +1,4 @@
 #include <tessera/comm/init.h>
-
 #include <tessera/error.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -7,16 +6,22 @@
 #include <torch/version.h>
 
 #include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "comm/environment.h"
@@ -170,8 +175,7 @@ OpenedStore open_store(const Environment& environment, Milliseconds timeout) {
     opened.handout = std::make_unique<comm::PortHandout>(
         environment.job_id, opened.endpoint.port);
   } else {
-    opened.endpoint.port =
-        comm::PortHandout::ask(environment.job_id, timeout);
+    opened.endpoint.port = comm::PortHandout::ask(environment.job_id, timeout);
     opened.store = comm::connect_store(opened.endpoint, timeout);
   }
   return opened;
@@ -197,8 +201,7 @@ void tell_others(const InitOptions& options, int num_inits, const char* what) {
     if (address == nullptr || port == nullptr) {
       return;
     }
-    auto store =
-        comm::connect_store({address, std::atoi(port)}, kRefusal);
+    auto store = comm::connect_store({address, std::atoi(port)}, kRefusal);
     c10d::PrefixStore own(
         world_prefix(
             options, restarts == nullptr ? 0 : std::atoi(restarts), num_inits),
@@ -215,6 +218,31 @@ void ignore_sigpipe() {
   if (sigaction(SIGPIPE, nullptr, &current) == 0 &&
       current.sa_handler == SIG_DFL) {
     signal(SIGPIPE, SIG_IGN);
+  }
+}
+
+bool is_traced() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("TracerPid:")) {
+      return std::atoi(line.c_str() + std::strlen("TracerPid:")) != 0;
+    }
+  }
+  return false;
+}
+
+/// TESSERA_DEBUG_RANK: lets a person attach before anything happens.
+void wait_for_debugger_if_asked(int rank) {
+  const char* wanted = std::getenv("TESSERA_DEBUG_RANK");
+  if (wanted == nullptr || wanted != std::to_string(rank)) {
+    return;
+  }
+  prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY); // a sibling of ours may attach
+  const std::string line = fmt::format(
+      "tessera: rank {} waits for a debugger: gdb -p {}\n", rank, getpid());
+  std::fputs(line.c_str(), stderr);
+  while (!is_traced()) {
+    std::this_thread::sleep_for(Milliseconds(50));
   }
 }
 
@@ -286,8 +314,8 @@ Group make_world(
         info->timeout);
     info->host_of = number_hosts(members);
     info->use_nccl = decide_on_nccl(options.backend(), environment, members);
-    info->address = comm::address_towards(
-        opened.endpoint.address, opened.endpoint.port);
+    info->address =
+        comm::address_towards(opened.endpoint.address, opened.endpoint.port);
     ignore_sigpipe();
   }
   std::vector<int> everyone(static_cast<size_t>(environment.world_size));
@@ -317,6 +345,7 @@ Group init(const InitOptions& options) {
     tell_others(options, num_inits, error.what());
     throw;
   }
+  wait_for_debugger_if_asked(environment.rank);
   current.world = make_world(options, environment, num_inits);
   return current.world;
 }

@@ -1,7 +1,6 @@
-#include <tessera/comm/mesh.h>
-
 #include <tessera/comm/agree.h>
 #include <tessera/comm/init.h>
+#include <tessera/comm/mesh.h>
 #include <tessera/error.h>
 
 #define FMT_HEADER_ONLY
@@ -55,8 +54,9 @@ void check_shape(
   };
   const int64_t needed = std::accumulate(
       shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-  if (shape.empty() ||
-      std::any_of(shape.begin(), shape.end(), [](int64_t n) { return n < 1; })) {
+  if (shape.empty() || std::any_of(shape.begin(), shape.end(), [](int64_t n) {
+        return n < 1;
+      })) {
     fail(fmt::format(
         "shape {{{}}} must name at least one axis, each of size 1 or more.",
         fmt::join(shape, ", ")));
@@ -236,7 +236,10 @@ std::string Mesh::to_string() const {
   std::string text = "Mesh(";
   for (size_t axis = 0; axis < data_->shape.size(); ++axis) {
     text += fmt::format(
-        "{}{}={}", axis == 0 ? "" : ", ", data_->names[axis], data_->shape[axis]);
+        "{}{}={}",
+        axis == 0 ? "" : ", ",
+        data_->names[axis],
+        data_->shape[axis]);
   }
   return text + ")";
 }

@@ -132,8 +132,7 @@ Outcome await_verdict(
   try {
     store.wait({kVerdict}, timeout);
   } catch (const c10::DistStoreError&) {
-    return {
-        settle(store, timeout_verdict(store, world_size, timeout)), true};
+    return {settle(store, timeout_verdict(store, world_size, timeout)), true};
   }
   return {store.get_to_str(kVerdict)};
 }
@@ -158,8 +157,7 @@ std::vector<Member> join(
     const Member& self,
     Milliseconds timeout) {
   const int world_size = self.world_size;
-  const ErrorSite site{
-      .call = "init", .rank = rank, .world_size = world_size};
+  const ErrorSite site{.call = "init", .rank = rank, .world_size = world_size};
   Outcome outcome;
   try {
     check_in(store, rank, self);

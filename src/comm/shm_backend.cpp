@@ -257,8 +257,7 @@ void ShmBackend::set_next_call(const Call* call) {
 
 at::Tensor ShmBackend::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
   const uint64_t id = ++num_allocations_;
-  const auto bytes =
-      static_cast<size_t>(c10::multiply_integers(sizes)) *
+  const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) *
       c10::elementSize(dtype);
   auto buffer = buffers_->add(
       id,
@@ -281,8 +280,7 @@ ShmBackend::WorkPtr ShmBackend::run(
     queue_->run_now(operation);
     return c10::make_intrusive<DoneWork>(type, std::move(outputs));
   }
-  auto work =
-      c10::make_intrusive<ShmWork>(type, std::move(outputs), queue_);
+  auto work = c10::make_intrusive<ShmWork>(type, std::move(outputs), queue_);
   work->start(std::move(operation));
   return work;
 }

@@ -72,11 +72,10 @@ int listen_on(StoreEndpoint& endpoint) {
   if (bind(fd, address, length) != 0 || listen(fd, SOMAXCONN) != 0) {
     const int error = errno;
     close(fd);
-    throw_network(
-        fmt::format(
-            "cannot listen on {} ({}). Another program, or an earlier run that is still there, may hold the port: choose another MASTER_PORT, or use `tessera run`, which takes a free one.",
-            endpoint.to_string(),
-            std::strerror(error)));
+    throw_network(fmt::format(
+        "cannot listen on {} ({}). Another program, or an earlier run that is still there, may hold the port: choose another MASTER_PORT, or use `tessera run`, which takes a free one.",
+        endpoint.to_string(),
+        std::strerror(error)));
   }
   if (getsockname(fd, address, &length) == 0) {
     endpoint.port = ntohs(
@@ -154,22 +153,20 @@ StorePtr host_store(StoreEndpoint& endpoint, Milliseconds timeout) {
   try {
     return c10::make_intrusive<c10d::TCPStore>(endpoint.address, options);
   } catch (const std::exception& error) {
-    throw_network(
-        fmt::format(
-            "the store on {} could not be started: {}",
-            endpoint.to_string(),
-            error.what()));
+    throw_network(fmt::format(
+        "the store on {} could not be started: {}",
+        endpoint.to_string(),
+        error.what()));
   }
 }
 
 StorePtr connect_store(const StoreEndpoint& endpoint, Milliseconds timeout) {
   const auto give_up = [&](std::string_view reason) {
-    throw_network(
-        fmt::format(
-            "no store answered on {} within {:.1f} s. Is rank 0 (or its launcher) running there, and are MASTER_ADDR and MASTER_PORT the same everywhere? ({})",
-            endpoint.to_string(),
-            seconds(timeout),
-            reason.substr(0, reason.find('\n'))));
+    throw_network(fmt::format(
+        "no store answered on {} within {:.1f} s. Is rank 0 (or its launcher) running there, and are MASTER_ADDR and MASTER_PORT the same everywhere? ({})",
+        endpoint.to_string(),
+        seconds(timeout),
+        reason.substr(0, reason.find('\n'))));
   };
   // c10d would retry too, but warns with a stack trace at each attempt.
   const auto deadline = Clock::now() + timeout;
@@ -258,11 +255,10 @@ PortHandout::PortHandout(const std::string& job_id, int port) {
     const int error = errno;
     close(listener_);
     close(wake_);
-    throw_network(
-        fmt::format(
-            "cannot offer the port of rank 0 to job \"{}\" ({}). Two processes with rank 0 in one job? Otherwise set MASTER_ADDR and MASTER_PORT.",
-            job_id,
-            std::strerror(error)));
+    throw_network(fmt::format(
+        "cannot offer the port of rank 0 to job \"{}\" ({}). Two processes with rank 0 in one job? Otherwise set MASTER_ADDR and MASTER_PORT.",
+        job_id,
+        std::strerror(error)));
   }
   thread_ = std::thread([listener = listener_, wake = wake_, port] {
     const auto answer = static_cast<uint32_t>(port);
@@ -315,11 +311,10 @@ int PortHandout::ask(const std::string& job_id, Milliseconds timeout) {
     }
     std::this_thread::sleep_for(kRetry);
   }
-  throw_network(
-      fmt::format(
-          "rank 0 of job \"{}\" did not offer its port within {:.1f} s. Did it start? If the job spans several hosts, set MASTER_ADDR and MASTER_PORT.",
-          job_id,
-          seconds(timeout)));
+  throw_network(fmt::format(
+      "rank 0 of job \"{}\" did not offer its port within {:.1f} s. Did it start? If the job spans several hosts, set MASTER_ADDR and MASTER_PORT.",
+      job_id,
+      seconds(timeout)));
 }
 
 } // namespace tessera::comm

@@ -16,6 +16,11 @@ class Channel {
 
   /// Sets or replaces a value.
   virtual void set(const std::string& key, const std::string& bytes) = 0;
+  /// Sets a value unless there is one, atomically over all nodes. Returns the
+  /// one that holds.
+  virtual std::string set_if_absent(
+      const std::string& key,
+      const std::string& bytes) = 0;
   /// The value, or nothing if the key has not been set yet.
   virtual std::optional<std::string> get(const std::string& key) = 0;
 };

@@ -73,6 +73,18 @@ void Nodes::set(const std::string& key, const std::string& bytes) {
   }
 }
 
+std::string Nodes::set_if_absent(
+    const std::string& key,
+    const std::string& bytes) {
+  try {
+    return channel_->set_if_absent(key, bytes);
+  } catch (const std::exception& error) {
+    throw ChannelLost(
+        std::string("lost contact with the launcher of node 0: ") +
+        error.what());
+  }
+}
+
 std::optional<std::string> Nodes::get(const std::string& key) {
   try {
     return channel_->get(key);
@@ -85,9 +97,7 @@ std::optional<std::string> Nodes::get(const std::string& key) {
 
 void Nodes::abort(const std::string& message, int exit_code) noexcept {
   try {
-    if (!get("abort")) {
-      set("abort", encode_fields({std::to_string(exit_code), message}));
-    }
+    set_if_absent("abort", encode_fields({std::to_string(exit_code), message}));
   } catch (const std::exception&) {
     // The channel is gone, and the other nodes notice that by themselves.
   }
@@ -106,34 +116,24 @@ void Nodes::throw_if_aborted() {
 }
 
 void Nodes::claim_node_rank() {
-  const std::string key = node_key(options_.node_rank);
-  if (const auto taken = get(key)) {
+  const std::string mine = encode_fields(
+      {kProtocol,
+       std::to_string(options_.num_nodes),
+       std::to_string(options_.ranks_per_node),
+       std::to_string(options_.max_restarts),
+       options_.run_id,
+       identity_});
+  const std::string claim = set_if_absent(node_key(options_.node_rank), mine);
+  if (claim != mine) {
     abort_and_throw(
         "node rank " + std::to_string(options_.node_rank) +
-        " was given to two launchers: " + decode_fields(*taken, 6).back() +
+        " was given to two launchers: " + decode_fields(claim, 6).back() +
         " and " + identity_ + ". Give each node a rank of its own.");
   }
-  set(key,
-      encode_fields(
-          {kProtocol,
-           std::to_string(options_.num_nodes),
-           std::to_string(options_.ranks_per_node),
-           std::to_string(options_.max_restarts),
-           options_.run_id,
-           identity_}));
 }
 
 void Nodes::check_peer(int node, const std::string& announcement) {
   const std::vector<std::string> theirs = decode_fields(announcement, 6);
-  if (node == options_.node_rank) {
-    if (theirs.back() != identity_) {
-      abort_and_throw(
-          "node rank " + std::to_string(node) +
-          " was given to two launchers: " + theirs.back() + " and " +
-          identity_ + ". Give each node a rank of its own.");
-    }
-    return;
-  }
   const std::vector<std::pair<std::string, std::string>> expected{
       {"protocol", kProtocol},
       {"number of nodes", std::to_string(options_.num_nodes)},
@@ -190,9 +190,6 @@ void Nodes::join() {
     }
     frontend_->pause(kPollInterval);
   }
-  // Two launchers with one rank may both have found it free.
-  check_peer(
-      options_.node_rank, get(node_key(options_.node_rank)).value_or(""));
   for (Peer& peer : peers_) {
     peer.last_beat = Clock::now();
   }

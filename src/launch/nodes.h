@@ -99,6 +99,7 @@ class Nodes {
     return options_.node_rank == 0;
   }
   void set(const std::string& key, const std::string& bytes);
+  std::string set_if_absent(const std::string& key, const std::string& bytes);
   std::optional<std::string> get(const std::string& key);
   [[noreturn]] void abort_and_throw(const std::string& message);
   void throw_if_aborted();

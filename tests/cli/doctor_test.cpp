@@ -3,10 +3,10 @@
 namespace tessera {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using tessera::testing::run_command;
 using tessera::testing::tessera_program;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 TEST(DoctorTest, SaysWhatIsThereAndThatItWorks) {
   const auto result = run_command({tessera_program(), "doctor"});

@@ -8,13 +8,13 @@
 namespace tessera {
 namespace {
 
-using ::testing::HasSubstr;
 using tessera::testing::bin_dir;
 using tessera::testing::CommandOptions;
 using tessera::testing::CommandResult;
 using tessera::testing::run_command;
 using tessera::testing::tessera_program;
 using tessera::testing::without_launcher;
+using ::testing::HasSubstr;
 
 const std::string kLine = "sum=10 world=4 backend=shm";
 

@@ -1,13 +1,15 @@
 // `tessera run` as a user meets it; supervision itself is tested in launch/.
 #include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
 
 #include "support/command.h"
 
 namespace tessera {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using tessera::testing::bin_dir;
 using tessera::testing::Command;
 using tessera::testing::CommandOptions;
@@ -15,6 +17,8 @@ using tessera::testing::CommandResult;
 using tessera::testing::run_command;
 using tessera::testing::tessera_program;
 using tessera::testing::without_launcher;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 CommandResult run(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), {tessera_program(), "run"});
@@ -81,6 +85,24 @@ TEST(RunTest, ASignalReachesTheRanks) {
       result.output, AllOf(HasSubstr("[0] caught"), HasSubstr("[1] caught")));
 }
 
+TEST(RunTest, ARankWaitsForADebuggerWhenAsked) {
+  CommandOptions options{.environment = without_launcher()};
+  options.environment["TESSERA_DEBUG_RANK"] = "1";
+  Command launcher(
+      {tessera_program(), "run", "-n", "2", bin_dir() + "/comm_probe"},
+      options);
+  const std::string words = "rank 1 waits for a debugger: gdb -p ";
+  ASSERT_TRUE(launcher.wait_for_output(words));
+  ASSERT_TRUE(launcher.wait_for_output("\n"));
+  const size_t at = launcher.output().find(words) + words.size();
+  const pid_t rank = std::atoi(launcher.output().c_str() + at);
+  ASSERT_EQ(ptrace(PTRACE_SEIZE, rank, nullptr, nullptr), 0);
+  ASSERT_TRUE(launcher.wait_for_output("[1] sum=3"));
+  waitpid(rank, nullptr, __WALL); // its launcher hears of the end after us
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+}
+
 TEST(RunTest, RejectsWhatCannotBeRun) {
   auto result = run({"-n", "0", "/bin/true"});
   EXPECT_EQ(result.exit_code, 2);
@@ -103,11 +125,23 @@ TEST(RunTest, GivesEachRankItsShareOfTheCores) {
   CommandOptions options{.environment = without_launcher()};
   options.environment["OMP_NUM_THREADS"] = std::nullopt;
   auto result = run_command(
-      {tessera_program(), "run", "-n", "64", "/bin/sh", "-c", "echo t=$OMP_NUM_THREADS"},
+      {tessera_program(),
+       "run",
+       "-n",
+       "64",
+       "/bin/sh",
+       "-c",
+       "echo t=$OMP_NUM_THREADS"},
       options);
   EXPECT_THAT(result.output, HasSubstr("[63] t=1\n"));
   result = run_command(
-      {tessera_program(), "run", "--cpu-threads", "3", "/bin/sh", "-c", "echo t=$OMP_NUM_THREADS"},
+      {tessera_program(),
+       "run",
+       "--cpu-threads",
+       "3",
+       "/bin/sh",
+       "-c",
+       "echo t=$OMP_NUM_THREADS"},
       options);
   EXPECT_THAT(result.output, HasSubstr("[0] t=3\n"));
 }

@@ -8,14 +8,14 @@
 namespace tessera {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 using tessera::testing::bin_dir;
 using tessera::testing::Command;
 using tessera::testing::CommandOptions;
 using tessera::testing::run_command;
 using tessera::testing::tessera_program;
 using tessera::testing::without_launcher;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 /// Made for one test and removed with everything in it.
 class TwoHosts {
@@ -27,8 +27,18 @@ class TwoHosts {
       links_[host] = "tsr" + id + "v" + std::to_string(host);
     }
     ok_ = ip({"netns", "add", names_[0]}) && ip({"netns", "add", names_[1]}) &&
-        ip({"link", "add", links_[0], "netns", names_[0], "type", "veth",
-            "peer", "name", links_[1], "netns", names_[1]}) &&
+        ip({"link",
+            "add",
+            links_[0],
+            "netns",
+            names_[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            links_[1],
+            "netns",
+            names_[1]}) &&
         bring_up(0) && bring_up(1);
   }
 
@@ -53,9 +63,20 @@ class TwoHosts {
       std::vector<std::string> arguments,
       const std::vector<std::string>& program) const {
     std::vector<std::string> words{
-        "ip", "netns", "exec", names_[host], tessera_program(), "run",
-        "--nnodes", "2", "--node-rank", std::to_string(host),
-        "--rdzv-endpoint", address(0) + ":29411", "--join-timeout", "20"};
+        "ip",
+        "netns",
+        "exec",
+        names_[host],
+        tessera_program(),
+        "run",
+        "--nnodes",
+        "2",
+        "--node-rank",
+        std::to_string(host),
+        "--rdzv-endpoint",
+        address(0) + ":29411",
+        "--join-timeout",
+        "20"};
     words.insert(words.end(), arguments.begin(), arguments.end());
     words.insert(words.end(), program.begin(), program.end());
     CommandOptions options{.environment = without_launcher()};
@@ -75,7 +96,12 @@ class TwoHosts {
 
   bool bring_up(int host) {
     const std::string& name = names_[host];
-    return ip({"-n", name, "addr", "add", address(host) + "/24", "dev",
+    return ip({"-n",
+               name,
+               "addr",
+               "add",
+               address(host) + "/24",
+               "dev",
                links_[host]}) &&
         ip({"-n", name, "link", "set", links_[host], "up"}) &&
         ip({"-n", name, "link", "set", "lo", "up"});
@@ -87,8 +113,8 @@ class TwoHosts {
   bool ok_ = false;
 };
 
-#define SKIP_WITHOUT(hosts)                                              \
-  if (!(hosts).ok()) {                                                   \
+#define SKIP_WITHOUT(hosts)                                               \
+  if (!(hosts).ok()) {                                                    \
     GTEST_SKIP() << "network namespaces cannot be made here (needs root " \
                     "and Debian's iproute2): "                            \
                  << (hosts).error();                                      \
@@ -107,9 +133,11 @@ TEST(TwoHostsTest, GlooAcrossHostsAndSharedMemoryInside) {
   // Sums of rank + 1 within each group: 1+2+3+4, 1+2, 1+2.
   const std::string line = "world gloo=10, inside shm=3, across gloo=3";
   EXPECT_THAT(
-      on_first.output, AllOf(HasSubstr("[0] " + line), HasSubstr("[1] " + line)));
+      on_first.output,
+      AllOf(HasSubstr("[0] " + line), HasSubstr("[1] " + line)));
   EXPECT_THAT(
-      on_second.output, AllOf(HasSubstr("[2] " + line), HasSubstr("[3] " + line)));
+      on_second.output,
+      AllOf(HasSubstr("[2] " + line), HasSubstr("[3] " + line)));
 }
 
 TEST(TwoHostsTest, AFailureOnOneHostEndsBoth) {

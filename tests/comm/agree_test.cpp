@@ -1,5 +1,4 @@
 #include <tessera/comm/agree.h>
-
 #include <tessera/error.h>
 
 #include "support/ranks.h"
@@ -7,9 +6,9 @@
 namespace tessera {
 namespace {
 
+using tessera::testing::on_ranks;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using tessera::testing::on_ranks;
 
 TEST(AgreeTest, SaysNothingWhenAllAgree) {
   on_ranks(4, [](const Group& world) {

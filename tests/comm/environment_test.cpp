@@ -87,8 +87,7 @@ TEST(EnvironmentTest, ReadsASlurmStep) {
 }
 
 TEST(EnvironmentTest, ASlurmBatchScriptIsAlone) {
-  EXPECT_EQ(
-      read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "6"}}).world_size, 1);
+  EXPECT_EQ(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "6"}}).world_size, 1);
 }
 
 TEST(EnvironmentTest, ReadsPmi) {
@@ -113,7 +112,8 @@ TEST(EnvironmentTest, RejectsWhatIsNotANumber) {
   EXPECT_THAT(text, HasSubstr("RANK=\"two\" is not a whole number"));
   EXPECT_THAT(text, HasSubstr("tessera run"));
   EXPECT_THAT(
-      error_of({{"RANK", "1x"}, {"WORLD_SIZE", "4"}}), HasSubstr("RANK=\"1x\""));
+      error_of({{"RANK", "1x"}, {"WORLD_SIZE", "4"}}),
+      HasSubstr("RANK=\"1x\""));
 }
 
 TEST(EnvironmentTest, RejectsARankOutsideTheWorld) {
@@ -123,12 +123,14 @@ TEST(EnvironmentTest, RejectsARankOutsideTheWorld) {
   EXPECT_THAT(
       error_of({{"RANK", "-1"}, {"WORLD_SIZE", "4"}}), HasSubstr("RANK=-1"));
   EXPECT_THAT(
-      error_of({{"RANK", "0"}, {"WORLD_SIZE", "0"}}), HasSubstr("WORLD_SIZE=0"));
+      error_of({{"RANK", "0"}, {"WORLD_SIZE", "0"}}),
+      HasSubstr("WORLD_SIZE=0"));
 }
 
 TEST(EnvironmentTest, RejectsHalfAPlace) {
   EXPECT_THAT(
-      error_of({{"RANK", "1"}}), HasSubstr("RANK is set but WORLD_SIZE is not"));
+      error_of({{"RANK", "1"}}),
+      HasSubstr("RANK is set but WORLD_SIZE is not"));
   EXPECT_THAT(
       error_of({{"WORLD_SIZE", "4"}}),
       HasSubstr("WORLD_SIZE is set but RANK is not"));

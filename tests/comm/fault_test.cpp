@@ -13,9 +13,6 @@
 namespace tessera {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 using tessera::testing::bin_dir;
 using tessera::testing::Command;
 using tessera::testing::CommandOptions;
@@ -23,6 +20,9 @@ using tessera::testing::CommandResult;
 using tessera::testing::run_command;
 using tessera::testing::tessera_program;
 using tessera::testing::without_launcher;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr double kTimeoutSeconds = 2;
 /// Set-up of a process and the roll call come on top of a timeout.
@@ -184,7 +184,8 @@ TEST(FaultTest, ATakenPortIsNamed) {
   EXPECT_THAT(
       results[0].output,
       AllOf(
-          HasSubstr("cannot listen on 127.0.0.1:" + std::to_string(taken.number())),
+          HasSubstr(
+              "cannot listen on 127.0.0.1:" + std::to_string(taken.number())),
           HasSubstr("choose another MASTER_PORT")));
 }
 
@@ -231,8 +232,9 @@ TEST_P(BackendFaultTest, ARankKilledInsideAnAllGatherIsNamed) {
     EXPECT_THAT(
         result.output,
         AllOf(
-            HasSubstr("ERROR peer lost: [all_gather_into] rank " +
-                      std::to_string(rank) + "/3"),
+            HasSubstr(
+                "ERROR peer lost: [all_gather_into] rank " +
+                std::to_string(rank) + "/3"),
             HasSubstr("rank 1"),
             HasSubstr("\"layers.0\"")));
   }
@@ -278,8 +280,9 @@ TEST_P(BackendFaultTest, ARankThatThrowsBeforeACollectiveIsNamed) {
     EXPECT_THAT(
         results[rank].output,
         AllOf(
-            HasSubstr("ERROR peer lost: [all_reduce] rank " +
-                      std::to_string(rank) + "/3"),
+            HasSubstr(
+                "ERROR peer lost: [all_reduce] rank " + std::to_string(rank) +
+                "/3"),
             HasSubstr(is_shm() ? "rank 0 died" : "the store is gone too")));
   }
 }
@@ -308,7 +311,13 @@ TEST(FaultTest, UnderTheLauncherAKilledRankIsReportedAndAllEnd) {
   CommandOptions options{.environment = without_launcher()};
   options.environment["TESSERA_TIMEOUT"] = "5";
   const auto result = run_command(
-      {tessera_program(), "run", "-n", "4", bin_dir() + "/comm_probe", "die", "3"},
+      {tessera_program(),
+       "run",
+       "-n",
+       "4",
+       bin_dir() + "/comm_probe",
+       "die",
+       "3"},
       options);
   EXPECT_EQ(result.exit_code, 128 + SIGKILL);
   EXPECT_THAT(

@@ -1,5 +1,4 @@
 #include <tessera/comm/group.h>
-
 #include <tessera/comm/init.h>
 #include <tessera/error.h>
 
@@ -10,18 +9,33 @@
 namespace tessera {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using tessera::testing::on_ranks;
 using tessera::testing::RanksOptions;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr at::ScalarType kMovable[] = {
-    at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar, at::kByte,
-    at::kShort, at::kInt, at::kLong, at::kBool, at::kComplexFloat,
+    at::kFloat,
+    at::kDouble,
+    at::kHalf,
+    at::kBFloat16,
+    at::kChar,
+    at::kByte,
+    at::kShort,
+    at::kInt,
+    at::kLong,
+    at::kBool,
+    at::kComplexFloat,
     at::kFloat8_e4m3fn};
 constexpr at::ScalarType kReducible[] = {
-    at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar, at::kByte,
-    at::kInt, at::kLong};
+    at::kFloat,
+    at::kDouble,
+    at::kHalf,
+    at::kBFloat16,
+    at::kChar,
+    at::kByte,
+    at::kInt,
+    at::kLong};
 
 at::Tensor numbers(int rank, int64_t count, at::ScalarType dtype) {
   // Small enough that sums over ranks are exact in every dtype.
@@ -45,7 +59,8 @@ class GroupTest
             .backend = std::get<0>(GetParam())},
         [&](const Group& world) {
           ASSERT_EQ(
-              world.backend(), world.size() == 1 ? "none" : std::get<0>(GetParam()));
+              world.backend(),
+              world.size() == 1 ? "none" : std::get<0>(GetParam()));
           body(world);
         });
   }
@@ -90,9 +105,8 @@ TEST_P(GroupTest, ReduceScatterSumsEveryDtype) {
       auto output = torch::empty({kCount}, dtype);
       world.reduce_scatter(
           output, numbers(world.rank(), world.size() * kCount, dtype));
-      EXPECT_TRUE(same(
-          output,
-          sum.narrow(0, world.rank() * kCount, kCount).to(dtype)));
+      EXPECT_TRUE(
+          same(output, sum.narrow(0, world.rank() * kCount, kCount).to(dtype)));
     }
   });
 }
@@ -247,9 +261,7 @@ TEST_P(GroupTest, AsynchronousOperationsFinishInOrder) {
 TEST_P(GroupTest, AnOperationNobodyWaitsForStillHappens) {
   run([](const Group& world) {
     auto tensor = torch::ones({1000});
-    {
-      auto dropped = world.all_reduce_async(tensor);
-    }
+    { auto dropped = world.all_reduce_async(tensor); }
     world.barrier(); // comes after it
     auto after = torch::ones({1});
     world.all_reduce(after);
@@ -261,7 +273,8 @@ TEST_P(GroupTest, BytesOfAnyLength) {
   run([](const Group& world) {
     for (size_t unit : {size_t{0}, size_t{1}, size_t{500'000}}) {
       auto of = [&](int rank) {
-        return Bytes(unit * static_cast<size_t>(rank), static_cast<uint8_t>(rank));
+        return Bytes(
+            unit * static_cast<size_t>(rank), static_cast<uint8_t>(rank));
       };
       const auto all = world.all_gather_bytes(of(world.rank()));
       ASSERT_EQ(static_cast<int>(all.size()), world.size());
@@ -348,7 +361,9 @@ TEST_P(GroupTest, RejectsTensorsThatDoNotFit) {
         }),
         HasSubstr("output is Float on cpu, input is Double on cpu"));
     EXPECT_THAT(
-        error_of([&] { world.all_reduce(torch::empty({4, 4}).t()); }),
+        error_of([&] {
+          world.all_reduce(torch::empty({4, 4}).t());
+        }),
         HasSubstr("not dense and contiguous"));
     EXPECT_THAT(
         error_of([&] { world.all_reduce(at::Tensor()); }),
@@ -364,9 +379,8 @@ TEST_P(GroupTest, RejectsTensorsThatDoNotFit) {
           HasSubstr("an average of Long is not defined"));
       auto whole = torch::empty({n * 4});
       EXPECT_THAT(
-          error_of([&] {
-            world.all_gather_into(whole, whole.narrow(0, 1, 4));
-          }),
+          error_of(
+              [&] { world.all_gather_into(whole, whole.narrow(0, 1, 4)); }),
           HasSubstr("input overlaps output"));
     }
     // Nothing was sent: the group goes on.
@@ -405,8 +419,8 @@ INSTANTIATE_TEST_SUITE_P(
     backend_and_size);
 
 TEST(FakeGroupTest, ShapesAreThoseOfAWorldThatIsNotThere) {
-  const Group world = init(
-      InitOptions().backend("fake").rank(0).world_size(512).local_rank(0));
+  const Group world =
+      init(InitOptions().backend("fake").rank(0).world_size(512).local_rank(0));
   EXPECT_EQ(world.size(), 512);
   EXPECT_EQ(world.backend(), "fake");
   auto output = torch::empty({512, 3});

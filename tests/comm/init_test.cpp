@@ -1,5 +1,4 @@
 #include <tessera/comm/init.h>
-
 #include <tessera/error.h>
 
 #include <cstdlib>
@@ -10,8 +9,8 @@
 namespace tessera {
 namespace {
 
-using ::testing::HasSubstr;
 using tessera::testing::on_ranks;
+using ::testing::HasSubstr;
 
 std::string error_of(const std::function<void()>& body) {
   try {
@@ -42,7 +41,8 @@ TEST(InitTest, AloneIsAGroupOfOneThatSendsNothing) {
 
 TEST(InitTest, WorldIsThereBetweenInitAndShutdown) {
   EXPECT_FALSE(is_initialized());
-  EXPECT_THAT(error_of([] { world(); }), HasSubstr("Call tessera::init() first"));
+  EXPECT_THAT(
+      error_of([] { world(); }), HasSubstr("Call tessera::init() first"));
   init();
   EXPECT_TRUE(is_initialized());
   EXPECT_EQ(world().size(), 1);
@@ -59,17 +59,15 @@ TEST(InitTest, RejectsOptionsThatMakeNoSense) {
       error_of([] { init(InitOptions().rank(2).world_size(2)); }),
       HasSubstr("rank 2 of a world of 2"));
   EXPECT_THAT(
-      error_of([] {
-        init(InitOptions().timeout(std::chrono::milliseconds(0)));
-      }),
+      error_of(
+          [] { init(InitOptions().timeout(std::chrono::milliseconds(0))); }),
       HasSubstr("timeout must be longer than zero"));
   EXPECT_THAT(
       error_of([] { init(InitOptions().rank(0).world_size(2)); }),
       HasSubstr("Set MASTER_ADDR and MASTER_PORT"));
   EXPECT_THAT(
-      error_of([] {
-        init(InitOptions().rank(0).world_size(2).master_port(29500));
-      }),
+      error_of(
+          [] { init(InitOptions().rank(0).world_size(2).master_port(29500)); }),
       HasSubstr("MASTER_PORT is set but MASTER_ADDR is not"));
 }
 

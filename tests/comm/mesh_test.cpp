@@ -1,5 +1,4 @@
 #include <tessera/comm/mesh.h>
-
 #include <tessera/error.h>
 
 #include "support/ranks.h"
@@ -7,9 +6,9 @@
 namespace tessera {
 namespace {
 
+using tessera::testing::on_ranks;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using tessera::testing::on_ranks;
 
 TEST(MeshTest, LaysRanksOutRowMajor) {
   on_ranks(4, [](const Group& world) {
@@ -17,14 +16,16 @@ TEST(MeshTest, LaysRanksOutRowMajor) {
     EXPECT_EQ(mesh.ndim(), 2);
     EXPECT_EQ(mesh.size(), 4);
     EXPECT_EQ(mesh.size("shard"), 2);
-    EXPECT_THAT(mesh.coordinate(), ElementsAre(world.rank() / 2, world.rank() % 2));
+    EXPECT_THAT(
+        mesh.coordinate(), ElementsAre(world.rank() / 2, world.rank() % 2));
     EXPECT_EQ(mesh.axis_rank("replicate"), world.rank() / 2);
     EXPECT_EQ(mesh.to_string(), "Mesh(replicate=2, shard=2)");
     const int row = world.rank() / 2 * 2;
     EXPECT_THAT(mesh.group("shard").global_ranks(), ElementsAre(row, row + 1));
     const int column = world.rank() % 2;
     EXPECT_THAT(
-        mesh.group("replicate").global_ranks(), ElementsAre(column, column + 2));
+        mesh.group("replicate").global_ranks(),
+        ElementsAre(column, column + 2));
     auto sum = torch::full({1}, world.rank() * 1.0f);
     mesh.group("replicate").all_reduce(sum);
     EXPECT_EQ(sum.item<float>(), 2 * column + 2);
@@ -74,9 +75,11 @@ TEST(MeshTest, RejectsShapesThatDoNotFit) {
     };
     EXPECT_THAT(
         error_of({4, 2}, {"a", "b"}),
-        HasSubstr("[make_mesh] rank " + std::to_string(world.rank()) +
-                  "/2: shape {4, 2} needs 8 processes, the group has 2. Start 8"));
-    EXPECT_THAT(error_of({2}, {"a", "b"}), HasSubstr("as many different names"));
+        HasSubstr(
+            "[make_mesh] rank " + std::to_string(world.rank()) +
+            "/2: shape {4, 2} needs 8 processes, the group has 2. Start 8"));
+    EXPECT_THAT(
+        error_of({2}, {"a", "b"}), HasSubstr("as many different names"));
     EXPECT_THAT(
         error_of({2, 1}, {"a", "a"}), HasSubstr("as many different names"));
     EXPECT_THAT(error_of({}, {}), HasSubstr("at least one axis"));

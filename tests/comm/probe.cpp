@@ -42,8 +42,8 @@ double sum_of(const Group& group) {
 }
 
 void all_reduce(const Group& world, const Arguments&) {
-  say("sum=" + std::to_string(static_cast<int>(sum_of(world))) + " world=" +
-      std::to_string(world.size()) + " backend=" + world.backend());
+  say("sum=" + std::to_string(static_cast<int>(sum_of(world))) +
+      " world=" + std::to_string(world.size()) + " backend=" + world.backend());
 }
 
 /// Groups inside a host and across hosts.
@@ -114,15 +114,16 @@ int fail(const char* kind, const std::exception& error) {
 } // namespace
 
 int main(int argc, char** argv) {
-  const std::map<std::string, std::function<void(const Group&, const Arguments&)>>
-      modes{
-          {"all_reduce", all_reduce},
-          {"hosts", hosts},
-          {"die", die},
-          {"shapes", shapes},
-          {"operators", operators},
-          {"throws", throws},
-          {"skips", skips}};
+  const std::
+      map<std::string, std::function<void(const Group&, const Arguments&)>>
+          modes{
+              {"all_reduce", all_reduce},
+              {"hosts", hosts},
+              {"die", die},
+              {"shapes", shapes},
+              {"operators", operators},
+              {"throws", throws},
+              {"skips", skips}};
   Arguments arguments;
   arguments.mode = argc > 1 ? argv[1] : "all_reduce";
   arguments.rank = argc > 2 ? std::atoi(argv[2]) : -1;

@@ -9,9 +9,9 @@
 namespace tessera {
 namespace {
 
-using ::testing::HasSubstr;
 using tessera::testing::on_ranks;
 using tessera::testing::RanksOptions;
+using ::testing::HasSubstr;
 
 TEST(SharedMemoryTest, IsTheDefaultOnOneHost) {
   on_ranks(2, [](const Group& world) {
@@ -49,8 +49,8 @@ TEST(SharedMemoryTest, GatherIntoTheSharedBufferItself) {
 TEST(SharedMemoryTest, SharedInputsOfEveryRankOrOfSome) {
   on_ranks(3, [](const Group& world) {
     constexpr int64_t kCount = 400'000; // more than a slot
-    auto shared =
-        world.allocate_shared({world.size(), kCount * world.size()}, at::kFloat);
+    auto shared = world.allocate_shared(
+        {world.size(), kCount * world.size()}, at::kFloat);
     auto mine = shared[world.rank()];
     mine.fill_(world.rank() + 1.0f);
     auto private_copy = mine.clone();

@@ -73,6 +73,18 @@ void FileChannel::set(const std::string& key, const std::string& bytes) {
   std::filesystem::rename(beside, path);
 }
 
+std::string FileChannel::set_if_absent(
+    const std::string& key,
+    const std::string& bytes) {
+  const std::filesystem::path path = path_of(key);
+  const std::string beside = path.string() + "." + std::to_string(::getpid());
+  std::ofstream(beside, std::ios::binary) << bytes;
+  // Unlike a rename, a link does not replace what is there.
+  const int result = ::link(beside.c_str(), path.c_str());
+  std::filesystem::remove(beside);
+  return result == 0 ? bytes : get(key).value();
+}
+
 std::optional<std::string> FileChannel::get(const std::string& key) {
   std::ifstream file(path_of(key), std::ios::binary);
   if (!file) {

@@ -38,6 +38,8 @@ class FileChannel : public Channel {
  public:
   explicit FileChannel(std::filesystem::path folder);
   void set(const std::string& key, const std::string& bytes) override;
+  std::string set_if_absent(const std::string& key, const std::string& bytes)
+      override;
   std::optional<std::string> get(const std::string& key) override;
 
  private:

@@ -131,7 +131,8 @@ CommandResult Command::wait() {
   result.exit_code =
       WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   result.output = std::move(collected_);
-  result.seconds = std::chrono::duration<double>(Clock::now() - started_).count();
+  result.seconds =
+      std::chrono::duration<double>(Clock::now() - started_).count();
   return result;
 }
 
@@ -144,7 +145,8 @@ CommandResult run_command(
 std::string bin_dir() {
   char path[4096];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
-  const std::string self(path, static_cast<size_t>(std::max<ssize_t>(length, 0)));
+  const std::string self(
+      path, static_cast<size_t>(std::max<ssize_t>(length, 0)));
   return self.substr(0, self.rfind('/'));
 }
 

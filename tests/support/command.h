@@ -45,6 +45,10 @@ class Command {
   /// Reads on until the output contains `text`; false if it ends before, or
   /// the time is up.
   bool wait_for_output(const std::string& text);
+  /// What was read so far.
+  const std::string& output() const {
+    return collected_;
+  }
 
  private:
   bool read_some();

@@ -9,9 +9,9 @@
 namespace tessera {
 namespace {
 
+using std::chrono::milliseconds;
 using tessera::testing::on_ranks;
 using tessera::testing::RanksOptions;
-using std::chrono::milliseconds;
 
 TEST(Subject, Passes) {
   ::testing::Test::RecordProperty("outside", 1);

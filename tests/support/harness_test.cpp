@@ -7,12 +7,12 @@
 namespace tessera {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-using ::testing::Not;
 using tessera::testing::bin_dir;
 using tessera::testing::CommandResult;
 using tessera::testing::run_command;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 CommandResult run_subject(
     const std::string& tests,
@@ -54,7 +54,8 @@ TEST(HarnessTest, AnExceptionOnOneRankFailsTheTest) {
   const auto result = run_subject("Subject.ThrowsOnRankOne");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(
-      result.output, AllOf(HasSubstr("[rank 1]"), HasSubstr("thrown on purpose")));
+      result.output,
+      AllOf(HasSubstr("[rank 1]"), HasSubstr("thrown on purpose")));
 }
 
 TEST(HarnessTest, AHangIsKilledInTimeAndSaysWhereEachRankStood) {
@@ -94,10 +95,10 @@ TEST(HarnessTest, ALeftoverProcessOfTheControllerIsCaught) {
 }
 
 TEST(HarnessTest, ThePoolStartsAnewAfterAFailure) {
-  const auto result =
-      run_subject("Subject.CrashesOnRankZero:Subject.FailsOnRankTwoOnly:"
-                  "Subject.HangsOnRankOne:Subject.Passes",
-                  {"--gtest_repeat=2"});
+  const auto result = run_subject(
+      "Subject.CrashesOnRankZero:Subject.FailsOnRankTwoOnly:"
+      "Subject.HangsOnRankOne:Subject.Passes",
+      {"--gtest_repeat=2"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(
       result.output,

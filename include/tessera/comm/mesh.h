@@ -58,8 +58,7 @@ class TESSERA_API Mesh {
 };
 
 /// Mesh over the world. Collective.
-TESSERA_API Mesh make_mesh(
-    std::vector<int64_t> shape,
-    std::vector<std::string> axis_names = {});
+TESSERA_API Mesh
+make_mesh(std::vector<int64_t> shape, std::vector<std::string> axis_names = {});
 
 } // namespace tessera

@@ -202,8 +202,7 @@ void Collectives::all_reduce_in_two_phases(
       exchange_calls();
     }
     for (size_t peer = 0; peer < size; ++peer) {
-      inputs[peer] =
-          channel_.wait_for(static_cast<int>(peer)) + begin_of(me);
+      inputs[peer] = channel_.wait_for(static_cast<int>(peer)) + begin_of(me);
     }
 
     // The result goes straight into the slot of the second step.

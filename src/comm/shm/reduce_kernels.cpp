@@ -46,10 +46,11 @@ struct Avg : Sum {
 };
 
 struct Min {
-  // A NaN wins, as in at::minimum.
+  // A NaN wins, as in at::minimum. `|`, not `||`: without a branch the loop
+  // becomes vector code.
   template <class A>
   static A combine(A a, A b) {
-    return b < a || b != b ? b : a;
+    return static_cast<bool>((b < a) | (b != b)) ? b : a;
   }
   template <class A>
   static A finish(A a, int) {
@@ -60,7 +61,7 @@ struct Min {
 struct Max {
   template <class A>
   static A combine(A a, A b) {
-    return b > a || b != b ? b : a;
+    return static_cast<bool>((b > a) | (b != b)) ? b : a;
   }
   template <class A>
   static A finish(A a, int) {
@@ -98,8 +99,8 @@ void reduce(
 template <class T>
 std::optional<Reduction> reduction_for(ReduceOp op) {
   constexpr bool kComplex = c10::is_complex<T>::value;
-  constexpr bool kFloating = std::is_floating_point_v<T> ||
-      kIsReducedPrecision<T> || kComplex;
+  constexpr bool kFloating =
+      std::is_floating_point_v<T> || kIsReducedPrecision<T> || kComplex;
   switch (op) {
     case ReduceOp::Sum:
       return Reduction{&reduce<T, Sum>, sizeof(T)};

@@ -1,12 +1,13 @@
 // Elementwise reductions for every dtype that shared memory can reduce.
 #pragma once
 
+#include <tessera/comm/reduce_op.h>
+
 #include <c10/core/ScalarType.h>
 
 #include <optional>
 
 #include "comm/shm/collectives.h"
-#include <tessera/comm/reduce_op.h>
 
 namespace tessera::comm::shm {
 

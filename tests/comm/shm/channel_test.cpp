@@ -20,7 +20,9 @@ Call make_call(const char* operation, uint64_t bytes) {
   return call;
 }
 
-ChannelError::Kind kind_of(const std::function<void()>& body, std::string* what) {
+ChannelError::Kind kind_of(
+    const std::function<void()>& body,
+    std::string* what) {
   try {
     body();
   } catch (const ChannelError& error) {
@@ -55,7 +57,8 @@ TEST(ChannelTest, SpinningRanksAgreeToo) {
     for (int step = 0; step < 200; ++step) {
       *reinterpret_cast<int*>(channel.begin_step()) = step;
       channel.publish();
-      sum += *reinterpret_cast<const int*>(channel.wait_for(1 - channel.rank()));
+      sum +=
+          *reinterpret_cast<const int*>(channel.wait_for(1 - channel.rank()));
     }
   });
   EXPECT_EQ(sum, 2 * 199 * 200 / 2);
@@ -91,7 +94,13 @@ TEST(ChannelTest, ALateRankLearnsThatTheOthersGaveUp) {
       channel.begin_step();
       channel.publish();
       channel.wait_for_all(); // rank 0 had published this step
-      const auto kind = kind_of([&] { channel.begin_step(); channel.publish(); channel.wait_for_all(); }, &what);
+      const auto kind = kind_of(
+          [&] {
+            channel.begin_step();
+            channel.publish();
+            channel.wait_for_all();
+          },
+          &what);
       EXPECT_EQ(kind, ChannelError::Kind::PeerLost);
       EXPECT_THAT(what, HasSubstr("rank 0 gave this group up: timed out"));
       return;

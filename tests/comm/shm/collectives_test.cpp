@@ -53,8 +53,7 @@ const std::byte* no_segments(uint64_t, uint64_t) {
 }
 
 /// (ranks, elements): below, at and above one slot, and none at all.
-class CollectivesTest
-    : public testing::TestWithParam<std::tuple<int, size_t>> {
+class CollectivesTest : public testing::TestWithParam<std::tuple<int, size_t>> {
  protected:
   int size() const {
     return std::get<0>(GetParam());

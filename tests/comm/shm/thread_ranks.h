@@ -14,7 +14,10 @@ namespace tessera::comm::shm {
 
 class ThreadRanks {
  public:
-  ThreadRanks(int size, size_t slot_bytes, Channel::Config base = default_config())
+  ThreadRanks(
+      int size,
+      size_t slot_bytes,
+      Channel::Config base = default_config())
       : base_(std::move(base)),
         segment_(Segment::create(Channel::bytes_needed(size, slot_bytes))) {
     base_.size = size;

@@ -1,0 +1,103 @@
+// CUDA tensors: over NCCL, and through host memory where ranks share a device.
+#include <tessera/comm/group.h>
+#include <tessera/error.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "comm/backends.h"
+#include "support/ranks.h"
+
+namespace tessera {
+namespace {
+
+using tessera::testing::on_ranks;
+using tessera::testing::RanksOptions;
+using ::testing::HasSubstr;
+
+const at::Device kDevice{at::kCUDA, 0};
+
+TEST(NcclTest, TheBackendRunsOnADevice) {
+  ASSERT_TRUE(comm::nccl_is_built());
+  auto backend = comm::make_nccl_backend(
+      {.store = c10::make_intrusive<c10d::HashStore>(),
+       .rank = 0,
+       .global_ranks = {0},
+       .timeout = std::chrono::seconds(30)});
+  std::vector<at::Tensor> tensors{torch::full({1000}, 2.0f, kDevice)};
+  backend->allreduce(tensors)->wait();
+  EXPECT_EQ(tensors[0].sum().item<float>(), 2000);
+  auto output = torch::empty({1000}, kDevice);
+  backend->_allgather_base(output, tensors[0])->wait();
+  EXPECT_EQ(output.sum().item<float>(), 2000);
+  auto shard = torch::empty({1000}, kDevice);
+  backend->_reduce_scatter_base(shard, output)->wait();
+  EXPECT_EQ(shard.sum().item<float>(), 2000);
+  backend->shutdown();
+}
+
+TEST(NcclTest, TwoRanksOnOneDeviceAreRefusedWithAReason) {
+  if (torch::cuda::device_count() > 1) {
+    GTEST_SKIP() << "there is a device for each rank";
+  }
+  on_ranks(2, [](const Group& world) {
+    EXPECT_NE(world.backend(at::kCUDA), "nccl");
+  });
+}
+
+class CudaGroupTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void run(const std::function<void(const Group&)>& body) const {
+    on_ranks(RanksOptions{.size = 2, .backend = GetParam()}, body);
+  }
+};
+
+TEST_P(CudaGroupTest, CollectivesOfDeviceTensors) {
+  run([](const Group& world) {
+    for (auto dtype : {at::kFloat, at::kBFloat16, at::kLong}) {
+      const auto options = torch::dtype(dtype).device(kDevice);
+      auto gathered = torch::zeros({2, 5}, options);
+      world.all_gather_into(
+          gathered, torch::full({5}, world.rank() + 1, options));
+      EXPECT_EQ(gathered.sum().item<double>(), 15);
+      auto shard = torch::zeros({5}, options);
+      world.reduce_scatter(shard, torch::ones({2, 5}, options));
+      EXPECT_EQ(shard.sum().item<double>(), 10);
+      auto reduced = torch::full({3}, world.rank() + 1, options);
+      world.all_reduce(reduced);
+      EXPECT_EQ(reduced.sum().item<double>(), 9);
+      auto sent = torch::full({3}, world.rank() + 1, options);
+      world.broadcast(sent, 1);
+      EXPECT_EQ(sent.sum().item<double>(), 6);
+      auto swapped = torch::zeros({2}, options);
+      world.all_to_all(swapped, torch::full({2}, world.rank() + 1, options));
+      EXPECT_EQ(swapped.sum().item<double>(), 3);
+    }
+    auto mean = torch::full({4}, 1.0f + 2.0f * world.rank(), kDevice);
+    auto work = world.all_reduce_async(mean, ReduceOp::Avg);
+    work.wait();
+    EXPECT_EQ(mean[3].item<float>(), 2);
+    auto flags = torch::full({2}, world.rank() == 0, kDevice);
+    world.all_reduce(flags);
+    EXPECT_TRUE(flags.all().item<bool>());
+  });
+}
+
+TEST_P(CudaGroupTest, HostAndDeviceDoNotMix) {
+  run([](const Group& world) {
+    try {
+      world.all_gather_into(torch::empty({2}, kDevice), torch::empty({1}));
+      FAIL();
+    } catch (const c10::ValueError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("input is Float on cpu"));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Backends,
+    CudaGroupTest,
+    ::testing::Values("shm", "gloo"),
+    [](const auto& test) { return test.param; });
+
+} // namespace
+} // namespace tessera
