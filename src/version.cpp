@@ -1,6 +1,6 @@
 #include <tessera/version.h>
 
-#include <torch/version.h>
+#include "compat.h"
 
 namespace tessera {
 

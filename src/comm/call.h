@@ -41,9 +41,7 @@ struct Call {
 /// Copies `text` into a field of a Call, cut to fit, with a closing zero.
 template <size_t N>
 void assign(char (&field)[N], std::string_view text) {
-  const size_t length = std::min(text.size(), N - 1);
-  std::memcpy(field, text.data(), length);
-  field[length] = '\0';
+  field[text.copy(field, N - 1)] = '\0';
 }
 
 /// "rank 3" or "ranks 1, 3".

@@ -1,8 +1,6 @@
 #include "comm/describe.h"
 
-#include <algorithm>
 #include <charconv>
-#include <cstring>
 
 namespace tessera::comm {
 
@@ -28,10 +26,7 @@ void describe_tensor(
   char* at = field;
   char* const end = field + capacity - 1;
   auto put = [&](std::string_view text) {
-    const auto room = static_cast<size_t>(end - at);
-    const size_t count = std::min(text.size(), room);
-    std::memcpy(at, text.data(), count);
-    at += count;
+    at += text.copy(at, static_cast<size_t>(end - at));
   };
   put(c10::toString(tensor.scalar_type()));
   put(" [");

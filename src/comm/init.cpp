@@ -3,7 +3,6 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/cuda.h>
-#include <torch/version.h>
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -28,6 +27,7 @@
 #include "comm/group_impl.h"
 #include "comm/host.h"
 #include "comm/rendezvous.h"
+#include "compat.h"
 
 namespace tessera {
 namespace {
@@ -310,7 +310,7 @@ Group make_world(
         {.host = comm::host_identity(),
          .world_size = environment.world_size,
          .cuda_devices = static_cast<int>(torch::cuda::device_count()),
-         .torch_version = TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR},
+         .torch_version = kTorchVersion},
         info->timeout);
     info->host_of = number_hosts(members);
     info->use_nccl = decide_on_nccl(options.backend(), environment, members);

@@ -1,10 +1,8 @@
 #include "comm/standing.h"
 
-#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <chrono>
-#include <cstring>
 
 namespace tessera::comm {
 namespace {
@@ -32,9 +30,7 @@ class Line {
   Line(char* text, size_t capacity) : at_(text), end_(text + capacity - 1) {}
 
   Line& operator<<(std::string_view text) {
-    const size_t count = std::min(text.size(), static_cast<size_t>(end_ - at_));
-    std::memcpy(at_, text.data(), count);
-    at_ += count;
+    at_ += text.copy(at_, static_cast<size_t>(end_ - at_));
     return *this;
   }
   Line& operator<<(uint64_t number) {
