@@ -6,4 +6,5 @@
 #include <tessera/comm/mesh.h>
 #include <tessera/comm/reduce_op.h>
 #include <tessera/error.h>
+#include <tessera/fsdp/fully_shard.h>
 #include <tessera/version.h>

@@ -72,12 +72,12 @@ TEST(HarnessTest, AHangIsKilledInTimeAndSaysWhereEachRankStood) {
           HasSubstr("pause")));
 }
 
-TEST(HarnessTest, ACrashNamesRankAndSignal) {
-  const auto result = run_subject("Subject.CrashesOnRankZero");
+TEST(HarnessTest, ADeathNamesRankAndSignal) {
+  const auto result = run_subject("Subject.IsKilledOnRankZero");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(
       result.output,
-      AllOf(HasSubstr("[rank 0]"), HasSubstr("Segmentation fault")));
+      AllOf(HasSubstr("[rank 0]"), HasSubstr("was killed by Killed")));
 }
 
 TEST(HarnessTest, ALeftoverProcessOfARankIsCaught) {
@@ -96,7 +96,7 @@ TEST(HarnessTest, ALeftoverProcessOfTheControllerIsCaught) {
 
 TEST(HarnessTest, ThePoolStartsAnewAfterAFailure) {
   const auto result = run_subject(
-      "Subject.CrashesOnRankZero:Subject.FailsOnRankTwoOnly:"
+      "Subject.IsKilledOnRankZero:Subject.FailsOnRankTwoOnly:"
       "Subject.HangsOnRankOne:Subject.Passes",
       {"--gtest_repeat=2"});
   EXPECT_EQ(result.exit_code, 1);

@@ -98,12 +98,18 @@ class Reporter : public ::testing::EmptyTestEventListener {
       return;
     }
     const char* file = result.file_name();
+    // LibTorch's errors bring their stack trace along.
+    std::string text = result.message();
+    if (const size_t trace = text.find("\nException raised from");
+        trace != std::string::npos) {
+      text.resize(trace);
+    }
     send_message(
         worker().socket,
         {Message::Kind::Failure,
          {file == nullptr ? "unknown" : file,
           std::to_string(std::max(result.line_number(), 0)),
-          result.message()}});
+          text}});
   }
 
   void OnTestEnd(const ::testing::TestInfo& info) override {

@@ -1,0 +1,27 @@
+// How autograd nodes are held: by intrusive_ptr from LibTorch 2.13 on, before
+// that by shared_ptr.
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+
+#include <memory>
+#include <utility>
+
+#include "compat.h"
+
+namespace tessera::shard {
+
+using NodePtr = decltype(torch::autograd::Edge::function);
+
+template <class T, class... Arguments>
+auto make_node(Arguments&&... arguments) {
+#if TESSERA_TORCH_AT_LEAST(2, 13)
+  return c10::make_intrusive<T>(std::forward<Arguments>(arguments)...);
+#else
+  return std::shared_ptr<T>(
+      new T(std::forward<Arguments>(arguments)...),
+      torch::autograd::deleteNode);
+#endif
+}
+
+} // namespace tessera::shard

@@ -1,0 +1,38 @@
+// Memory of full and gradient buffers, kept for the next unit.
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include <cstddef>
+#include <map>
+#include <vector>
+
+namespace tessera::shard {
+
+/// Hands out memory and takes it back for the next one who asks for the same
+/// size. Units of one kind are of one size, so a handful of buffers serves a
+/// whole model; page faults of freshly mapped memory would cost as much as the
+/// copies into it. Devices other than the CPU have pools of their own below
+/// their allocator and pass through.
+///
+/// Thread safety: one thread at a time, the one that runs the model.
+class BufferPool {
+ public:
+  c10::DataPtr take(
+      size_t bytes,
+      c10::Device device,
+      c10::Allocator& allocator);
+  void give(c10::DataPtr data, size_t bytes);
+
+  /// Bytes that wait for a taker.
+  size_t idle_bytes() const {
+    return idle_bytes_;
+  }
+  void clear();
+
+ private:
+  std::map<size_t, std::vector<c10::DataPtr>> idle_; // by size
+  size_t idle_bytes_ = 0;
+};
+
+} // namespace tessera::shard

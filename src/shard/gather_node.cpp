@@ -1,0 +1,33 @@
+#include "shard/gather_node.h"
+
+#include <tessera/error.h>
+
+#include <ATen/core/grad_mode.h>
+
+#include <utility>
+
+#include "shard/schedule.h"
+#include "shard/unit.h"
+
+namespace tessera::shard {
+
+torch::autograd::variable_list GatherNode::apply(
+    torch::autograd::variable_list&& gradients) {
+  if (unit_ == nullptr) {
+    raise(
+        {.call = "backward"},
+        "this graph belongs to a sharded model that no longer exists. Keep the model until backward is done.");
+  }
+  if (at::GradMode::is_enabled()) {
+    raise<c10::NotImplementedError>(
+        {.call = "backward", .unit = unit_->name()},
+        "a backward with create_graph=true through sharded parameters is not supported. Gradients of inputs, torch::autograd::grad(output, {input}, ..., create_graph=true), are.");
+  }
+  const auto alive = unit_->shared_from_this();
+  at::NoGradGuard no_grad;
+  alive->schedule().enter_backward();
+  alive->take_gradients(std::move(gradients));
+  return torch::autograd::variable_list(num_outputs());
+}
+
+} // namespace tessera::shard

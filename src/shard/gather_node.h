@@ -1,0 +1,43 @@
+// The autograd node that stands behind a unit's faces.
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+
+#include <cstdint>
+#include <string>
+
+namespace tessera::shard {
+
+class Unit;
+
+/// [Note: gather node]
+///
+/// Faces are not leaves: they are outputs of one persistent node a unit, as if
+/// each forward had computed them from the shard. The engine hands the node the
+/// gradients of all faces at once, when the last of them is there; its sequence
+/// number is the highest, so it runs before anything else that is ready. It
+/// copies the gradients into one flat buffer, starts the reduce-scatter, whose
+/// result becomes the leaves' gradients, and lets the unit reshard.
+///
+/// An optimizer built on faces fails loudly ("can't optimize a non-leaf
+/// Tensor"), which is what it should do.
+class GatherNode : public torch::autograd::Node {
+ public:
+  explicit GatherNode(Unit* unit) : Node(UINT64_MAX), unit_(unit) {}
+
+  torch::autograd::variable_list apply(
+      torch::autograd::variable_list&& gradients) override;
+  std::string name() const override {
+    return "TesseraGather";
+  }
+
+  /// The unit is gone; a graph that outlived it can no longer run.
+  void cut_loose() {
+    unit_ = nullptr;
+  }
+
+ private:
+  Unit* unit_;
+};
+
+} // namespace tessera::shard

@@ -1,0 +1,289 @@
+#include "shard/schedule.h"
+
+#include <tessera/error.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <map>
+
+#include "shard/unit.h"
+
+namespace tessera::shard {
+namespace {
+
+/// Each holds a full gradient: more of them double the peak.
+constexpr size_t kReductionsInFlight = 1;
+/// Units beside the touched one that stay Full in backward.
+constexpr int kKeptInBackward = 1;
+
+bool is_among(std::span<Unit* const> units, const Unit* unit) {
+  return std::find(units.begin(), units.end(), unit) != units.end();
+}
+
+} // namespace
+
+std::shared_ptr<Schedule> Schedule::of(const Group& group) {
+  // Never destroyed: units may die in static destructors.
+  static auto& schedules = *new std::map<const void*, std::weak_ptr<Schedule>>;
+  auto& entry = schedules[&group.impl()];
+  auto schedule = entry.lock();
+  if (!schedule) {
+    schedule = std::make_shared<Schedule>(group);
+    entry = schedule;
+  }
+  return schedule;
+}
+
+bool Schedule::in_backward() const {
+  return torch::autograd::get_current_graph_task_id() >= 0;
+}
+
+void Schedule::touch(std::span<Unit* const> units) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    raise(
+        {.call = "forward", .unit = units.front()->name()},
+        "a second thread uses this sharded model at the same time. A model belongs to one thread; give each its own, or take turns.");
+  }
+  const bool only_last = units.size() == 1 && units.front() == last_touched_ &&
+      units.front()->state() == UnitState::Full && !units.front()->is_stale();
+  if (only_last && (!in_backward() || !open_tasks_.empty())) {
+    return;
+  }
+  c10::InferenceMode no_inference(false);
+  at::NoGradGuard no_grad;
+  if (in_backward()) {
+    enter_backward();
+  }
+  for (Unit* unit : units) {
+    if (in_backward() && unit->is_stale()) {
+      raise(
+          {.call = "backward", .unit = unit->name()},
+          "the shard was changed (by an optimizer step?) between this graph's forward and its backward. Run forward again.");
+    }
+  }
+  make_room(units);
+  for (Unit* unit : units) {
+    ensure_full(*unit);
+  }
+  last_touched_ = units.back();
+}
+
+void Schedule::gather(Unit& unit) {
+  c10::InferenceMode no_inference(false);
+  at::NoGradGuard no_grad;
+  unit.check_faces("unshard"); // also where it is Full already
+  ensure_full(unit);
+}
+
+void Schedule::make_room(std::span<Unit* const> units) {
+  const bool backward = in_backward();
+  int kept = 0;
+  // Newest first: in backward the newest stay.
+  for (Unit* unit : std::vector<Unit*>(full_.rbegin(), full_.rend())) {
+    const bool needed = unit->is_root() || is_among(units, unit) ||
+        unit->state() == UnitState::Gathering ||
+        !unit->options().reshard_after_forward ||
+        std::any_of(units.begin(), units.end(), [&](const Unit* touched) {
+                          return unit->contains(*touched);
+                        });
+    if (needed || (backward && kept++ < kKeptInBackward)) {
+      continue;
+    }
+    unit->reshard();
+  }
+}
+
+void Schedule::ensure_full(Unit& unit) {
+  if (unit.state() == UnitState::Full && !unit.is_stale()) {
+    return;
+  }
+  if (unit.is_stale()) {
+    unit.reshard();
+  }
+  predict(unit);
+  unit.start_gather();
+  unit.finish_gather();
+}
+
+void Schedule::begin_iteration() {
+  predicts_ = !next_order_.empty();
+  order_.swap(next_order_);
+  next_order_.clear();
+  position_ = 0;
+  iteration_ended_ = false;
+}
+
+/// Records this gather and starts the one that followed it last time.
+void Schedule::predict(Unit& unit) {
+  if (!prefetch_) {
+    return;
+  }
+  if (iteration_ended_) {
+    begin_iteration();
+  }
+  constexpr size_t kMaxRecord = 1 << 16; // evaluation loops never end
+  if (next_order_.size() < kMaxRecord) {
+    next_order_.push_back(&unit);
+  }
+  if (unit.state() == UnitState::Gathering) {
+    ++counts_.prefetched;
+  }
+  predicts_ =
+      predicts_ && position_ < order_.size() && order_[position_] == &unit;
+  ++position_;
+  if (predicts_ && position_ < order_.size()) {
+    unit.start_gather(); // the touched one first
+    order_[position_]->start_gather();
+  }
+}
+
+void Schedule::enter_backward() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task < 0 ||
+      std::find(open_tasks_.begin(), open_tasks_.end(), task) !=
+          open_tasks_.end()) {
+    return;
+  }
+  open_tasks_.push_back(task);
+  /// Dies with the graph task. If its callback never ran, backward threw.
+  struct Token {
+    std::shared_ptr<Schedule> schedule;
+    int task;
+    bool done = false;
+
+    Token(std::shared_ptr<Schedule> owner, int id)
+        : schedule(std::move(owner)), task(id) {}
+    ~Token() {
+      if (!done) {
+        std::erase(schedule->open_tasks_, task);
+        schedule->recover();
+      }
+    }
+  };
+  auto token = std::make_shared<Token>(shared_from_this(), task);
+  torch::autograd::Engine::get_default_engine().queue_callback([token] {
+    token->done = true;
+    std::erase(token->schedule->open_tasks_, token->task);
+    if (token->schedule->open_tasks_.empty()) {
+      token->schedule->end_backward();
+    }
+  });
+}
+
+void Schedule::end_backward() {
+  at::NoGradGuard no_grad;
+  finish_reductions(0);
+  for (Unit* unit : std::vector<Unit*>(full_)) {
+    unit->reshard();
+  }
+  last_touched_ = nullptr;
+  iteration_ended_ = true;
+  compare_hash();
+}
+
+void Schedule::note_gather(Unit& unit) {
+  full_.push_back(&unit);
+  ++counts_.gathers;
+  mix_hash('g', unit);
+  int64_t bytes = 0;
+  for (const Unit* one : full_) {
+    bytes += static_cast<int64_t>(one->full_bytes());
+  }
+  counts_.peak_full_bytes = std::max(counts_.peak_full_bytes, bytes);
+}
+
+void Schedule::note_reshard(Unit& unit) {
+  std::erase(full_, &unit);
+  ++counts_.reshards;
+  if (last_touched_ == &unit) {
+    last_touched_ = nullptr;
+  }
+}
+
+void Schedule::note_reduction(Unit& unit) {
+  ++counts_.reductions;
+  mix_hash('r', unit);
+  reducing_.push_back(&unit);
+  finish_reductions(kReductionsInFlight);
+}
+
+void Schedule::finish_reductions(size_t keep) {
+  while (reducing_.size() > keep) {
+    Unit* oldest = reducing_.front();
+    reducing_.pop_front(); // first: finishing may throw
+    oldest->finish_reduction();
+  }
+}
+
+void Schedule::forget(Unit& unit) {
+  std::erase(full_, &unit);
+  std::erase(reducing_, &unit);
+  std::erase(order_, &unit);
+  std::erase(next_order_, &unit);
+  predicts_ = false;
+  if (last_touched_ == &unit) {
+    last_touched_ = nullptr;
+  }
+}
+
+void Schedule::recover() {
+  for (Unit* unit : std::deque<Unit*>(reducing_)) {
+    unit->drop_reduction();
+  }
+  reducing_.clear();
+  for (Unit* unit : std::vector<Unit*>(full_)) {
+    try {
+      unit->reshard();
+    } catch (const std::exception&) {
+      // Its gather failed; the exception that brought us here says more.
+    }
+  }
+  order_.clear();
+  next_order_.clear();
+  predicts_ = false;
+  iteration_ended_ = true;
+  last_touched_ = nullptr;
+  hash_ = 0;
+}
+
+void Schedule::mix_hash(char kind, const Unit& unit) {
+  constexpr uint64_t kPrime = 1099511628211ULL; // FNV-1a
+  const auto mix = [this](uint64_t value) { hash_ = (hash_ ^ value) * kPrime; };
+  mix(static_cast<uint64_t>(kind));
+  for (char c : unit.name()) {
+    mix(static_cast<uint64_t>(c));
+  }
+}
+
+void Schedule::compare_hash() {
+  if (group_.size() == 1) {
+    hash_ = 0;
+    return;
+  }
+  at::Tensor mine = at::empty({1}, at::kLong);
+  mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(hash_);
+  at::Tensor all = at::empty({group_.size()}, at::kLong);
+  hash_ = 0;
+  group_.all_gather_into(all, mine, "order of collectives");
+  const int64_t* hashes = all.const_data_ptr<int64_t>();
+  const bool equal =
+      std::all_of(hashes, hashes + group_.size(), [&](int64_t h) {
+        return h == hashes[0];
+      });
+  if (!equal) {
+    recover();
+    raise<DisagreementError>(
+        {.call = "backward",
+         .rank = group_.rank(),
+         .world_size = group_.size()},
+        "ranks gathered or reduced different units in this step, so gradients may be mixed up. A forward must touch the same units in the same order on every rank; look for a branch that depends on the rank or its data. TESSERA_CHECK=1 names the first call that differs.");
+  }
+}
+
+} // namespace tessera::shard

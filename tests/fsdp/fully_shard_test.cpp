@@ -1,0 +1,395 @@
+#include <tessera/error.h>
+#include <tessera/fsdp/fully_shard.h>
+
+#include "fsdp/models.h"
+#include "shard/schedule.h"
+#include "shard/unit.h"
+#include "support/ranks.h"
+
+namespace tessera {
+namespace {
+
+using tessera::testing::on_ranks;
+using tessera::testing::RanksOptions;
+using tessera::testing::Stack;
+using ::testing::HasSubstr;
+
+constexpr int64_t kVocabulary = 11;
+constexpr int64_t kWidth = 6;
+constexpr int64_t kDepth = 3;
+constexpr int64_t kBatch = 2; // a rank
+constexpr int kSteps = 4;
+
+Stack make_stack(bool tied = false) {
+  torch::manual_seed(3);
+  Stack model(kVocabulary, kWidth, kDepth, tied);
+  model->to(at::kDouble);
+  return model;
+}
+
+/// Tokens of one rank and step, or of all ranks one after another.
+at::Tensor tokens(int rank, int step) {
+  torch::manual_seed(1000 + 10 * step + rank);
+  return torch::randint(0, kVocabulary, {kBatch, 5}, torch::kLong);
+}
+
+at::Tensor all_tokens(int size, int step) {
+  std::vector<at::Tensor> parts;
+  for (int rank = 0; rank < size; ++rank) {
+    parts.push_back(tokens(rank, step));
+  }
+  return torch::cat(parts);
+}
+
+at::Tensor loss_of(Stack& model, const at::Tensor& x) {
+  const auto logits = model->forward(x);
+  return torch::cross_entropy_loss(
+      logits.view({-1, kVocabulary}), x.roll(1, 1).reshape({-1}));
+}
+
+void shard(Stack& model, const FullyShardOptions& options = {}) {
+  for (const auto& block : *model->blocks) {
+    fully_shard(*block, options);
+  }
+  fully_shard(*model, options);
+}
+
+torch::optim::AdamW make_adamw(std::vector<at::Tensor> parameters) {
+  return torch::optim::AdamW(
+      std::move(parameters), torch::optim::AdamWOptions(1e-2));
+}
+
+/// The model after kSteps on the whole batch in one process.
+struct Reference {
+  Stack model{nullptr};
+  std::vector<double> losses;
+};
+
+Reference train_plain(int size, bool tied = false) {
+  Reference reference{make_stack(tied)};
+  auto parameters =
+      tied ? std::vector<at::Tensor>() : reference.model->parameters();
+  if (tied) { // LibTorch lists a tied parameter twice
+    for (auto& p : reference.model->parameters()) {
+      if (std::none_of(parameters.begin(), parameters.end(), [&](auto& q) {
+            return q.is_same(p);
+          })) {
+        parameters.push_back(p);
+      }
+    }
+  }
+  auto optimizer = make_adamw(parameters);
+  for (int step = 0; step < kSteps; ++step) {
+    auto loss = loss_of(reference.model, all_tokens(size, step));
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    reference.losses.push_back(loss.item<double>());
+  }
+  return reference;
+}
+
+void expect_same_parameters(Stack& sharded, Stack& plain, double tolerance) {
+  torch::NoGradGuard no_grad;
+  const auto theirs = plain->named_parameters();
+  for (const auto& item : sharded->named_parameters()) {
+    const double difference =
+        (item.value() - theirs[item.key()]).abs().max().item<double>();
+    EXPECT_LE(difference, tolerance) << item.key();
+  }
+}
+
+struct Case {
+  std::string backend;
+  int size;
+  ShardLayout layout;
+};
+
+class FullyShardTest : public ::testing::TestWithParam<Case> {
+ protected:
+  FullyShardOptions options() const {
+    return FullyShardOptions().layout(GetParam().layout);
+  }
+  void run(const std::function<void(const Group&)>& body) const {
+    on_ranks(
+        RanksOptions{.size = GetParam().size, .backend = GetParam().backend},
+        body);
+  }
+  /// At world size 1 the arithmetic is the plain model's: the same bits.
+  double tolerance() const {
+    return GetParam().size == 1 ? 0 : 1e-9;
+  }
+};
+
+TEST_P(FullyShardTest, TrainingMatchesSingleProcess) {
+  run([&](const Group& world) {
+    auto reference = train_plain(world.size());
+    auto model = make_stack();
+    shard(model, options());
+    auto optimizer = make_adamw(parameters(*model));
+    for (int step = 0; step < kSteps; ++step) {
+      auto loss = loss_of(model, tokens(world.rank(), step));
+      loss.backward();
+      optimizer.step();
+      optimizer.zero_grad();
+      auto mean = loss.detach().clone().view({1});
+      world.all_reduce(mean, ReduceOp::Avg);
+      EXPECT_NEAR(
+          mean.item<double>(),
+          reference.losses[static_cast<size_t>(step)],
+          1e-9);
+    }
+    expect_same_parameters(model, reference.model, tolerance());
+  });
+}
+
+TEST_P(FullyShardTest, TiedWeightsMatchSingleProcess) {
+  run([&](const Group& world) {
+    auto reference = train_plain(world.size(), /*tied=*/true);
+    auto model = make_stack(/*tied=*/true);
+    shard(model, options());
+    auto optimizer = make_adamw(parameters(*model));
+    for (int step = 0; step < kSteps; ++step) {
+      loss_of(model, tokens(world.rank(), step)).backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    expect_same_parameters(model, reference.model, tolerance());
+  });
+}
+
+TEST_P(FullyShardTest, AccumulationMatchesOneLargeBatch) {
+  run([&](const Group& world) {
+    auto plain = make_stack();
+    auto optimizer = make_adamw(plain->parameters());
+    for (int step = 0; step < 2; ++step) {
+      (loss_of(plain, all_tokens(world.size(), step)) / 2).backward();
+    }
+    optimizer.step();
+    for (const bool sync_each : {true, false}) {
+      auto model = make_stack();
+      shard(model, options());
+      auto ours = make_adamw(parameters(*model));
+      set_requires_gradient_sync(*model, sync_each);
+      (loss_of(model, tokens(world.rank(), 0)) / 2).backward();
+      set_requires_gradient_sync(*model, true);
+      (loss_of(model, tokens(world.rank(), 1)) / 2).backward();
+      ours.step();
+      expect_same_parameters(model, plain, tolerance() == 0 ? 1e-15 : 1e-9);
+    }
+  });
+}
+
+TEST_P(FullyShardTest, ClipGivesTheNormOfTheUnshardedGradients) {
+  run([&](const Group& world) {
+    auto plain = make_stack();
+    loss_of(plain, all_tokens(world.size(), 0)).backward();
+    auto model = make_stack();
+    shard(model, options());
+    loss_of(model, tokens(world.rank(), 0)).backward();
+    const double expected =
+        torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.1, 2.0, true);
+    EXPECT_NEAR(clip_grad_norm_(*model, 0.1), expected, 1e-9);
+    EXPECT_NEAR(clip_grad_norm_(*model, 0.1), 0.1, 1e-5);
+    const double infinity = std::numeric_limits<double>::infinity();
+    const double largest =
+        torch::nn::utils::clip_grad_norm_(plain->parameters(), 1e9, infinity);
+    EXPECT_NEAR(clip_grad_norm_(*model, 1e9, infinity), largest, 1e-5);
+  });
+}
+
+TEST_P(FullyShardTest, IssuesExactlyTheCollectivesOfTheSchedule) {
+  run([&](const Group& world) {
+    auto model = make_stack();
+    shard(model, options());
+    auto& schedule = *shard::Schedule::of(world);
+    for (int step = 0; step < 3; ++step) {
+      schedule.reset_counts();
+      loss_of(model, tokens(world.rank(), step)).backward();
+      // Forward: the root and each block; backward: each block again.
+      EXPECT_EQ(schedule.counts().gathers, 1 + 2 * kDepth);
+      EXPECT_EQ(schedule.counts().reductions, 1 + kDepth);
+      // All but the root, and the last block in backward: when its turn to be
+      // gathered ahead comes, it is still Full from forward.
+      EXPECT_EQ(schedule.counts().prefetched, step == 0 ? 0 : 2 * kDepth - 1);
+    }
+  });
+}
+
+TEST_P(FullyShardTest, HoldsNothingButShardsBetweenSteps) {
+  run([&](const Group& world) {
+    auto model = make_stack();
+    shard(model, options());
+    loss_of(model, tokens(world.rank(), 0)).backward();
+    for (const auto& parameter : model->parameters()) {
+      EXPECT_EQ(shard::unit_of(parameter)->full_bytes(), 0u);
+      EXPECT_EQ(shard::unit_of(parameter)->state(), shard::UnitState::Sharded);
+    }
+  });
+}
+
+TEST_P(FullyShardTest, AnExceptionInForwardOrBackwardIsFollowedByAHealthyStep) {
+  run([&](const Group& world) {
+    auto plain = make_stack();
+    auto optimizer = make_adamw(plain->parameters());
+    auto model = make_stack();
+    shard(model, options());
+    auto ours = make_adamw(parameters(*model));
+    {
+      auto x = model->embed(tokens(world.rank(), 0));
+      x = model->blocks[0]->as<tessera::testing::Block>()->forward(x);
+      // Forward stops here; then a backward that throws in the middle.
+      x.register_hook([](const at::Tensor&) -> at::Tensor {
+        throw std::runtime_error("on purpose");
+      });
+      auto y = model->blocks[1]->as<tessera::testing::Block>()->forward(x);
+      EXPECT_THROW(y.sum().backward(), std::exception);
+    }
+    for (auto& parameter : parameters(*model)) {
+      parameter.mutable_grad().reset();
+    }
+    for (int step = 0; step < 2; ++step) {
+      loss_of(plain, all_tokens(world.size(), step)).backward();
+      optimizer.step();
+      optimizer.zero_grad();
+      loss_of(model, tokens(world.rank(), step)).backward();
+      ours.step();
+      ours.zero_grad();
+    }
+    expect_same_parameters(model, plain, tolerance());
+  });
+}
+
+TEST_P(FullyShardTest, EvaluationSeesTheLatestStep) {
+  run([&](const Group& world) {
+    auto model = make_stack();
+    shard(model, options());
+    auto optimizer = make_adamw(parameters(*model));
+    const auto evaluate = [&] {
+      torch::NoGradGuard no_grad;
+      return loss_of(model, tokens(0, 9)).item<double>();
+    };
+    const double before = evaluate();
+    loss_of(model, tokens(world.rank(), 0)).backward();
+    optimizer.step();
+    const double after = evaluate();
+    EXPECT_NE(before, after);
+    c10::InferenceMode inference;
+    EXPECT_EQ(loss_of(model, tokens(0, 9)).item<double>(), after);
+  });
+}
+
+TEST_P(FullyShardTest, RejectsBackwardOfAStaleGraph) {
+  run([&](const Group& world) {
+    auto model = make_stack();
+    shard(model, options());
+    auto optimizer = make_adamw(parameters(*model));
+    auto old = loss_of(model, tokens(world.rank(), 0));
+    loss_of(model, tokens(world.rank(), 1)).backward();
+    optimizer.step();
+    EXPECT_THROW(old.backward(), c10::Error);
+    optimizer.zero_grad();
+    loss_of(model, tokens(world.rank(), 2)).backward(); // goes on
+  });
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  for (auto layout : {ShardLayout::Flat, ShardLayout::Dim0}) {
+    for (int size : {1, 2, 3, 4}) {
+      cases.push_back({"shm", size, layout});
+    }
+    cases.push_back({"gloo", 2, layout});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts,
+    FullyShardTest,
+    ::testing::ValuesIn(all_cases()),
+    [](const auto& test) {
+      return test.param.backend + std::to_string(test.param.size) +
+          (test.param.layout == ShardLayout::Flat ? "Flat" : "Dim0");
+    });
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(FullyShardErrorsTest, RejectsWhatCannotBeSharded) {
+  on_ranks(2, [](const Group& world) {
+    auto model = make_stack();
+    shard(model);
+    EXPECT_THAT(
+        error_of([&] { fully_shard(*model); }), HasSubstr("sharded already"));
+    torch::nn::Module empty;
+    fully_shard(empty); // legal
+    torch::nn::Module meta;
+    meta.register_parameter("weight", torch::empty({2}, at::kMeta));
+    EXPECT_THAT(error_of([&] { fully_shard(meta); }), HasSubstr("meta device"));
+    torch::nn::Module integers;
+    integers.register_parameter("table", torch::zeros({2}, at::kLong), false);
+    EXPECT_THAT(
+        error_of([&] { fully_shard(integers); }),
+        HasSubstr("parameter \"table\": Long cannot have gradients"));
+    torch::nn::Linear differs(world.rank() + 2, 2);
+    EXPECT_THAT(
+        error_of([&] { fully_shard(*differs); }),
+        AllOf(
+            HasSubstr("[fully_shard]"),
+            HasSubstr("rank 0: parameter \"weight\" Float [2, 2]"),
+            HasSubstr("rank 1: parameter \"weight\" Float [2, 3]")));
+  });
+}
+
+TEST(FullyShardErrorsTest, RejectsWritesToShardedParameters) {
+  on_ranks(2, [](const Group&) {
+    auto model = make_stack();
+    shard(model);
+    torch::NoGradGuard no_grad;
+    auto weight = model->embed->weight;
+    for (const auto& write : std::vector<std::function<void()>>{
+             [&] { weight.add_(1); },
+             [&] { torch::nn::init::zeros_(weight); },
+             [&] { weight.view({-1}).fill_(0); }}) {
+      EXPECT_THAT(error_of(write), HasSubstr("writes to a sharded parameter"));
+    }
+    EXPECT_THAT(
+        error_of([&] { make_adamw(model->parameters()); }),
+        HasSubstr("non-leaf"));
+  });
+}
+
+TEST(FullyShardErrorsTest, RejectsAModuleThatWasMovedAfterwards) {
+  on_ranks(2, [](const Group& world) {
+    auto model = make_stack();
+    shard(model);
+    model->embed->weight.set_data(
+        torch::zeros({kVocabulary, kWidth}, at::kDouble));
+    EXPECT_THAT(
+        error_of([&] { unshard(*model); }),
+        HasSubstr("parameter \"embed.weight\": something replaced this"));
+    EXPECT_THAT(
+        error_of([&] { loss_of(model, tokens(world.rank(), 0)).backward(); }),
+        HasSubstr("something replaced this parameter's data"));
+  });
+}
+
+TEST(FullyShardErrorsTest, RawPointersOfShardedParametersThrow) {
+  on_ranks(2, [](const Group&) {
+    auto model = make_stack();
+    shard(model);
+    EXPECT_THAT(
+        error_of([&] { model->embed->weight.data_ptr<double>(); }),
+        HasSubstr("has no memory now"));
+  });
+}
+
+} // namespace
+} // namespace tessera
