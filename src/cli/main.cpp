@@ -30,7 +30,7 @@ int main(int argc, char** argv) {
     std::reverse(words.begin(), words.end()); // as CLI11 wants them
     app.parse(std::move(words));
   } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+    return app.exit(error) == 0 ? 0 : 2;
   }
   try {
     return actions.at(app.get_subcommands().front()->get_name())();

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cli/commands.h"
@@ -58,7 +59,7 @@ class StoreChannel : public launch::Channel {
 struct Settings {
   launch::RunOptions options;
   std::string endpoint; // HOST:PORT, with several nodes
-  int cpu_threads = 0; // 0: not given
+  std::optional<int> cpu_threads;
   double join_timeout_seconds = 600;
 };
 
@@ -111,18 +112,29 @@ int run(Settings settings, std::vector<std::string> command) {
     throw launch::InvalidRunOptions(
         "no program was given. Example: tessera run -n 4 ./train --lr 1e-3");
   }
+  if (command.front().starts_with('-')) {
+    throw launch::InvalidRunOptions(fmt::format(
+        "there is no option {}. `tessera run --help` lists them; a program's own options follow its name.",
+        command.front()));
+  }
   launch::RunOptions& options = settings.options;
   options.program = command.front();
   options.args.assign(command.begin() + 1, command.end());
-  if (settings.cpu_threads != 0) {
-    options.cpu_threads = settings.cpu_threads;
-  }
+  options.cpu_threads = settings.cpu_threads;
   options.join_timeout =
       Milliseconds(static_cast<int64_t>(settings.join_timeout_seconds * 1000));
   launch::validate(options);
   if (options.num_nodes > 1 && settings.endpoint.empty()) {
     throw launch::InvalidRunOptions(
         "--nnodes is above 1 but no --rdzv-endpoint HOST:PORT says where node 0 is.");
+  }
+  if (options.num_nodes == 1 && !settings.endpoint.empty()) {
+    throw launch::InvalidRunOptions(
+        "--rdzv-endpoint is for several nodes, and --nnodes is 1. Leave it out, or give --nnodes.");
+  }
+  if (options.tee && !options.log_dir) {
+    throw launch::InvalidRunOptions(
+        "--tee goes with --log-dir; without it everything is printed anyway.");
   }
   // Stores have threads; none of them may take the launcher's signals.
   launch::block_supervised_signals();
@@ -144,7 +156,9 @@ void drop_separator(std::vector<std::string>& words) {
     }
     const bool is_flag =
         std::find(kFlags.begin(), kFlags.end(), words[i]) != kFlags.end();
-    const bool holds_its_value = words[i].find('=') != std::string::npos;
+    // --name=value or -n4
+    const bool holds_its_value = words[i].find('=') != std::string::npos ||
+        (words[i].size() > 2 && words[i][1] != '-');
     i += is_flag || holds_its_value ? 0 : 1;
   }
 }

@@ -18,68 +18,52 @@
 namespace tessera {
 namespace {
 
-std::string join_lines(const std::vector<std::string>& items) {
+/// Items with their lengths, so that no two lists give one text.
+std::string encode(const std::vector<std::string>& items) {
   std::string text;
   for (const std::string& item : items) {
-    text += item;
-    text += '\n';
+    text += std::to_string(item.size()) + ":" + item;
   }
   return text;
 }
 
-std::vector<std::string> split_lines(const Bytes& bytes) {
-  std::vector<std::string> lines;
-  std::string line;
-  for (uint8_t byte : bytes) {
-    if (byte == '\n') {
-      lines.push_back(std::exchange(line, {}));
-    } else {
-      line += static_cast<char>(byte);
-    }
+std::vector<std::string> decode(const Bytes& bytes) {
+  const std::string text(bytes.begin(), bytes.end());
+  std::vector<std::string> items;
+  for (size_t at = 0; at < text.size();) {
+    const size_t colon = text.find(':', at);
+    const size_t length = std::stoull(text.substr(at, colon - at));
+    items.push_back(text.substr(colon + 1, length));
+    at = colon + 1 + length;
   }
-  return lines;
+  return items;
 }
 
 std::span<const uint8_t> as_bytes(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
-/// The first line on which the ranks differ, and who has what there.
+/// The first item on which the ranks differ, and who has what there.
 std::string describe_difference(
     const Group& group,
     const std::vector<std::vector<std::string>>& lists) {
-  size_t line = 0;
-  auto at = [&](size_t rank) {
-    return line < lists[rank].size() ? lists[rank][line]
-                                     : std::string("nothing (its list ends)");
+  size_t item = 0;
+  const auto differs = [&](const std::vector<std::string>& list) {
+    const auto& first = lists.front();
+    return item < std::min(list.size(), first.size())
+        ? list[item] != first[item]
+        : list.size() != first.size();
   };
-  auto differs = [&] {
-    for (size_t rank = 1; rank < lists.size(); ++rank) {
-      if (at(rank) != at(0)) {
-        return true;
-      }
-    }
-    return false;
-  };
-  while (!differs()) {
-    ++line;
+  while (std::none_of(lists.begin(), lists.end(), differs)) {
+    ++item;
   }
-  std::vector<std::pair<std::string, std::vector<int>>> values;
-  for (size_t rank = 0; rank < lists.size(); ++rank) {
-    auto same = std::find_if(values.begin(), values.end(), [&](auto& value) {
-      return value.first == at(rank);
-    });
-    if (same == values.end()) {
-      same = values.insert(values.end(), {at(rank), {}});
-    }
-    same->second.push_back(group.global_ranks()[rank]);
+  std::vector<std::string> texts;
+  for (const auto& list : lists) {
+    texts.push_back(
+        item < list.size() ? list[item] : "nothing (its list ends)");
   }
-  std::string text =
-      fmt::format("ranks were given different things (item {}):", line);
-  for (const auto& [value, ranks] : values) {
-    text += fmt::format("\n  {}: {}", comm::rank_list(ranks), value);
-  }
-  return text +
+  return fmt::format("ranks were given different things (item {}):", item) +
+      comm::list_by_text(texts, group.global_ranks()) +
       "\n  All ranks must make this call alike; look for what depends on the rank.";
 }
 
@@ -92,7 +76,7 @@ void agree(
   if (group.size() == 1) {
     return;
   }
-  const std::string text = join_lines(items);
+  const std::string text = encode(items);
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   at::Tensor mine = at::empty({2}, at::kLong);
   std::memcpy(mine.mutable_data_ptr(), &hash, sizeof hash);
@@ -109,7 +93,7 @@ void agree(
   }
   std::vector<std::vector<std::string>> lists;
   for (const Bytes& bytes : group.all_gather_bytes(as_bytes(text), "agree")) {
-    lists.push_back(split_lines(bytes));
+    lists.push_back(decode(bytes));
   }
   group.impl().raise_error<DisagreementError>(
       call, describe_difference(group, lists));

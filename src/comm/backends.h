@@ -20,6 +20,7 @@ struct BackendConfig {
   Milliseconds timeout{0};
   std::string address; // numeric, of this host, as the peers reach it
   int ranks_on_host = 1; // of the whole world: do they have a core each?
+  std::string call = "init"; // for messages: what the group is made by
 
   int size() const {
     return static_cast<int>(global_ranks.size());
@@ -32,8 +33,8 @@ BackendPtr make_gloo_backend(const BackendConfig& config);
 /// memory says so to the others.
 BackendPtr make_shm_backend(const BackendConfig& config);
 
-/// Of rank 0 of `size` ranks that do not exist: gathers repeat this rank's
-/// input, reductions leave it as it is.
+/// Of a rank among others that do not exist: gathers repeat this rank's input,
+/// reductions leave it as it is.
 BackendPtr make_fake_backend(const BackendConfig& config);
 
 /// Whether this build has NCCL. Without it make_nccl_backend throws and says

@@ -24,6 +24,26 @@ std::string rank_list(std::span<const int> ranks) {
   return text;
 }
 
+std::string list_by_text(
+    std::span<const std::string> texts,
+    std::span<const int> names) {
+  std::vector<std::pair<std::string, std::vector<int>>> groups;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    auto same = std::find_if(groups.begin(), groups.end(), [&](auto& group) {
+      return group.first == texts[i];
+    });
+    if (same == groups.end()) {
+      same = groups.insert(groups.end(), {texts[i], {}});
+    }
+    same->second.push_back(names[i]);
+  }
+  std::string lines;
+  for (const auto& [text, ranks] : groups) {
+    lines += "\n  " + rank_list(ranks) + ": " + text;
+  }
+  return lines;
+}
+
 std::optional<std::string> describe_mismatch(
     std::span<const Call> calls,
     std::span<const int> names) {
@@ -34,23 +54,11 @@ std::optional<std::string> describe_mismatch(
   if (agree) {
     return std::nullopt;
   }
-  std::vector<std::pair<std::string, std::vector<int>>> callers;
-  for (size_t i = 0; i < calls.size(); ++i) {
-    const std::string text = calls[i].describe();
-    auto same = std::find_if(callers.begin(), callers.end(), [&](auto& entry) {
-      return entry.first == text;
-    });
-    if (same == callers.end()) {
-      callers.push_back({text, {names[i]}});
-    } else {
-      same->second.push_back(names[i]);
-    }
+  std::vector<std::string> texts;
+  for (const Call& call : calls) {
+    texts.push_back(call.describe());
   }
-  std::string what = "ranks are at different calls:";
-  for (const auto& [text, ranks] : callers) {
-    what += "\n  " + rank_list(ranks) + ": " + text;
-  }
-  return what +
+  return "ranks are at different calls:" + list_by_text(texts, names) +
       "\n  Every rank must make the same collectives in the same order with the same shapes; look for a branch that depends on the rank.";
 }
 

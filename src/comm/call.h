@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,10 +14,12 @@ namespace tessera::comm {
 /// One rank's description of a collective. Trivially copyable: it travels
 /// through shared memory and over the wire as it is. Ranks whose calls do not
 /// match are at different points of their programs, or pass different shapes.
+/// Texts are cut to fit; what is compared is a digest of the whole.
 struct Call {
   char operation[24] = {}; // "all_gather_into"
   char detail[64] = {}; // "float32 [4, 8] SUM"
   char label[64] = {}; // what it is for: "layers.7"; may be empty
+  uint64_t digest = 0; // of operation, shape, dtype, reduction, root and label
   uint64_t bytes = 0; // this rank's input
   uint64_t sequence = 0; // how many collectives came before it
 
@@ -28,24 +29,39 @@ struct Call {
   uint64_t offset = 0;
 
   bool matches(const Call& other) const {
-    return bytes == other.bytes && sequence == other.sequence &&
-        std::strcmp(operation, other.operation) == 0 &&
-        std::strcmp(detail, other.detail) == 0 &&
-        std::strcmp(label, other.label) == 0;
+    return digest == other.digest && bytes == other.bytes &&
+        sequence == other.sequence;
   }
 
   /// `all_reduce of float32 [4, 8] SUM (128 bytes) for "layers.7", call #12`
   std::string describe() const;
 };
 
-/// Copies `text` into a field of a Call, cut to fit, with a closing zero.
+/// Copies `text` into a field of a Call with a closing zero. Of one that is too
+/// long the end stays, which says more in "layers.7.attention.query.weight".
 template <size_t N>
 void assign(char (&field)[N], std::string_view text) {
+  text.remove_prefix(text.size() - std::min(text.size(), N - 1));
   field[text.copy(field, N - 1)] = '\0';
+}
+
+/// FNV-1a, to be called for one part after the other.
+inline uint64_t mix_digest(uint64_t digest, std::string_view text) {
+  constexpr uint64_t kPrime = 1099511628211ULL;
+  for (char c : text) {
+    digest = (digest ^ static_cast<uint8_t>(c)) * kPrime;
+  }
+  return (digest ^ 0xff) * kPrime; // so that "ab", "c" is not "a", "bc"
 }
 
 /// "rank 3" or "ranks 1, 3".
 std::string rank_list(std::span<const int> ranks);
+
+/// A line for each text that occurs: "\n  ranks 0, 2: text". `texts[i]` is that
+/// of rank `names[i]`.
+std::string list_by_text(
+    std::span<const std::string> texts,
+    std::span<const int> names);
 
 /// Nothing if all calls match; else one text, the same on every rank, that
 /// says which ranks made which call. `calls[i]` is that of rank `names[i]`.

@@ -7,25 +7,20 @@
 
 #include <string_view>
 
+#include "comm/call.h"
+
 namespace tessera::comm {
 
 /// "SUM", "AVG", "MIN", "MAX".
 std::string_view name_of(ReduceOp op);
 
-/// Writes "Float [4, 8]" (cut to fit) into a field of a Call; `suffix` behind
-/// it. On the path of every collective, so without allocation.
-void describe_tensor(
-    char* field,
-    size_t capacity,
-    const at::Tensor& tensor,
-    std::string_view suffix);
-
-template <size_t N>
-void describe_tensor(
-    char (&field)[N],
-    const at::Tensor& tensor,
-    std::string_view suffix = {}) {
-  describe_tensor(field, N, tensor, suffix);
-}
+/// The call of `operation` on `input` (may be undefined), but for its sequence.
+/// `suffix` is what else belongs to it: "SUM", "root 2". On the path of every
+/// collective, so without allocation.
+Call describe_call(
+    std::string_view operation,
+    const at::Tensor& input,
+    std::string_view suffix = {},
+    std::string_view label = {});
 
 } // namespace tessera::comm

@@ -18,6 +18,7 @@
 
 #include "comm/describe.h"
 #include "comm/group_impl.h"
+#include "comm/shm/reduce_kernels.h"
 #include "comm/shm_backend.h"
 
 namespace tessera {
@@ -52,6 +53,12 @@ void check_tensor(
         "{} ({}) is not dense and contiguous. Pass {}.contiguous(), and copy the result back if it is an output.",
         name,
         shape_of(tensor),
+        name));
+  }
+  if (tensor.is_conj() || tensor.is_neg()) {
+    fail(fmt::format(
+        "{} is a lazy conjugate or negative. Pass {}.resolve_conj().resolve_neg().",
+        name,
         name));
   }
   if (tensor.device().type() != at::kCPU &&
@@ -170,11 +177,6 @@ class Parcel {
     return wire_;
   }
 
-  /// Only where wire() is a copy in another memory.
-  bool staged() const {
-    return staged_;
-  }
-
   void write_back() {
     if (staged_) {
       original_.view({-1}).copy_(as_original().view({-1}));
@@ -223,30 +225,18 @@ ReducePlan plan_reduction(
         fmt::format(
             "{} of complex numbers is not defined.", comm::name_of(op)));
   }
-  const std::string name =
-      group.backend(tensor.device().type())->getBackendName();
-  if (name == "gloo" || name == "nccl") {
-    constexpr at::ScalarType kTaken[] = {
-        at::kFloat,
-        at::kDouble,
-        at::kHalf,
-        at::kBFloat16,
-        at::kChar,
-        at::kByte,
-        at::kInt,
-        at::kLong,
-        at::kBool,
-        at::kComplexFloat,
-        at::kComplexDouble};
-    if (std::find(std::begin(kTaken), std::end(kTaken), dtype) ==
-        std::end(kTaken)) {
-      group.raise_error<c10::ValueError>(
-          call,
-          fmt::format(
-              "{} cannot reduce {}. Convert the tensor, to int32 say.",
-              name,
-              c10::toString(dtype)));
-    }
+  const auto& backend = group.backend(tensor.device().type());
+  const std::string name = backend ? backend->getBackendName() : "none";
+  // Shared memory reduces the most; the others lack int16 of these.
+  const bool is_wired = name == "gloo" || name == "nccl";
+  if (!comm::shm::find_reduction(dtype, op) ||
+      (is_wired && dtype == at::kShort)) {
+    group.raise_error<c10::ValueError>(
+        call,
+        fmt::format(
+            "{} cannot be reduced{}. Convert the tensor, to int32 say.",
+            c10::toString(dtype),
+            is_wired ? " over " + name : ""));
   }
   switch (op) {
     case ReduceOp::Sum:
@@ -355,13 +345,13 @@ Work start_reduce_scatter(
     ReduceOp op) {
   check_pair(group, request.operation, output, input);
   check_parts(group, request.operation, input, "input", output, "output");
+  const ReducePlan plan = plan_reduction(group, request.operation, input, op);
   if (group.size() == 1) {
     if (output.data_ptr() != input.data_ptr()) {
       output.detach().view({-1}).copy_(input.detach().view({-1}));
     }
     return {};
   }
-  const ReducePlan plan = plan_reduction(group, request.operation, input, op);
   Parcel to(group, output, Contents::Values);
   Parcel from(group, input, Contents::Values);
   return group.launch(
@@ -390,10 +380,10 @@ Work start_all_reduce(
     const at::Tensor& tensor,
     ReduceOp op) {
   check_tensor(group, request.operation, "tensor", tensor);
+  const ReducePlan plan = plan_reduction(group, request.operation, tensor, op);
   if (group.size() == 1) {
     return {};
   }
-  const ReducePlan plan = plan_reduction(group, request.operation, tensor, op);
   Parcel parcel(group, tensor, Contents::Values);
   return group.launch(
       request,
@@ -437,19 +427,19 @@ Work start_broadcast(
       [parcel]() mutable { parcel.write_back(); });
 }
 
-/// Sizes on dim 0 as numbers of wire elements.
-std::vector<int64_t> scale_splits(
+/// Sizes on dim 0 in bytes.
+std::vector<int64_t> bytes_of_splits(
     GroupImpl& group,
     const char* call,
     const char* name,
     const at::Tensor& tensor,
-    at::IntArrayRef splits,
-    int64_t wire_numel) {
+    at::IntArrayRef splits) {
   const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
   const int64_t sum = std::accumulate(splits.begin(), splits.end(), int64_t{0});
   const bool fits = static_cast<int>(splits.size()) == group.size() &&
-      sum == rows && std::all_of(splits.begin(), splits.end(), [](int64_t s) {
-                      return s >= 0;
+      sum == rows &&
+      std::all_of(splits.begin(), splits.end(), [](int64_t split) {
+                      return split >= 0;
                     });
   if (!fits) {
     group.raise_error<c10::ValueError>(
@@ -462,11 +452,45 @@ std::vector<int64_t> scale_splits(
             rows,
             name));
   }
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
   std::vector<int64_t> scaled(splits.begin(), splits.end());
   for (int64_t& split : scaled) {
-    split *= rows == 0 ? 0 : wire_numel / rows;
+    split *= rows == 0 ? 0 : bytes / rows;
   }
   return scaled;
+}
+
+/// What rank i sends to rank j must be what j expects from i. Backends would
+/// abort the process, or hand out memory that was never written.
+void check_splits_match(
+    GroupImpl& group,
+    const char* call,
+    const std::vector<int64_t>& receives,
+    const std::vector<int64_t>& sends) {
+  const int size = group.size();
+  at::Tensor mine = at::empty({2, size}, at::kLong);
+  at::Tensor all = at::empty({size, 2, size}, at::kLong);
+  std::copy(sends.begin(), sends.end(), mine.mutable_data_ptr<int64_t>());
+  std::copy(
+      receives.begin(),
+      receives.end(),
+      mine.mutable_data_ptr<int64_t>() + size);
+  Group(group.shared_from_this()).all_gather_into(all, mine, "splits");
+  const auto table = all.accessor<int64_t, 3>();
+  for (int from = 0; from < size; ++from) {
+    for (int to = 0; to < size; ++to) {
+      if (table[from][0][to] != table[to][1][from]) {
+        group.raise_error<DisagreementError>(
+            call,
+            fmt::format(
+                "rank {} sends {} bytes to rank {}, which expects {}. The input splits of the one must be the output splits of the other.",
+                group.global_ranks()[static_cast<size_t>(from)],
+                table[from][0][to],
+                group.global_ranks()[static_cast<size_t>(to)],
+                table[to][1][from]));
+      }
+    }
+  }
 }
 
 Work start_all_to_all(
@@ -493,6 +517,13 @@ Work start_all_to_all(
     group.raise_error<c10::ValueError>(
         call, "output overlaps input. Use memory of its own.");
   }
+  std::vector<int64_t> to_splits;
+  std::vector<int64_t> from_splits;
+  if (!even) {
+    to_splits = bytes_of_splits(group, call, "output", output, output_splits);
+    from_splits = bytes_of_splits(group, call, "input", input, input_splits);
+    check_splits_match(group, call, to_splits, from_splits);
+  }
   if (group.size() == 1) {
     output.detach().view({-1}).copy_(input.detach().view({-1}));
     return {};
@@ -501,14 +532,6 @@ Work start_all_to_all(
   Parcel from(group, input, Contents::Bytes);
   at::Tensor flat_to = to.wire().view({-1}).view(at::kByte);
   at::Tensor flat_from = from.wire().view({-1}).view(at::kByte);
-  std::vector<int64_t> to_splits;
-  std::vector<int64_t> from_splits;
-  if (!even) {
-    to_splits = scale_splits(
-        group, call, "output", output, output_splits, flat_to.numel());
-    from_splits = scale_splits(
-        group, call, "input", input, input_splits, flat_from.numel());
-  }
   // Inputs may differ in size from rank to rank: described without it.
   const at::Tensor& described = even ? input : flat_from.narrow(0, 0, 0);
   return group.launch(
@@ -827,6 +850,18 @@ at::Tensor Group::allocate_shared(at::IntArrayRef sizes, at::ScalarType dtype)
             "the ranks of this group do not share memory (backend {}). Ask shares_memory() first.",
             backend(c10::DeviceType::CPU)));
   }
+  const bool fits = std::all_of(sizes.begin(), sizes.end(), [](int64_t size) {
+    return size >= 0 && size <= (int64_t{1} << 48);
+  });
+  if (!fits) {
+    impl().raise_error<c10::ValueError>(
+        "allocate_shared",
+        fmt::format("[{}] is no shape.", fmt::join(sizes, ", ")));
+  }
+  agree(
+      *this,
+      "allocate_shared",
+      {fmt::format("{} [{}]", c10::toString(dtype), fmt::join(sizes, ", "))});
   auto& shm =
       static_cast<comm::ShmBackend&>(*impl().backend(c10::DeviceType::CPU));
   return shm.allocate(sizes, dtype);

@@ -29,9 +29,22 @@ std::string first_line(const char* text) {
   return std::string(all.substr(0, all.find('\n')));
 }
 
+bool says_any(
+    const std::string& message,
+    std::initializer_list<const char*> words) {
+  return std::any_of(words.begin(), words.end(), [&](const char* word) {
+    return message.find(word) != std::string::npos;
+  });
+}
+
 bool says_timeout(const std::string& message) {
-  return message.find("imed out") != std::string::npos ||
-      message.find("imeout") != std::string::npos;
+  return says_any(message, {"imed out", "imeout"});
+}
+
+bool says_connection_broke(const std::string& message) {
+  return says_any(
+      message,
+      {"onnection", "ocket", "roken pipe", "y peer", "Read error", "recv"});
 }
 
 int count_on_host(const WorldInfo& world) {
@@ -72,7 +85,8 @@ GroupImpl::GroupImpl(
       .global_ranks = global_ranks_,
       .timeout = world_->timeout,
       .address = world_->address,
-      .ranks_on_host = count_on_host(*world_)};
+      .ranks_on_host = count_on_host(*world_),
+      .call = size() == world_->size() ? "init" : "split"};
   cpu_ = make_cpu_backend(config);
   process_group_ =
       c10::make_intrusive<c10d::ProcessGroup>(store_, rank_, size());
@@ -97,7 +111,11 @@ GroupImpl::GroupImpl(
 
 GroupImpl::~GroupImpl() {
   if (cuda_) {
-    cuda_->shutdown(); // NCCL warns at exit about groups that were not
+    try {
+      cuda_->shutdown(); // NCCL warns at exit about groups that were not
+    } catch (const std::exception&) {
+      // A communicator that failed earlier; its error was reported then.
+    }
   }
   if (process_group_) {
     c10d::unregister_process_group(registered_name_);
@@ -126,15 +144,8 @@ Work GroupImpl::launch(
     const at::Tensor& input,
     const Start& start,
     std::function<void()> finish) {
-  Call call;
-  assign(call.operation, request.operation);
-  assign(call.label, request.label);
-  if (input.defined()) {
-    describe_tensor(call.detail, input, request.suffix);
-    call.bytes = input.nbytes();
-  } else {
-    assign(call.detail, request.suffix);
-  }
+  Call call =
+      describe_call(request.operation, input, request.suffix, request.label);
   call.sequence = sequence_++;
   if (!dead_reason_.empty()) {
     raise_error<PeerLostError>(
@@ -228,6 +239,11 @@ void GroupImpl::fail(const Call& call, std::exception_ptr error) {
     throw;
   } catch (const std::exception& other) {
     const std::string message = first_line(other.what());
+    if (!says_timeout(message) && !says_connection_broke(message)) {
+      cpu_->abort();
+      dead_reason_ = message;
+      raise_error(call.operation, message + " (in " + what_call + ")");
+    }
     cpu_->abort(); // the others learn of it now, and answer the roll call
     std::string who = "which rank is missing could not be found out";
     try {
@@ -268,8 +284,6 @@ PendingCall::PendingCall(
       call_(call),
       work_(std::move(work)),
       finish_(std::move(finish)) {}
-
-PendingCall::~PendingCall() = default;
 
 void PendingCall::wait() {
   if (!work_) {

@@ -143,7 +143,6 @@ class PendingCall {
       const Call& call,
       c10::intrusive_ptr<c10d::Work> work,
       std::function<void()> finish);
-  ~PendingCall();
 
   void wait();
   bool done();

@@ -5,17 +5,18 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <thread>
 
 namespace tessera::comm {
 namespace {
@@ -64,12 +65,8 @@ std::string host_identity() {
 }
 
 int available_cores() {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  if (sched_getaffinity(0, sizeof cores, &cores) != 0) {
-    return 1;
-  }
-  return CPU_COUNT(&cores);
+  // glibc counts what sched_getaffinity allows, however many there are.
+  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
 bool is_loopback(const std::string& host) {
@@ -79,6 +76,15 @@ bool is_loopback(const std::string& host) {
 std::string address_towards(const std::string& host, int port) {
   if (const char* chosen = std::getenv("TESSERA_SOCKET_ADDR");
       chosen != nullptr && *chosen != '\0') {
+    in6_addr parsed{};
+    if (inet_pton(AF_INET, chosen, &parsed) != 1 &&
+        inet_pton(AF_INET6, chosen, &parsed) != 1) {
+      raise<c10::ValueError>(
+          {.call = "init"},
+          fmt::format(
+              "TESSERA_SOCKET_ADDR=\"{}\" is no numeric address. Give one of this host's, as `ip addr` shows them.",
+              chosen));
+    }
     return chosen;
   }
   const AddressList addresses = resolve(host, port, SOCK_DGRAM);

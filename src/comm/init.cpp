@@ -41,10 +41,20 @@ constexpr Milliseconds kDefaultTimeout = std::chrono::minutes(10);
 /// A process that cannot take part says so to the others within this time.
 constexpr Milliseconds kRefusal{2000};
 
+/// A store that this process hosts. Kept until it ends: the others may need it
+/// after this rank has shut down, and a later init() finds it at its place.
+struct HostedStore {
+  StoreEndpoint asked_for;
+  StoreEndpoint endpoint; // with the port in use
+  StorePtr store;
+  std::unique_ptr<comm::PortHandout> handout; // where no port was given
+};
+
 struct State {
   std::mutex mutex;
   Group world; // guarded by mutex
   int num_inits = 0; // guarded by mutex; the same on all ranks
+  std::vector<HostedStore> hosted; // guarded by mutex
 };
 
 State& state() {
@@ -67,11 +77,11 @@ Milliseconds timeout_from(const InitOptions& options) {
   }
   char* end = nullptr;
   const double seconds = std::strtod(text, &end);
-  if (*end != '\0' || !(seconds > 0) || seconds > 1e9) {
+  if (*end != '\0' || !(seconds >= 0.001) || seconds > 1e9) {
     raise<c10::ValueError>(
         {.call = "init"},
         fmt::format(
-            "TESSERA_TIMEOUT=\"{}\" is not a number of seconds above zero. Correct or unset it.",
+            "TESSERA_TIMEOUT=\"{}\" is not a number of seconds, 0.001 or more. Correct or unset it.",
             text));
   }
   return Milliseconds(static_cast<int64_t>(seconds * 1000));
@@ -137,21 +147,45 @@ Environment settle(const InitOptions& options) {
 struct OpenedStore {
   StorePtr store;
   StoreEndpoint endpoint;
-  std::unique_ptr<comm::PortHandout> handout; // until all have joined
 };
 
-OpenedStore open_store(const Environment& environment, Milliseconds timeout) {
-  OpenedStore opened;
+/// Hosts the store, or finds the one that an earlier init() hosts there.
+OpenedStore host(
+    State& current,
+    const StoreEndpoint& asked_for,
+    const std::string& job_id,
+    Milliseconds timeout) {
+  for (const HostedStore& hosted : current.hosted) {
+    if (hosted.asked_for.to_string() == asked_for.to_string()) {
+      return {hosted.store, hosted.endpoint};
+    }
+  }
+  HostedStore hosted{asked_for, asked_for, nullptr, nullptr};
+  hosted.store = comm::host_store(hosted.endpoint, timeout);
+  if (!job_id.empty()) {
+    hosted.handout =
+        std::make_unique<comm::PortHandout>(job_id, hosted.endpoint.port);
+  }
+  OpenedStore opened{hosted.store, hosted.endpoint};
+  current.hosted.push_back(std::move(hosted));
+  return opened;
+}
+
+OpenedStore open_store(
+    State& current,
+    const Environment& environment,
+    Milliseconds timeout) {
   const ErrorSite site{
       .call = "init",
       .rank = environment.rank,
       .world_size = environment.world_size};
   const bool hosts = environment.rank == 0 && !environment.store_is_hosted;
   if (environment.master_addr && environment.master_port) {
-    opened.endpoint = {*environment.master_addr, *environment.master_port};
-    opened.store = hosts ? comm::host_store(opened.endpoint, timeout)
-                         : comm::connect_store(opened.endpoint, timeout);
-    return opened;
+    const StoreEndpoint endpoint{
+        *environment.master_addr, *environment.master_port};
+    return hosts
+        ? host(current, endpoint, /*job_id=*/"", timeout)
+        : OpenedStore{comm::connect_store(endpoint, timeout), endpoint};
   }
   if (environment.master_addr || environment.master_port) {
     raise<c10::ValueError>(
@@ -169,16 +203,12 @@ OpenedStore open_store(const Environment& environment, Milliseconds timeout) {
             environment.launcher,
             environment.one_host ? "" : " from other hosts"));
   }
-  opened.endpoint = {"127.0.0.1", 0};
+  StoreEndpoint endpoint{"127.0.0.1", 0};
   if (hosts) {
-    opened.store = comm::host_store(opened.endpoint, timeout);
-    opened.handout = std::make_unique<comm::PortHandout>(
-        environment.job_id, opened.endpoint.port);
-  } else {
-    opened.endpoint.port = comm::PortHandout::ask(environment.job_id, timeout);
-    opened.store = comm::connect_store(opened.endpoint, timeout);
+    return host(current, endpoint, environment.job_id, timeout);
   }
-  return opened;
+  endpoint.port = comm::PortHandout::ask(environment.job_id, timeout);
+  return {comm::connect_store(endpoint, timeout), endpoint};
 }
 
 std::string world_prefix(
@@ -232,9 +262,22 @@ bool is_traced() {
 }
 
 /// TESSERA_DEBUG_RANK: lets a person attach before anything happens.
-void wait_for_debugger_if_asked(int rank) {
-  const char* wanted = std::getenv("TESSERA_DEBUG_RANK");
-  if (wanted == nullptr || wanted != std::to_string(rank)) {
+void wait_for_debugger_if_asked(int rank, int world_size) {
+  const char* text = std::getenv("TESSERA_DEBUG_RANK");
+  if (text == nullptr || *text == '\0') {
+    return;
+  }
+  char* end = nullptr;
+  const long wanted = std::strtol(text, &end, 10);
+  if (*end != '\0' || wanted < 0 || wanted >= world_size) {
+    raise<c10::ValueError>(
+        {.call = "init"},
+        fmt::format(
+            "TESSERA_DEBUG_RANK=\"{}\" is no rank of this world, 0 to {}. Correct or unset it.",
+            text,
+            world_size - 1));
+  }
+  if (wanted != rank) {
     return;
   }
   prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY); // a sibling of ours may attach
@@ -285,10 +328,11 @@ std::vector<int> number_hosts(const std::vector<comm::Member>& members) {
   return host_of;
 }
 
-Group make_world(
+/// What this process brings to the world, checked before it joins.
+std::shared_ptr<comm::WorldInfo> read_settings(
     const InitOptions& options,
-    const Environment& environment,
-    int num_inits) {
+    const Environment& environment) {
+  check_backend_name(options.backend());
   auto info = std::make_shared<comm::WorldInfo>();
   info->rank = environment.rank;
   info->local_rank = environment.local_rank;
@@ -296,13 +340,23 @@ Group make_world(
   info->timeout = timeout_from(options);
   info->compare_calls = compare_calls_setting();
   info->host_of.assign(static_cast<size_t>(environment.world_size), 0);
+  return info;
+}
+
+Group make_world(
+    State& current,
+    const InitOptions& options,
+    const Environment& environment,
+    const std::shared_ptr<comm::WorldInfo>& info,
+    int num_inits) {
   StorePtr store;
-  OpenedStore opened;
-  if (environment.world_size > 1 && options.backend() != "fake") {
-    opened = open_store(environment, info->timeout);
+  if (environment.world_size > 1 && info->backend != "fake") {
+    const OpenedStore opened = open_store(current, environment, info->timeout);
     store = c10::make_intrusive<c10d::PrefixStore>(
         world_prefix(options, environment.restart_count, num_inits),
         opened.store);
+    info->address =
+        comm::address_towards(opened.endpoint.address, opened.endpoint.port);
     const auto members = comm::join(
         *store,
         environment.rank == 0 && !environment.store_is_hosted,
@@ -310,12 +364,14 @@ Group make_world(
         {.host = comm::host_identity(),
          .world_size = environment.world_size,
          .cuda_devices = static_cast<int>(torch::cuda::device_count()),
-         .torch_version = kTorchVersion},
+         .torch_version = kTorchVersion,
+         .settings = fmt::format(
+             "backend={},TESSERA_CHECK={}",
+             info->backend,
+             info->compare_calls ? 1 : 0)},
         info->timeout);
     info->host_of = number_hosts(members);
-    info->use_nccl = decide_on_nccl(options.backend(), environment, members);
-    info->address =
-        comm::address_towards(opened.endpoint.address, opened.endpoint.port);
+    info->use_nccl = decide_on_nccl(info->backend, environment, members);
     ignore_sigpipe();
   }
   std::vector<int> everyone(static_cast<size_t>(environment.world_size));
@@ -324,10 +380,16 @@ Group make_world(
       info, store, "world", std::move(everyone)));
 }
 
+/// A process that ends leaves its groups, so that peers hear that it left and
+/// not that it died.
+void leave_at_exit() {
+  static std::once_flag once;
+  std::call_once(once, [] { std::atexit(shutdown); });
+}
+
 } // namespace
 
 Group init(const InitOptions& options) {
-  check_backend_name(options.backend());
   State& current = state();
   std::lock_guard lock(current.mutex);
   if (current.world.valid()) {
@@ -339,14 +401,17 @@ Group init(const InitOptions& options) {
   }
   const int num_inits = current.num_inits++;
   Environment environment;
+  std::shared_ptr<comm::WorldInfo> info;
   try {
     environment = settle(options);
+    info = read_settings(options, environment);
+    wait_for_debugger_if_asked(environment.rank, environment.world_size);
   } catch (const c10::Error& error) {
     tell_others(options, num_inits, error.what());
     throw;
   }
-  wait_for_debugger_if_asked(environment.rank);
-  current.world = make_world(options, environment, num_inits);
+  current.world = make_world(current, options, environment, info, num_inits);
+  leave_at_exit();
   return current.world;
 }
 

@@ -188,6 +188,12 @@ const Group& Mesh::group() const {
 }
 
 Mesh Mesh::submesh(const std::vector<std::string>& axes) const {
+  if (axes.size() > 1) { // a group will be made
+    agree(
+        data_->whole,
+        "submesh",
+        {fmt::format("axes [{}]", fmt::join(axes, ", "))});
+  }
   const size_t num_axes = data_->shape.size();
   auto data = std::make_shared<Data>();
   std::vector<bool> varies(num_axes, false);

@@ -70,6 +70,13 @@ std::string check_members(c10d::Store& store, int world_size) {
           member.torch_version / 100,
           member.torch_version % 100);
     }
+    if (member.settings != first.settings) {
+      return fmt::format(
+          "rank 0 runs with {}, rank {} with {}. Give all ranks the same options and variables.",
+          first.settings,
+          rank,
+          member.settings);
+    }
     table += record + "\n";
   }
   return table;
@@ -79,14 +86,19 @@ std::string check_members(c10d::Store& store, int world_size) {
 
 std::string Member::encode() const {
   return fmt::format(
-      "{} {} {} {}", host, world_size, cuda_devices, torch_version);
+      "{} {} {} {} {}",
+      host,
+      world_size,
+      cuda_devices,
+      torch_version,
+      settings);
 }
 
 Member Member::decode(const std::string& text) {
   Member member;
   std::istringstream in(text);
   in >> member.host >> member.world_size >> member.cuda_devices >>
-      member.torch_version;
+      member.torch_version >> member.settings;
   TESSERA_INTERNAL_ASSERT(!in.fail(), "not a member record: " + text);
   return member;
 }

@@ -14,6 +14,7 @@ struct Member {
   int world_size = 0; // as that rank understands it
   int cuda_devices = 0;
   int torch_version = 0; // major * 100 + minor
+  std::string settings; // what all ranks must have alike; no spaces
 
   std::string encode() const;
   static Member decode(const std::string& text);

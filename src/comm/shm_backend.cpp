@@ -9,6 +9,7 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <utility>
 
@@ -102,10 +103,13 @@ class ShmWork : public c10d::Work {
   bool future_completed_ = false; // guarded by future_mutex_
 };
 
-size_t slot_bytes_setting() {
+/// In whole pages, with a few cache lines for each rank.
+size_t slot_bytes_setting(int num_ranks) {
+  constexpr size_t kPage = 4096;
+  const size_t least = static_cast<size_t>(num_ranks) * kPage;
   const char* text = std::getenv("TESSERA_SHM_SLOT_BYTES");
   if (text == nullptr || *text == '\0') {
-    return kDefaultSlotBytes;
+    return std::max(kDefaultSlotBytes, least);
   }
   char* end = nullptr;
   const unsigned long long value = std::strtoull(text, &end, 10);
@@ -116,7 +120,8 @@ size_t slot_bytes_setting() {
             "TESSERA_SHM_SLOT_BYTES=\"{}\" is not a number of bytes from 4096 to 1073741824. Correct or unset it.",
             text));
   }
-  return static_cast<size_t>(value);
+  return std::max(
+      (static_cast<size_t>(value) + kPage - 1) / kPage * kPage, least);
 }
 
 std::byte* bytes_of(const at::Tensor& tensor) {
@@ -154,53 +159,72 @@ shm::Reduction reduction_of(
   return *found;
 }
 
-/// Opens the segment of group rank 0. What went wrong anywhere is thrown
+/// What all ranks map, as rank 0 announced it.
+struct Shared {
+  shm::Segment segment;
+  std::string announcement; // rank 0's words, besides the place
+  std::vector<std::string> answers; // each rank's process number
+};
+
+/// Maps one segment on all ranks. Rank 0 makes it; `announce` gives its size
+/// and some words for the others. What went wrong anywhere is thrown
 /// everywhere.
-shm::Segment map_together(
+Shared map_together(
     const BackendConfig& config,
     const std::string& key,
-    size_t bytes,
-    std::vector<std::string>* peers_say) {
-  shm::Segment segment;
+    const std::function<std::pair<size_t, std::string>()>& announce) {
+  Shared shared;
   std::string error;
   try {
     if (config.rank == 0) {
-      segment = shm::Segment::create(bytes);
-      config.store->set(key + "/segment", segment.locator().to_string());
+      const auto [bytes, words] = announce();
+      shared.segment = shm::Segment::create(bytes);
+      shared.announcement = words;
+      config.store->set(
+          key, shared.segment.locator().to_string() + "/" + words);
     } else {
-      config.store->wait({key + "/segment"}, config.timeout);
-      segment = shm::Segment::open(shm::SegmentLocator::parse(
-          config.store->get_to_str(key + "/segment")));
+      config.store->wait({key}, config.timeout);
+      const std::string text = config.store->get_to_str(key);
+      const size_t slash = text.find('/');
+      shared.segment =
+          shm::Segment::open(shm::SegmentLocator::parse(text.substr(0, slash)));
+      shared.announcement = text.substr(slash + 1);
     }
   } catch (const std::exception& caught) {
     error = caught.what();
     if (config.rank == 0) {
-      config.store->set(key + "/segment", "none");
+      config.store->set(key, "none/"); // nobody needs to wait for it
     }
   }
-  const auto answers = exchange(
+  shared.answers = exchange(
       *config.store,
       key + "/mapped",
       config.rank,
       config.global_ranks,
       error.empty() ? std::to_string(getpid()) : "!" + error,
-      config.timeout);
-  for (size_t peer = 0; peer < answers.size(); ++peer) {
-    if (answers[peer].rfind('!', 0) == 0) {
+      config.timeout,
+      config.call);
+  for (size_t peer = 0; peer < shared.answers.size(); ++peer) {
+    if (shared.answers[peer].starts_with('!')) {
       raise<c10::DistBackendError>(
-          {.call = "init",
+          {.call = config.call,
            .rank = config.global_ranks[static_cast<size_t>(config.rank)]},
           fmt::format(
               "rank {} cannot share memory with its peers: {}. Choose the backend \"gloo\" if this host does not allow it.",
               config.global_ranks[peer],
-              answers[peer].substr(1)));
+              shared.answers[peer].substr(1)));
     }
   }
-  if (peers_say != nullptr) {
-    *peers_say = answers;
+  shared.segment.close_descriptor();
+  return shared;
+}
+
+void require_contiguous(const at::Tensor& tensor) {
+  if (!tensor.is_contiguous()) {
+    raise<c10::ValueError>(
+        {.call = "shm backend"},
+        "tensors must be contiguous. Pass tensor.contiguous().");
   }
-  segment.close_descriptor();
-  return segment;
 }
 
 } // namespace
@@ -209,15 +233,17 @@ ShmBackend::ShmBackend(const BackendConfig& config)
     : Backend(config.rank, config.size()),
       config_(config),
       buffers_(std::make_shared<shm::SharedBuffers>()) {
-  const size_t slot_bytes = slot_bytes_setting();
-  std::vector<std::string> answers;
-  segment_ = map_together(
-      config,
-      "shm",
-      shm::Channel::bytes_needed(config.size(), slot_bytes),
-      &answers);
+  // Rank 0's setting is everybody's.
+  Shared shared = map_together(config, "shm", [&config] {
+    const size_t bytes = slot_bytes_setting(config.size());
+    return std::pair(
+        shm::Channel::bytes_needed(config.size(), bytes),
+        std::to_string(bytes));
+  });
+  segment_ = std::move(shared.segment);
+  const size_t slot_bytes = std::stoull(shared.announcement);
   std::vector<pid_t> pids;
-  for (const std::string& answer : answers) {
+  for (const std::string& answer : shared.answers) {
     pids.push_back(std::stoi(answer));
   }
   peers_ = std::make_unique<shm::Peers>(pids);
@@ -240,12 +266,13 @@ ShmBackend::ShmBackend(const BackendConfig& config)
 }
 
 ShmBackend::~ShmBackend() {
-  channel_->abort();
+  channel_->abort(
+      "its process dropped the group while an operation was waiting");
   queue_->stop();
 }
 
 void ShmBackend::abort() {
-  channel_->abort();
+  channel_->abort("an operation of the group failed there");
   if (gloo_) {
     gloo_->abort();
   }
@@ -259,13 +286,12 @@ at::Tensor ShmBackend::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
   const uint64_t id = ++num_allocations_;
   const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) *
       c10::elementSize(dtype);
-  auto buffer = buffers_->add(
-      id,
-      map_together(
-          config_,
-          "shared/" + std::to_string(id),
-          std::max<size_t>(bytes, 1),
-          nullptr));
+  BackendConfig config = config_;
+  config.call = "allocate_shared";
+  Shared shared = map_together(config, "shared/" + std::to_string(id), [bytes] {
+    return std::pair(std::max<size_t>(bytes, 1), std::string());
+  });
+  auto buffer = buffers_->add(id, std::move(shared.segment));
   std::byte* data = buffer->data();
   return at::from_blob(
       data, sizes, [buffer](void*) {}, at::TensorOptions().dtype(dtype));
@@ -289,12 +315,7 @@ Call ShmBackend::make_call(const char* operation, const at::Tensor& input) {
   if (next_call != nullptr) {
     return *next_call;
   }
-  Call call;
-  assign(call.operation, operation);
-  if (input.defined()) {
-    describe_tensor(call.detail, input);
-    call.bytes = input.nbytes();
-  }
+  Call call = describe_call(operation, input);
   call.sequence = sequence_++;
   return call;
 }
@@ -313,10 +334,21 @@ c10d::Backend& ShmBackend::gloo() {
   return *gloo_;
 }
 
+/// Gloo does not compare calls; one step of the channel does.
+c10d::Backend& ShmBackend::gloo_for(
+    const char* operation,
+    const at::Tensor& input) {
+  queue_->run_now([this, call = make_call(operation, input)] {
+    collectives_->barrier(call);
+  });
+  return gloo();
+}
+
 ShmBackend::WorkPtr ShmBackend::broadcast(
     Tensors& tensors,
     const c10d::BroadcastOptions& options) {
   const at::Tensor tensor = tensors.at(0);
+  require_contiguous(tensor);
   return run(
       c10d::OpType::BROADCAST,
       options.asyncOp,
@@ -333,6 +365,7 @@ ShmBackend::WorkPtr ShmBackend::allreduce(
     Tensors& tensors,
     const c10d::AllreduceOptions& options) {
   const at::Tensor tensor = tensors.at(0);
+  require_contiguous(tensor);
   return run(
       c10d::OpType::ALLREDUCE,
       options.asyncOp,
@@ -361,6 +394,8 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(
     at::Tensor& output,
     at::Tensor& input,
     const c10d::AllgatherOptions& options) {
+  require_contiguous(input);
+  require_contiguous(output);
   Call call = make_call("all_gather_into", input);
   mark_shared_input(call, input);
   return run(
@@ -398,6 +433,8 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(
     at::Tensor& output,
     at::Tensor& input,
     const c10d::ReduceScatterOptions& options) {
+  require_contiguous(input);
+  require_contiguous(output);
   Call call = make_call("reduce_scatter", input);
   mark_shared_input(call, input);
   return run(
@@ -432,42 +469,43 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(
     std::vector<int64_t>& output_splits,
     std::vector<int64_t>& input_splits,
     const c10d::AllToAllOptions& options) {
-  return gloo().alltoall_base(
-      output, input, output_splits, input_splits, options);
+  return gloo_for("all_to_all", {})
+      .alltoall_base(output, input, output_splits, input_splits, options);
 }
 
 ShmBackend::WorkPtr ShmBackend::alltoall(
     Tensors& outputs,
     Tensors& inputs,
     const c10d::AllToAllOptions& options) {
-  return gloo().alltoall(outputs, inputs, options);
+  return gloo_for("all_to_all", {}).alltoall(outputs, inputs, options);
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce(
     Tensors& tensors,
     const c10d::ReduceOptions& options) {
-  return gloo().reduce(tensors, options);
+  return gloo_for("reduce", {}).reduce(tensors, options);
 }
 
 ShmBackend::WorkPtr ShmBackend::gather(
     std::vector<Tensors>& outputs,
     Tensors& inputs,
     const c10d::GatherOptions& options) {
-  return gloo().gather(outputs, inputs, options);
+  return gloo_for("gather", {}).gather(outputs, inputs, options);
 }
 
 ShmBackend::WorkPtr ShmBackend::scatter(
     Tensors& outputs,
     std::vector<Tensors>& inputs,
     const c10d::ScatterOptions& options) {
-  return gloo().scatter(outputs, inputs, options);
+  return gloo_for("scatter", {}).scatter(outputs, inputs, options);
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce_scatter(
     Tensors& outputs,
     std::vector<Tensors>& inputs,
     const c10d::ReduceScatterOptions& options) {
-  return gloo().reduce_scatter(outputs, inputs, options);
+  return gloo_for("reduce_scatter", {})
+      .reduce_scatter(outputs, inputs, options);
 }
 
 ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {

@@ -106,6 +106,7 @@ class ShmBackend : public c10d::Backend {
   Call make_call(const char* operation, const at::Tensor& input);
   void mark_shared_input(Call& call, const at::Tensor& input) const;
   c10d::Backend& gloo();
+  c10d::Backend& gloo_for(const char* operation, const at::Tensor& input);
 
   // Constant after construction.
   const BackendConfig config_;

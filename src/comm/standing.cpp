@@ -11,17 +11,18 @@ using Clock = std::chrono::steady_clock;
 
 enum class Phase { NoneYet, Inside, Outside };
 
-// Written by the thread that makes collectives, read by a signal handler. A
-// reader may see a mixture of two calls, which is harmless in a report.
+// One a thread: written by it, and read by a signal handler that runs on it. A
+// handler that interrupts a write sees a mixture of two calls, which is
+// harmless in a report.
 struct Standing {
   std::atomic<Phase> phase{Phase::NoneYet};
   Call call;
   char group[64] = {};
-  Clock::time_point since;
+  Clock::time_point since{};
 };
 
 Standing& standing() {
-  static Standing instance;
+  constinit static thread_local Standing instance;
   return instance;
 }
 

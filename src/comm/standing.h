@@ -1,4 +1,4 @@
-// Where this process stands, readable from a signal handler.
+// Where a thread stands, readable from a signal handler on it.
 #pragma once
 
 #include <cstddef>

@@ -212,7 +212,8 @@ std::vector<std::string> exchange(
     int rank,
     const std::vector<int>& names,
     const std::string& value,
-    Milliseconds timeout) {
+    Milliseconds timeout,
+    const std::string& call) {
   std::vector<std::string> keys;
   for (size_t peer = 0; peer < names.size(); ++peer) {
     keys.push_back(key + "/" + std::to_string(peer));
@@ -231,9 +232,9 @@ std::vector<std::string> exchange(
       missing.push_back(names.front());
     }
     raise<TimeoutError>(
-        {.call = "init", .rank = names[static_cast<size_t>(rank)]},
+        {.call = call, .rank = names[static_cast<size_t>(rank)]},
         fmt::format(
-            "timed out after {:.1f} s while a group was made: {} did not come. Look at what stopped it, or raise the timeout.",
+            "timed out after {:.1f} s while ranks set up what they share: {} did not come. Look at what stopped it, or raise the timeout.",
             seconds(timeout),
             rank_list(missing)));
   }

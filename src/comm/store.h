@@ -35,15 +35,16 @@ StorePtr host_store(StoreEndpoint& endpoint, Milliseconds timeout);
 StorePtr connect_store(const StoreEndpoint& endpoint, Milliseconds timeout);
 
 /// Each rank's `value`, by rank. Collective through the store alone; throws
-/// TimeoutError that names the ranks that never came. `names` are the numbers
-/// that messages use for the ranks.
+/// TimeoutError that names `call` and the ranks that never came. `names` are
+/// the numbers that messages use for the ranks.
 std::vector<std::string> exchange(
     c10d::Store& store,
     const std::string& key,
     int rank,
     const std::vector<int>& names,
     const std::string& value,
-    Milliseconds timeout);
+    Milliseconds timeout,
+    const std::string& call);
 
 /// Tells the processes of one job on one host which port rank 0 listens on,
 /// for launchers that give no MASTER_PORT. It is an abstract Unix socket named

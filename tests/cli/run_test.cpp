@@ -36,6 +36,8 @@ TEST(RunTest, PassesArgumentsOnAsTheyAre) {
           HasSubstr("[1] --lr 1e-3 -n -- x y\n")));
   EXPECT_THAT(
       run({"-n", "1", "--", "/bin/echo", "-v"}).output, HasSubstr("[0] -v\n"));
+  EXPECT_THAT(
+      run({"-n1", "--", "/bin/echo", "-v"}).output, HasSubstr("[0] -v\n"));
 }
 
 TEST(RunTest, ReturnsTheExitCodeOfTheFirstFailure) {
@@ -116,6 +118,17 @@ TEST(RunTest, RejectsWhatCannotBeRun) {
   result = run({"--nnodes", "2", "--rdzv-endpoint", "host", "/bin/true"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.output, HasSubstr("\"host\" is not HOST:PORT"));
+  result = run({"-n", "2", "--bogus", "/bin/true"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.output, HasSubstr("there is no option --bogus"));
+  result = run({"--tee", "/bin/true"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.output, HasSubstr("--tee goes with --log-dir"));
+  result = run({"--rdzv-endpoint", "a:1", "/bin/true"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.output, HasSubstr("--rdzv-endpoint is for several nodes"));
+  result = run({"--cpu-threads", "0", "/bin/true"});
+  EXPECT_EQ(result.exit_code, 2);
   result = run({"-n", "1", "/no/such/program"});
   EXPECT_EQ(result.exit_code, 127);
   EXPECT_THAT(result.output, HasSubstr("/no/such/program"));

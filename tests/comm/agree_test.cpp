@@ -53,6 +53,20 @@ TEST(AgreeTest, AListThatEndsEarlyIsADifference) {
   });
 }
 
+TEST(AgreeTest, ItemsAreComparedOneByOne) {
+  on_ranks(2, [](const Group& world) {
+    const std::vector<std::string> one{"a\nb"};
+    const std::vector<std::string> two{"a", "b"};
+    EXPECT_THROW(
+        agree(world, "x", world.rank() == 0 ? one : two), DisagreementError);
+    const std::vector<std::string> ends{"a", "nothing (its list ends)"};
+    const std::vector<std::string> shorter{"a"};
+    EXPECT_THROW(
+        agree(world, "x", world.rank() == 0 ? ends : shorter),
+        DisagreementError);
+  });
+}
+
 TEST(AgreeTest, OneRanksErrorIsEverybodys) {
   on_ranks(4, [](const Group& world) {
     fail_together(world, "load", std::nullopt);

@@ -173,6 +173,48 @@ TEST(FaultTest, WorldSizesThatDifferFailOnEveryRank) {
   }
 }
 
+TEST(FaultTest, SettingsThatDifferFailOnEveryRank) {
+  ProbeRun run(2, {"all_reduce"});
+  run.start("0");
+  run.set("TESSERA_CHECK", "1").start("1");
+  for (const auto& result : run.wait()) {
+    EXPECT_EQ(result.exit_code, 3);
+    EXPECT_THAT(
+        result.output,
+        HasSubstr("rank 0 runs with backend=auto,TESSERA_CHECK=0, rank 1 with "
+                  "backend=auto,TESSERA_CHECK=1"));
+  }
+}
+
+TEST(FaultTest, ASettingThatMakesNoSenseFailsEveryRank) {
+  ProbeRun run(2, {"all_reduce"});
+  run.start("0");
+  run.set("TESSERA_CHECK", "maybe").start("1");
+  for (const auto& result : run.wait()) {
+    EXPECT_EQ(result.exit_code, 3);
+    EXPECT_THAT(result.output, HasSubstr("TESSERA_CHECK=\"maybe\""));
+  }
+}
+
+TEST(FaultTest, SlotSizesThatDifferOrDoNotDivideAreHarmless) {
+  ProbeRun run(2, {"all_reduce"});
+  run.set("TESSERA_SHM_SLOT_BYTES", "5001").start("0");
+  run.set("TESSERA_SHM_SLOT_BYTES", "65536").start("1");
+  for (const auto& result : run.wait()) {
+    EXPECT_EQ(result.exit_code, 0) << result.output;
+    EXPECT_THAT(result.output, HasSubstr("sum=3 world=2 backend=shm"));
+  }
+}
+
+TEST(FaultTest, RanksMeetAgainAfterShutdown) {
+  ProbeRun run(3, {"again"});
+  run.start_all();
+  for (const auto& result : run.wait()) {
+    EXPECT_EQ(result.exit_code, 0) << result.output;
+    EXPECT_THAT(result.output, HasSubstr("sum=6 world=3"));
+  }
+}
+
 TEST(FaultTest, ATakenPortIsNamed) {
   Port taken;
   taken.listen_on_it();

@@ -366,17 +366,36 @@ TEST_P(GroupTest, RejectsTensorsThatDoNotFit) {
         }),
         HasSubstr("not dense and contiguous"));
     EXPECT_THAT(
+        error_of([&] {
+          world.all_reduce(torch::ones({2}, at::kComplexFloat).conj());
+        }),
+        HasSubstr("resolve_conj()"));
+    EXPECT_THAT(
+        error_of([&] {
+          world.all_to_all(
+              torch::empty({3}),
+              torch::empty({1}),
+              std::vector<int64_t>{1, 2, 3, 4, 5},
+              std::vector<int64_t>{1});
+        }),
+        HasSubstr("output splits [1, 2, 3, 4, 5] must be"));
+    if (world.rank() == 0) { // on one rank: the others must not be led astray
+      EXPECT_THAT(
+          error_of([&] { world.all_reduce(torch::ones({2}, at::kUInt16)); }),
+          HasSubstr("UInt16 cannot be reduced"));
+    }
+    EXPECT_THAT(
         error_of([&] { world.all_reduce(at::Tensor()); }),
         HasSubstr("undefined tensor"));
     EXPECT_THAT(
         error_of([&] { world.broadcast(torch::empty({1}), n); }),
         HasSubstr("root is " + std::to_string(n)));
+    EXPECT_THAT(
+        error_of([&] {
+          world.all_reduce(torch::ones({2}, at::kLong), ReduceOp::Avg);
+        }),
+        HasSubstr("an average of Long is not defined"));
     if (n > 1) {
-      EXPECT_THAT(
-          error_of([&] {
-            world.all_reduce(torch::ones({2}, at::kLong), ReduceOp::Avg);
-          }),
-          HasSubstr("an average of Long is not defined"));
       auto whole = torch::empty({n * 4});
       EXPECT_THAT(
           error_of(

@@ -115,12 +115,13 @@ TEST(InitTest, AMissingHostIsNamed) {
 }
 
 TEST(RendezvousTest, MembersSurviveTheirEncoding) {
-  const comm::Member member{"boot/net:[1]/pid:[2]/0", 8, 2, 213};
+  const comm::Member member{"boot/net:[1]/pid:[2]/0", 8, 2, 213, "backend=shm"};
   const comm::Member copy = comm::Member::decode(member.encode());
   EXPECT_EQ(copy.host, member.host);
   EXPECT_EQ(copy.world_size, 8);
   EXPECT_EQ(copy.cuda_devices, 2);
   EXPECT_EQ(copy.torch_version, 213);
+  EXPECT_EQ(copy.settings, "backend=shm");
 }
 
 } // namespace

@@ -45,6 +45,9 @@ TEST(MeshTest, SubmeshKeepsThePlaceOnTheOtherAxes) {
         turned.coordinate(), ElementsAre(world.rank() % 2, world.rank() / 2));
     EXPECT_THAT(turned.global_ranks(), ElementsAre(0, 2, 1, 3));
     EXPECT_EQ(turned.group().rank(), world.rank() % 2 * 2 + world.rank() / 2);
+    const bool odd = world.rank() % 2 == 1;
+    EXPECT_THROW(
+        mesh.submesh({odd ? "c" : "a", odd ? "a" : "c"}), DisagreementError);
     const Mesh ab = mesh.submesh({"a", "b"});
     EXPECT_THAT(
         ab.global_ranks(), ElementsAre(world.rank() % 2, world.rank() % 2 + 2));

@@ -36,14 +36,29 @@ void say(const std::string& text) {
 }
 
 double sum_of(const Group& group) {
-  auto tensor = at::full({1000}, group.rank() + 1.0);
+  auto tensor = at::full({100'000}, group.rank() + 1.0);
   group.all_reduce(tensor);
-  return tensor[999].item<double>();
+  const double sum = tensor[0].item<double>();
+  if ((tensor != sum).any().item<bool>()) {
+    throw std::runtime_error("elements of one sum differ");
+  }
+  return sum;
 }
 
 void all_reduce(const Group& world, const Arguments&) {
   say("sum=" + std::to_string(static_cast<int>(sum_of(world))) +
       " world=" + std::to_string(world.size()) + " backend=" + world.backend());
+}
+
+/// Shuts down and meets again, many times.
+void again(const Group&, const Arguments& arguments) {
+  for (int round = 0; round < 20; ++round) {
+    tessera::shutdown();
+    const auto world =
+        tessera::init(tessera::InitOptions().backend(arguments.backend));
+    sum_of(world);
+  }
+  all_reduce(tessera::world(), arguments);
 }
 
 /// Groups inside a host and across hosts.
@@ -118,6 +133,7 @@ int main(int argc, char** argv) {
       map<std::string, std::function<void(const Group&, const Arguments&)>>
           modes{
               {"all_reduce", all_reduce},
+              {"again", again},
               {"hosts", hosts},
               {"die", die},
               {"shapes", shapes},

@@ -96,6 +96,62 @@ TEST(SharedMemoryTest, GlooSharesNothing) {
   });
 }
 
+TEST(SharedMemoryTest, RejectsSharedShapesThatDiffer) {
+  on_ranks(2, [](const Group& world) {
+    EXPECT_THROW(
+        world.allocate_shared({4 + world.rank()}, at::kFloat),
+        DisagreementError);
+    EXPECT_THROW(world.allocate_shared({-1}, at::kFloat), c10::ValueError);
+    EXPECT_EQ(world.allocate_shared({4}, at::kFloat).numel(), 4);
+  });
+}
+
+TEST(SharedMemoryTest, ASharedBufferThatOneRankDroppedFailsOnEveryRank) {
+  on_ranks(3, [](const Group& world) {
+    const auto group = *world.split(0, world.rank()); // dies
+    auto shared = group.allocate_shared({group.size(), 8}, at::kFloat);
+    auto input = shared[group.rank()];
+    if (group.rank() == 0) {
+      shared = at::Tensor();
+      input = torch::zeros({8});
+    }
+    auto output = torch::empty({group.size(), 8});
+    try {
+      group.all_gather_into(output, input);
+      FAIL() << "nothing was thrown";
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("shared buffer #1"));
+    }
+  });
+}
+
+TEST(SharedMemoryTest, LongLabelsAreComparedWhole) {
+  on_ranks(2, [](const Group& world) {
+    const std::string label =
+        std::string(200, 'x') + (world.rank() == 0 ? "a" : "b");
+    EXPECT_THROW(
+        world.all_reduce(torch::ones({1}), ReduceOp::Sum, label),
+        DisagreementError);
+    // The root stands behind a shape that is too long to be shown.
+    const auto many_dims = torch::ones(std::vector<int64_t>(40, 1));
+    EXPECT_THROW(world.broadcast(many_dims, world.rank()), DisagreementError);
+  });
+}
+
+TEST(SharedMemoryTest, OperationsThatGoOverGlooAreComparedToo) {
+  on_ranks(2, [](const Group& world) {
+    const int64_t count = world.rank() == 0 ? 4 : 6;
+    EXPECT_THROW(
+        world.all_to_all(torch::empty({count}), torch::ones({count})),
+        DisagreementError);
+    const Bytes bytes(3);
+    EXPECT_THROW(world.gather_bytes(bytes, world.rank()), DisagreementError);
+    auto output = torch::empty({2});
+    world.all_to_all(output, torch::ones({2}));
+    EXPECT_EQ(output.sum().item<float>(), 2);
+  });
+}
+
 TEST(SharedMemoryTest, WorksAsAPlainC10dProcessGroup) {
   on_ranks(2, [](const Group& world) {
     // Through the dispatcher, as c10d's own code (the Reducer, say) calls it.

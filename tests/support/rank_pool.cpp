@@ -13,6 +13,7 @@
 #include <cstring>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 extern char** environ;
 
@@ -71,18 +72,23 @@ RankPool::~RankPool() {
   }
   const auto deadline = Clock::now() + milliseconds(healthy_ ? 2000 : 0);
   for (Worker& worker : workers_) {
-    while (worker.pid > 0 && waitpid(worker.pid, nullptr, WNOHANG) == 0 &&
+    pid_t ended = 0;
+    while (worker.pid > 0 &&
+           (ended = waitpid(worker.pid, nullptr, WNOHANG)) == 0 &&
            Clock::now() < deadline) {
       usleep(1000);
     }
+    worker.pid = ended == 0 ? worker.pid : -1;
   }
   kill_all();
 }
 
 void RankPool::kill_all() {
   for (Worker& worker : workers_) {
-    kill(worker.pid, SIGKILL);
-    waitpid(worker.pid, nullptr, 0);
+    if (worker.pid > 0) {
+      kill(worker.pid, SIGKILL);
+      waitpid(worker.pid, nullptr, 0);
+    }
     close(worker.socket);
     close(worker.log);
   }
@@ -199,9 +205,15 @@ void RankPool::take_message(Worker& worker) {
       }
       break;
     case Message::Kind::Done:
-    case Message::Kind::Run:
       worker.running = false;
+      if (message->fields.at(0) == "0") {
+        healthy_ = false;
+        ADD_FAILURE() << "[rank " << worker.rank << "] ran nothing: no test of "
+                      << "this name there, or it never came to on_ranks()";
+      }
       break;
+    case Message::Kind::Run:
+      break; // the controller's own
   }
 }
 
@@ -209,7 +221,7 @@ void RankPool::report_death(Worker& worker) {
   healthy_ = false;
   worker.running = false;
   int status = 0;
-  waitpid(worker.pid, &status, 0);
+  waitpid(std::exchange(worker.pid, -1), &status, 0);
   ADD_FAILURE() << "[rank " << worker.rank << "] the process "
                 << describe_end(status) << ". Its output:\n"
                 << log_of(worker);

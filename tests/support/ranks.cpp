@@ -150,7 +150,10 @@ int run_worker(int argc, char** argv) {
           {Message::Kind::Failure,
            {"unknown", "0", "the test left processes running:\n" + left}});
     }
-    send_message(worker().socket, {Message::Kind::Done, {}});
+    send_message(
+        worker().socket,
+        {Message::Kind::Done,
+         {std::to_string(worker().assignment.num_worlds)}});
   }
   return 0;
 }

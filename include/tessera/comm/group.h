@@ -24,8 +24,8 @@ class PendingCall;
 using Bytes = std::vector<uint8_t>;
 
 /// A collective under way. Its tensors stay alive inside it; their contents
-/// are defined only after wait(). Dropping it lets the operation run on, but
-/// the output must not be read then.
+/// are defined only after wait(). Dropping it lets the operation run on while
+/// the group is held, but the output must not be read then.
 class [[nodiscard]] TESSERA_API Work {
  public:
   /// A finished one.
@@ -178,7 +178,8 @@ class TESSERA_API Group {
   /// others see after a barrier(). Zero-filled. As the input of
   /// all_gather_into or reduce_scatter it is read in place by the peers, one
   /// copy less; where the output is the same memory, nothing is copied at all.
-  /// Lives until the last rank drops it. Throws unless shares_memory().
+  /// Every rank keeps it as long as any rank passes it to a collective. Throws
+  /// unless shares_memory().
   at::Tensor allocate_shared(at::IntArrayRef sizes, at::ScalarType dtype) const;
 
   /// Not collective. For the layers above; not part of the public contract.

@@ -57,7 +57,9 @@ TESSERA_API Group world();
 TESSERA_API bool is_initialized();
 
 /// Forgets the world, so that init() may be called again. Groups that are
-/// still held stay usable among themselves. Not collective.
+/// still held stay usable among themselves as long as the process that hosts
+/// the store (rank 0, or the launcher) runs. Not collective. Called at the end
+/// of the process too.
 TESSERA_API void shutdown();
 
 /// This process's number among those on its host; 0 when alone.

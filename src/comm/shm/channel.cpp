@@ -14,10 +14,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kSleepSlice{50};
 constexpr size_t kPage = 4096;
+constexpr size_t kCacheLine = 64;
 constexpr int kYields = 24;
 constexpr int kPausesBetweenClockReads = 32;
 
-enum State : uint32_t { kActive = 0, kFailed = 1, kLeft = 2 };
+enum State : uint32_t { kActive = 0, kFailing = 1, kFailed = 2, kLeft = 3 };
 
 size_t round_up(size_t value, size_t unit) {
   return (value + unit - 1) / unit * unit;
@@ -46,7 +47,7 @@ struct alignas(128) Channel::Control {
   FutexWord published; // last step that this rank has published
   FutexWord sleepers; // peers asleep on `published`
   FutexWord state; // State; a reason goes with kFailed
-  char reason[512]; // written before kFailed is stored
+  char reason[512]; // written by who moved kActive to kFailing
   Call calls[2]; // by step parity, like the slots
 };
 
@@ -57,7 +58,14 @@ size_t Channel::bytes_needed(int size, size_t slot_bytes) {
 }
 
 Channel::Channel(std::byte* base, Config config)
-    : base_(base), config_(with_names(std::move(config))) {}
+    : base_(base), config_(with_names(std::move(config))) {
+  const size_t least = static_cast<size_t>(config_.size) * kCacheLine;
+  if (config_.slot_bytes % kCacheLine != 0 || config_.slot_bytes < least) {
+    throw std::invalid_argument(
+        "a slot of " + std::to_string(config_.slot_bytes) +
+        " bytes is not a multiple of 64 with 64 bytes for each rank");
+  }
+}
 
 Channel::~Channel() {
   Control& mine = control(config_.rank);
@@ -136,8 +144,13 @@ void Channel::check_calls() const {
       describe_mismatch(calls, config_.names).value());
 }
 
-void Channel::abort() {
+void Channel::give_up(const std::string& reason) {
+  fail(ChannelError::Kind::Aborted, reason);
+}
+
+void Channel::abort(const std::string& reason) {
   aborted_.store(true);
+  tell_peers(reason);
   for (int peer = 0; peer < config_.size; ++peer) {
     futex_wake_all(control(peer).published);
   }
@@ -208,7 +221,7 @@ void Channel::throw_if_hopeless(uint32_t step) {
   if (aborted_.load()) {
     fail(
         ChannelError::Kind::Aborted,
-        "this rank gave the group up while an operation was waiting");
+        "the group was given up while an operation was waiting");
   }
   std::vector<int> dead;
   for (int peer = 0; peer < config_.size; ++peer) {
@@ -262,11 +275,19 @@ void Channel::throw_timeout(uint32_t step, double seconds) {
 
 void Channel::fail(ChannelError::Kind kind, const std::string& reason) {
   dead_reason_ = reason;
-  Control& mine = control(config_.rank);
-  assign(mine.reason, reason);
-  mine.state.store(kFailed, std::memory_order_release);
-  futex_wake_all(mine.published);
+  tell_peers(reason);
   throw ChannelError(kind, reason);
+}
+
+/// The first reason stays: abort() may come from another thread.
+void Channel::tell_peers(const std::string& reason) {
+  Control& mine = control(config_.rank);
+  uint32_t expected = kActive;
+  if (mine.state.compare_exchange_strong(expected, kFailing)) {
+    mine.reason[reason.copy(mine.reason, sizeof mine.reason - 1)] = '\0';
+    mine.state.store(kFailed, std::memory_order_release);
+  }
+  futex_wake_all(mine.published);
 }
 
 } // namespace tessera::comm::shm

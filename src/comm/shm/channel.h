@@ -108,8 +108,13 @@ class Channel {
   /// this step. After wait_for_all().
   void check_calls() const;
 
-  /// Makes every wait of this rank, current and future, throw Aborted.
-  void abort();
+  /// Gives the channel up and throws Aborted: something only this rank can see
+  /// is wrong.
+  [[noreturn]] void give_up(const std::string& reason);
+  /// Gives the channel up from another thread: waits of this rank that are not
+  /// satisfied throw Aborted, and peers that wait for it learn `reason` at
+  /// once.
+  void abort(const std::string& reason);
 
  private:
   struct Control;
@@ -123,6 +128,7 @@ class Channel {
   void throw_if_hopeless(uint32_t step);
   [[noreturn]] void throw_timeout(uint32_t step, double seconds);
   [[noreturn]] void fail(ChannelError::Kind kind, const std::string& reason);
+  void tell_peers(const std::string& reason);
 
   // Constant after construction.
   std::byte* const base_;

@@ -33,8 +33,13 @@ Collectives::Sources Collectives::exchange_calls() {
   for (int peer = 0; peer < channel_.size(); ++peer) {
     const Call& call = channel_.call_of(peer);
     const bool direct = call.segment != Call::kNoSegment;
-    sources.direct.push_back(
-        direct ? resolve_(call.segment, call.offset) : nullptr);
+    const std::byte* source = nullptr;
+    try {
+      source = direct ? resolve_(call.segment, call.offset) : nullptr;
+    } catch (const std::exception& error) {
+      channel_.give_up(error.what());
+    }
+    sources.direct.push_back(source);
     sources.any_direct = sources.any_direct || direct;
     sources.all_direct = sources.all_direct && direct;
   }

@@ -27,8 +27,12 @@ struct Sum {
   static A combine(A a, A b) {
     if constexpr (std::is_same_v<A, bool>) {
       return a || b;
+    } else if constexpr (std::is_integral_v<A>) {
+      // Unsigned, where overflow wraps as it does in ATen.
+      using Bits = std::make_unsigned_t<A>;
+      return static_cast<A>(static_cast<Bits>(a) + static_cast<Bits>(b));
     } else {
-      return static_cast<A>(a + b);
+      return a + b;
     }
   }
   template <class A>

@@ -16,6 +16,7 @@ using testing::HasSubstr;
 Call make_call(const char* operation, uint64_t bytes) {
   Call call;
   assign(call.operation, operation);
+  call.digest = mix_digest(0, operation);
   call.bytes = bytes;
   return call;
 }
@@ -176,7 +177,7 @@ TEST(ChannelTest, AbortEndsAWaitFromAnotherThread) {
   const auto silent = ranks.channel(1);
   std::thread aborter([&] {
     std::this_thread::sleep_for(milliseconds(30));
-    channel->abort();
+    channel->abort("enough");
   });
   channel->begin_step();
   channel->publish();
