@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Runs benchmarks and prints one table.
 
-Each family is a list of commands that print rows as JSON, one object a line.
-Rows go to build/bench/results.jsonl; those of the families that ran replace the
-earlier ones, the others stay. See bench/README.md.
+Each family is a list of commands that print rows as JSON, one object a line. A
+row with peers alone belongs to the one of that name. Rows go to
+build/bench/results.jsonl; those of the families that ran replace the earlier
+ones, the others stay. See bench/README.md.
 """
 
 import argparse
@@ -27,7 +28,17 @@ def families(build):
             run + ["-n", "2", f"{build}/bin/comm_bench"],
             run + ["-n", "4", f"{build}/bin/comm_bench"],
         ],
+        "step": [
+            run + ["-n", "2", f"{build}/bin/step_bench"],
+            [python_with_torch(), str(ROOT / "bench" / "peers" / "steps.py"), "--ranks", "2"],
+        ],
     }
+
+
+def python_with_torch():
+    """The Python that set-up found LibTorch in."""
+    recorded = ROOT / "build" / "python"
+    return (recorded.read_text().strip() if recorded.exists() else "") or sys.executable
 
 
 def cpu_name():
@@ -86,16 +97,25 @@ def main():
     ).stdout.strip()
     print(f"{version}; {cpu_name()}, {len(os.sched_getaffinity(0))} cores; {platform.platform()}")
     print("(Nx): how many times faster than the peer; (N%): share of the limit's speed")
-    rows = []
+    rows = {}
     for family in chosen:
+        waits_for_peers = len(known[family]) > 1 and family != "comm"
         for command in known[family]:
             for row in rows_of(command):
-                print_row(row)
-                rows.append(row)
+                if "ours" in row:
+                    rows[row["name"]] = row
+                else:
+                    rows[row["name"]]["peers"].update(row["peers"])
+                if not waits_for_peers:
+                    print_row(row)
+        if waits_for_peers:
+            for row in rows.values():
+                if row["name"].split("/")[0] == family:
+                    print_row(row)
 
     kept = [r for r in load_results() if r["name"].split("/")[0] not in chosen]
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text("".join(json.dumps(row) + "\n" for row in kept + rows))
+    RESULTS.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *rows.values()]))
     print(f"{len(rows)} rows in {os.path.relpath(RESULTS)}")
 
 

@@ -7,4 +7,5 @@
 #include <tessera/comm/reduce_op.h>
 #include <tessera/error.h>
 #include <tessera/fsdp/fully_shard.h>
+#include <tessera/optim/adamw.h>
 #include <tessera/version.h>

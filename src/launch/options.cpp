@@ -13,7 +13,7 @@ namespace tessera::launch {
 namespace {
 
 [[noreturn]] void refuse(const std::string& message) {
-  throw InvalidRunOptions("[tessera run] " + message);
+  throw InvalidRunOptions(message);
 }
 
 bool has_nul(const std::string& text) {

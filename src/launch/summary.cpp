@@ -91,8 +91,8 @@ std::string failure_text(
   }
   text += " failed first (pid " + std::to_string(report.pid) + ", " +
       status_text(first.status) + ", after " + seconds_text(report.seconds) +
-      ", attempt " + std::to_string(report.attempt) + " of " +
-      std::to_string(options.max_restarts) + " restarts).";
+      ", attempt " + std::to_string(report.attempt + 1) + " of " +
+      std::to_string(options.max_restarts + 1) + ").";
   if (first.status.signal == SIGKILL) {
     text +=
         "\n  SIGKILL often comes from the kernel's out-of-memory killer: check "

@@ -167,11 +167,11 @@ int run(
     RunStreams streams) {
   validate(options);
   if (!endpoint_provider && options.node_rank == 0) {
-    throw InvalidRunOptions("[tessera run] node 0 needs an endpoint provider.");
+    throw InvalidRunOptions("node 0 needs an endpoint provider.");
   }
   if (options.num_nodes > 1 && channel == nullptr) {
     throw InvalidRunOptions(
-        "[tessera run] " + std::to_string(options.num_nodes) +
+        std::to_string(options.num_nodes) +
         " nodes need a channel between their launchers. Give the address of "
         "node 0.");
   }

@@ -44,8 +44,8 @@ TEST(SummaryTest, TellsTheWholeStory) {
           stopped(5, {.code = 1, .signal = 0}, 0.1)}};
   EXPECT_EQ(
       failure_text(options, report),
-      "rank 2 failed first (pid 4711, exit code 3, after 12.4 s, attempt 0 of "
-      "0 restarts).\n"
+      "rank 2 failed first (pid 4711, exit code 3, after 12.4 s, attempt 1 of "
+      "1).\n"
       "  program: ./train --lr 1e-3 --name 'it'\\''s mine'\n"
       "  its last lines:\n"
       "    [2] step 7\n"
@@ -69,7 +69,7 @@ TEST(SummaryTest, NamesTheNodeWhereThereAreSeveral) {
   EXPECT_EQ(
       failure_text(options, report),
       "rank 1 on node 1 failed first (pid 12, killed by SIGKILL (killed), "
-      "after 0.0 s, attempt 0 of 0 restarts).\n"
+      "after 0.0 s, attempt 1 of 1).\n"
       "  SIGKILL often comes from the kernel's out-of-memory killer: check "
       "dmesg.\n"
       "  program: ./train\n"

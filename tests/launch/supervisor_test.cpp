@@ -60,7 +60,7 @@ TEST(SupervisorTest, FirstFailureIsReportedWithItsLastLines) {
   ASSERT_NE(summary, std::string::npos) << result.err;
   const std::string text = result.err.substr(summary);
   EXPECT_THAT(text, HasSubstr("exit code 3, after "));
-  EXPECT_THAT(text, HasSubstr("attempt 0 of 0 restarts)."));
+  EXPECT_THAT(text, HasSubstr("attempt 1 of 1)."));
   EXPECT_THAT(text, HasSubstr("\n  program: /bin/sh -c '"));
   EXPECT_THAT(text, HasSubstr("\n  its last lines:\n    [2] line 6\n"));
   EXPECT_THAT(text, HasSubstr("\n    [2] line 25\n"));

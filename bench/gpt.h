@@ -1,0 +1,101 @@
+// A GPT as a LibTorch user writes it; nothing of Tessera in it.
+#pragma once
+
+#include <torch/torch.h>
+
+namespace bench {
+
+struct GptConfig {
+  int64_t vocabulary = 256;
+  int64_t width = 128;
+  int64_t heads = 4;
+  int64_t layers = 12;
+  int64_t length = 64;
+  int64_t batch = 4;
+};
+
+struct BlockImpl : torch::nn::Module {
+  explicit BlockImpl(const GptConfig& config)
+      : heads(config.heads),
+        norm1(register_module(
+            "norm1",
+            torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.width})))),
+        norm2(register_module(
+            "norm2",
+            torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.width})))),
+        qkv(register_module(
+            "qkv",
+            torch::nn::Linear(config.width, 3 * config.width))),
+        out(register_module(
+            "out",
+            torch::nn::Linear(config.width, config.width))),
+        up(register_module(
+            "up",
+            torch::nn::Linear(config.width, 4 * config.width))),
+        down(register_module(
+            "down",
+            torch::nn::Linear(4 * config.width, config.width))) {}
+
+  torch::Tensor forward(torch::Tensor x) {
+    const auto batch = x.size(0);
+    const auto length = x.size(1);
+    const auto width = x.size(2);
+    // (3, batch, heads, length, width / heads)
+    const auto q = qkv(norm1(x))
+                       .view({batch, length, 3, heads, width / heads})
+                       .permute({2, 0, 3, 1, 4});
+    const auto attended = torch::scaled_dot_product_attention(
+        q[0], q[1], q[2], {}, /*dropout_p=*/0.0, /*is_causal=*/true);
+    x = x + out(attended.transpose(1, 2).reshape({batch, length, width}));
+    return x + down(torch::gelu(up(norm2(x))));
+  }
+
+  int64_t heads;
+  torch::nn::LayerNorm norm1;
+  torch::nn::LayerNorm norm2;
+  torch::nn::Linear qkv;
+  torch::nn::Linear out;
+  torch::nn::Linear up;
+  torch::nn::Linear down;
+};
+TORCH_MODULE(Block);
+
+struct GptImpl : torch::nn::Module {
+  explicit GptImpl(const GptConfig& config)
+      : tokens(register_module(
+            "tokens",
+            torch::nn::Embedding(config.vocabulary, config.width))),
+        positions(register_module(
+            "positions",
+            torch::nn::Embedding(config.length, config.width))),
+        blocks(register_module("blocks", torch::nn::ModuleList())),
+        norm(register_module(
+            "norm",
+            torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.width})))),
+        head(register_module(
+            "head",
+            torch::nn::Linear(
+                torch::nn::LinearOptions(config.width, config.vocabulary)
+                    .bias(false)))) {
+    for (int64_t i = 0; i < config.layers; ++i) {
+      blocks->push_back(Block(config));
+    }
+  }
+
+  torch::Tensor forward(const torch::Tensor& ids) {
+    auto x = tokens(ids) + positions(torch::arange(ids.size(1), ids.device()));
+    for (const auto& block : *blocks) {
+      x = block->as<Block>()->forward(x);
+    }
+    return head(norm(x));
+  }
+
+  torch::nn::Embedding tokens;
+  torch::nn::Embedding positions;
+  torch::nn::ModuleList blocks;
+  torch::nn::LayerNorm norm;
+  torch::nn::Linear head;
+};
+TORCH_MODULE(Gpt);
+
+} // namespace bench
