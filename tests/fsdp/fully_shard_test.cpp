@@ -1,6 +1,7 @@
 #include <tessera/error.h>
 #include <tessera/fsdp/fully_shard.h>
 
+#include "compat.h"
 #include "fsdp/models.h"
 #include "shard/schedule.h"
 #include "shard/unit.h"
@@ -385,9 +386,12 @@ TEST(FullyShardErrorsTest, RawPointersOfShardedParametersThrow) {
   on_ranks(2, [](const Group&) {
     auto model = make_stack();
     shard(model);
+    // Before 2.13 the storage cannot be told what to say.
     EXPECT_THAT(
         error_of([&] { model->embed->weight.data_ptr<double>(); }),
-        HasSubstr("has no memory now"));
+        HasSubstr(
+            TESSERA_TORCH_AT_LEAST(2, 13) ? "has no memory now"
+                                          : "its data is not allocated yet"));
   });
 }
 
