@@ -54,8 +54,9 @@ lint: ## layout, include direction, and each public header compiled alone
 	cmake --build $(RELEASE) -j $(JOBS) --target all_verify_interface_header_sets
 
 # Builds the tests with label $(2) in folder $(1): a test is named as its target.
+# Configured anew first: the list must know tests that were just added.
 define build_labelled
-tests="$$(ctest --test-dir $(1) -N -L '^$(2)$$' 2>/dev/null | sed -n 's/^ *Test *#[0-9]*: //p')"; \
+cmake $(1) >/dev/null && tests="$$(ctest --test-dir $(1) -N -L '^$(2)$$' 2>/dev/null | sed -n 's/^ *Test *#[0-9]*: //p')"; \
 	cmake --build $(1) -j $(JOBS) --target $${tests:?no test has the label $(2)}
 endef
 

@@ -348,15 +348,22 @@ void Unit::start_gather() {
         bytes, bundle.storage->device(), *bundle.storage->allocator()));
     bundle.storage->set_nbytes(bytes);
     bundle.gathered_version = bundle.version();
-    bundle.gather_input = bundle.shard.to(bundle.full.scalar_type());
+    const int64_t shard_numel = bundle.layout->shard_numel();
     if (!bundle.gathers_in_place()) {
-      bundle.gathered = at::empty(
-          {group_.size(), bundle.layout->shard_numel()}, bundle.full.options());
+      bundle.gathered =
+          at::empty({group_.size(), shard_numel}, bundle.full.options());
     }
-    bundle.gather = group_.all_gather_into_async(
-        bundle.gathers_in_place() ? bundle.full : bundle.gathered,
-        bundle.gather_input,
-        name_);
+    const at::Tensor target =
+        bundle.gathers_in_place() ? bundle.full : bundle.gathered;
+    bundle.gather_input = bundle.shard;
+    if (bundle.shard.scalar_type() != bundle.full.scalar_type()) {
+      // Cast straight into this rank's part of the result.
+      bundle.gather_input =
+          target.view({-1}).narrow(0, group_.rank() * shard_numel, shard_numel);
+      bundle.gather_input.copy_(bundle.shard);
+    }
+    bundle.gather =
+        group_.all_gather_into_async(target, bundle.gather_input, name_);
   }
   schedule_->note_gather(*this);
   if (changed) {
@@ -426,11 +433,27 @@ void Unit::reshard() {
   schedule_->note_reshard(*this);
 }
 
+void Unit::zero_gradient_of(
+    const Bundle& bundle,
+    const at::Tensor& buffer,
+    size_t index) const {
+  const Layout& layout = *bundle.layout;
+  if (layout.kind() == Layout::Kind::Flat) {
+    buffer.view({-1})
+        .narrow(0, layout.full_offset(index), layout.numel(index))
+        .zero_();
+  } else {
+    buffer.narrow(1, layout.chunk_offset(index), layout.chunk_numel(index))
+        .zero_();
+  }
+}
+
 /// Gradients of one bundle, added to those that wait, as (ranks, shard_numel).
 void Unit::copy_in(Bundle& bundle, std::vector<at::Tensor>& gradients) {
   const Layout& layout = *bundle.layout;
   const auto dtype = options_.reduce_dtype.value_or(bundle.shard.scalar_type());
-  at::Tensor buffer = at::zeros(
+  // Not zeroed: what lies between parameters is never read.
+  at::Tensor buffer = at::empty(
       {group_.size(), layout.shard_numel()},
       bundle.shard.options().dtype(dtype));
   std::vector<at::Tensor> to;
@@ -444,7 +467,11 @@ void Unit::copy_in(Bundle& bundle, std::vector<at::Tensor>& gradients) {
   for (size_t index = 0; index < layout.num_params(); ++index) {
     const Param& param = params_[bundle.params[index]];
     at::Tensor& gradient = gradients[bundle.params[index]];
-    if (!gradient.defined() || !param.trainable) {
+    if (!param.trainable) {
+      continue;
+    }
+    if (!gradient.defined()) {
+      zero_gradient_of(bundle, buffer, index); // a peer may have one
       continue;
     }
     bundle.used[index] = true;

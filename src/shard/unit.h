@@ -160,6 +160,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
       const std::string& parameter,
       const std::string& what) const;
   void copy_in(Bundle& bundle, std::vector<at::Tensor>& gradients);
+  void zero_gradient_of(
+      const Bundle& bundle,
+      const at::Tensor& buffer,
+      size_t index) const;
 
   std::string name_;
   const Group group_;

@@ -115,18 +115,25 @@ class ProbeRun {
   std::vector<std::unique_ptr<Command>> commands_;
 };
 
+/// Every rank that was started ends with an error of these words.
+void expect_all_to_fail(
+    ProbeRun& run,
+    const ::testing::Matcher<const std::string&>& words) {
+  for (const auto& result : run.wait()) {
+    EXPECT_EQ(result.exit_code, 3);
+    EXPECT_THAT(result.output, words);
+  }
+}
+
 TEST(FaultTest, OneRankNeverJoinsIsNamedOnTheOthers) {
   ProbeRun run(3, {"all_reduce"});
   run.start("0");
   run.start("1");
-  for (const auto& result : run.wait()) {
-    EXPECT_EQ(result.exit_code, 3);
-    EXPECT_THAT(
-        result.output,
-        AllOf(
-            HasSubstr("rank 2 of 3 never joined within 2.0 s"),
-            HasSubstr("TESSERA_TIMEOUT")));
-  }
+  expect_all_to_fail(
+      run,
+      AllOf(
+          HasSubstr("rank 2 of 3 never joined within 2.0 s"),
+          HasSubstr("TESSERA_TIMEOUT")));
 }
 
 TEST(FaultTest, ARankThatIsNotANumberFailsEveryRank) {
@@ -134,22 +141,15 @@ TEST(FaultTest, ARankThatIsNotANumberFailsEveryRank) {
   run.start("0");
   run.start("two");
   run.start("1");
-  for (const auto& result : run.wait()) {
-    EXPECT_EQ(result.exit_code, 3);
-    EXPECT_THAT(result.output, HasSubstr("RANK=\"two\" is not a whole number"));
-  }
+  expect_all_to_fail(run, HasSubstr("RANK=\"two\" is not a whole number"));
 }
 
 TEST(FaultTest, ARankOutsideTheWorldFailsEveryRank) {
   ProbeRun run(2, {"all_reduce"});
   run.start("0");
   run.start("2");
-  for (const auto& result : run.wait()) {
-    EXPECT_EQ(result.exit_code, 3);
-    EXPECT_THAT(
-        result.output,
-        HasSubstr("RANK=2 but WORLD_SIZE=2: ranks count from 0 to 1"));
-  }
+  expect_all_to_fail(
+      run, HasSubstr("RANK=2 but WORLD_SIZE=2: ranks count from 0 to 1"));
 }
 
 TEST(FaultTest, TwoRanksWithTheSameNumberFailOnEveryRank) {
@@ -157,43 +157,31 @@ TEST(FaultTest, TwoRanksWithTheSameNumberFailOnEveryRank) {
   run.start("0");
   run.start("1");
   run.start("1");
-  for (const auto& result : run.wait()) {
-    EXPECT_EQ(result.exit_code, 3);
-    EXPECT_THAT(result.output, HasSubstr("two processes claim to be rank 1"));
-  }
+  expect_all_to_fail(run, HasSubstr("two processes claim to be rank 1"));
 }
 
 TEST(FaultTest, WorldSizesThatDifferFailOnEveryRank) {
   ProbeRun run(2, {"all_reduce"});
   run.start("0");
   run.set("WORLD_SIZE", "3").start("1");
-  for (const auto& result : run.wait()) {
-    EXPECT_EQ(result.exit_code, 3);
-    EXPECT_THAT(result.output, HasSubstr("world size"));
-  }
+  expect_all_to_fail(run, HasSubstr("world size"));
 }
 
 TEST(FaultTest, SettingsThatDifferFailOnEveryRank) {
   ProbeRun run(2, {"all_reduce"});
   run.start("0");
   run.set("TESSERA_CHECK", "1").start("1");
-  for (const auto& result : run.wait()) {
-    EXPECT_EQ(result.exit_code, 3);
-    EXPECT_THAT(
-        result.output,
-        HasSubstr("rank 0 runs with backend=auto,TESSERA_CHECK=0, rank 1 with "
-                  "backend=auto,TESSERA_CHECK=1"));
-  }
+  expect_all_to_fail(
+      run,
+      HasSubstr("rank 0 runs with backend=auto,TESSERA_CHECK=0, rank 1 with "
+                "backend=auto,TESSERA_CHECK=1"));
 }
 
 TEST(FaultTest, ASettingThatMakesNoSenseFailsEveryRank) {
   ProbeRun run(2, {"all_reduce"});
   run.start("0");
   run.set("TESSERA_CHECK", "maybe").start("1");
-  for (const auto& result : run.wait()) {
-    EXPECT_EQ(result.exit_code, 3);
-    EXPECT_THAT(result.output, HasSubstr("TESSERA_CHECK=\"maybe\""));
-  }
+  expect_all_to_fail(run, HasSubstr("TESSERA_CHECK=\"maybe\""));
 }
 
 TEST(FaultTest, SlotSizesThatDifferOrDoNotDivideAreHarmless) {
@@ -286,30 +274,24 @@ TEST_P(BackendFaultTest, ARankKilledInsideAnAllGatherIsNamed) {
 TEST_P(BackendFaultTest, ShapesThatDifferAreShownOnEveryRank) {
   ProbeRun run(3, probe("shapes", 2));
   run.set("TESSERA_CHECK", is_shm() ? "0" : "1").start_all();
-  for (const auto& result : run.wait()) {
-    EXPECT_EQ(result.exit_code, 3);
-    EXPECT_THAT(
-        result.output,
-        AllOf(
-            HasSubstr("ERROR disagreement: [all_reduce]"),
-            HasSubstr("ranks 0, 1: all_reduce of Float [4] SUM"),
-            HasSubstr("rank 2: all_reduce of Float [5] SUM"),
-            HasSubstr("\"layers.3\"")));
-  }
+  expect_all_to_fail(
+      run,
+      AllOf(
+          HasSubstr("ERROR disagreement: [all_reduce]"),
+          HasSubstr("ranks 0, 1: all_reduce of Float [4] SUM"),
+          HasSubstr("rank 2: all_reduce of Float [5] SUM"),
+          HasSubstr("\"layers.3\"")));
 }
 
 TEST_P(BackendFaultTest, DifferentOperatorsAreShownOnEveryRank) {
   ProbeRun run(2, probe("operators", 1));
   run.set("TESSERA_CHECK", is_shm() ? "0" : "1").start_all();
-  for (const auto& result : run.wait()) {
-    EXPECT_EQ(result.exit_code, 3);
-    EXPECT_THAT(
-        result.output,
-        AllOf(
-            HasSubstr("rank 0: broadcast of"),
-            HasSubstr("rank 1: all_reduce of"),
-            HasSubstr("the same collectives in the same order")));
-  }
+  expect_all_to_fail(
+      run,
+      AllOf(
+          HasSubstr("rank 0: broadcast of"),
+          HasSubstr("rank 1: all_reduce of"),
+          HasSubstr("the same collectives in the same order")));
 }
 
 TEST_P(BackendFaultTest, ARankThatThrowsBeforeACollectiveIsNamed) {
