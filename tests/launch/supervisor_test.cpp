@@ -291,7 +291,7 @@ TEST(SupervisorTest, RestartsUpToMax) {
             std::to_string(29400 + attempt)));
     EXPECT_THAT(
         result.err,
-        HasSubstr("attempt " + std::to_string(attempt) + " of 2 restarts"));
+        HasSubstr("attempt " + std::to_string(attempt + 1) + " of 3)"));
   }
   EXPECT_THAT(result.err, HasSubstr("tessera run: restarting (1 of 2)\n"));
   EXPECT_THAT(result.err, HasSubstr("tessera run: restarting (2 of 2)\n"));
