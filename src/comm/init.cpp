@@ -381,10 +381,19 @@ Group make_world(
 }
 
 /// A process that ends leaves its groups, so that peers hear that it left and
-/// not that it died.
+/// not that it died. Its forked children end without a word: they share the
+/// memory, but are no ranks.
 void leave_at_exit() {
+  static pid_t rank_process = 0;
   static std::once_flag once;
-  std::call_once(once, [] { std::atexit(shutdown); });
+  std::call_once(once, [] {
+    rank_process = getpid();
+    std::atexit([] {
+      if (getpid() == rank_process) {
+        shutdown();
+      }
+    });
+  });
 }
 
 } // namespace

@@ -15,8 +15,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
-#include <set>
 #include <unordered_set>
 
 #include "comm/group_impl.h"
@@ -227,7 +225,7 @@ void reshard(torch::nn::Module& module) {
 
 void set_requires_gradient_sync(torch::nn::Module& module, bool on) {
   for (Unit* unit : units_of(module)) {
-    unit->schedule().set_syncs_gradients(on);
+    unit->set_syncs_gradients(on);
   }
 }
 
@@ -239,24 +237,32 @@ void recover(torch::nn::Module& module) {
 
 namespace {
 
-/// The gradients of one group's shards; those of unsharded parameters, which
-/// every rank has whole, under a null group.
-using GradientsByGroup =
-    std::map<const comm::GroupImpl*, std::pair<Group, std::vector<at::Tensor>>>;
+/// The gradients of one group's shards, or, without a group, of unsharded
+/// parameters, which every rank has whole.
+struct GroupGradients {
+  Group group;
+  std::vector<at::Tensor> gradients;
+};
 
-GradientsByGroup gradients_of(torch::nn::Module& module) {
-  GradientsByGroup result;
+/// In the order in which the module comes to the groups: the same on all ranks.
+std::vector<GroupGradients> gradients_of(torch::nn::Module& module) {
+  std::vector<GroupGradients> result;
   for (const NamedParam& param : distinct_parameters(module)) {
     const Unit* unit = shard::unit_of(param.tensor);
+    const Group group = unit == nullptr ? Group() : unit->group();
+    auto entry =
+        std::find_if(result.begin(), result.end(), [&](const auto& other) {
+          return other.group.valid() == group.valid() &&
+              (!group.valid() || &other.group.impl() == &group.impl());
+        });
+    if (entry == result.end()) { // also where this rank has no gradient
+      entry = result.insert(result.end(), {group, {}});
+    }
     const at::Tensor leaf = unit == nullptr
         ? param.tensor
         : unit->leaf_of(param.tensor.unsafeGetTensorImpl());
-    auto& entry = result[unit == nullptr ? nullptr : &unit->group().impl()];
-    if (unit != nullptr) {
-      entry.first = unit->group(); // also where this rank has no gradient
-    }
     if (leaf.grad().defined() && leaf.grad().numel() > 0) {
-      entry.second.push_back(leaf.grad());
+      entry->gradients.push_back(leaf.grad());
     }
   }
   return result;
@@ -285,8 +291,7 @@ double clip_grad_norm_(
   const bool is_max = std::isinf(norm_type);
   double total = 0;
   auto by_group = gradients_of(module);
-  for (auto& [id, entry] : by_group) {
-    auto& [group, gradients] = entry;
+  for (auto& [group, gradients] : by_group) {
     auto power = at::full({1}, local_power(gradients, norm_type), at::kDouble);
     if (group.valid()) {
       group.all_reduce(
@@ -298,9 +303,9 @@ double clip_grad_norm_(
   const double norm = is_max ? total : std::pow(total, 1.0 / norm_type);
   const double scale = max_norm / (norm + 1e-6);
   if (scale < 1) {
-    for (auto& [id, entry] : by_group) {
-      if (!entry.second.empty()) {
-        at::_foreach_mul_(entry.second, scale);
+    for (auto& [group, gradients] : by_group) {
+      if (!gradients.empty()) {
+        at::_foreach_mul_(gradients, scale);
       }
     }
   }

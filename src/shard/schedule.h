@@ -81,12 +81,6 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void set_prefetch(bool on) {
     prefetch_ = on;
   }
-  bool syncs_gradients() const {
-    return sync_gradients_;
-  }
-  void set_syncs_gradients(bool on) {
-    sync_gradients_ = on;
-  }
   const ScheduleCounts& counts() const {
     return counts_;
   }
@@ -123,7 +117,6 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   int num_units_ = 0;
   bool prefetch_ = true;
-  bool sync_gradients_ = true;
   uint64_t hash_ = 0;
   ScheduleCounts counts_;
   BufferPool pool_;

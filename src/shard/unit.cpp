@@ -530,7 +530,7 @@ void Unit::take_gradients(std::vector<at::Tensor>&& gradients) {
   if (!is_root() && options_.reshard_after_forward) {
     reshard();
   }
-  if (!any || !schedule_->syncs_gradients()) {
+  if (!any || !syncs_gradients_) {
     return;
   }
   for (Bundle& bundle : bundles_) {

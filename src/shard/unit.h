@@ -117,6 +117,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   }
   bool contains(const Unit& other) const;
 
+  /// Off: gradients of a backward wait here for the next one that has it on.
+  void set_syncs_gradients(bool on) {
+    syncs_gradients_ = on;
+  }
+
   /// The leaf of the parameter whose face has this TensorImpl.
   at::Tensor leaf_of(const c10::TensorImpl* face) const;
   /// All leaves, in the order of the parameters.
@@ -176,6 +181,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   GatherNode* node_ = nullptr; // owned by the faces' gradient edges
   torch::autograd::Edge node_edge_; // keeps it where no face requires grad
   UnitState state_ = UnitState::Sharded;
+  bool syncs_gradients_ = true;
 };
 
 /// The unit that a storage belongs to, as full buffer or as shard.

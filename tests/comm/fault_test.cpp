@@ -203,6 +203,15 @@ TEST(FaultTest, RanksMeetAgainAfterShutdown) {
   }
 }
 
+TEST(FaultTest, TheEndOfAForkedChildIsNotTheRanks) {
+  ProbeRun run(2, {"forks", "0", "shm"});
+  run.start_all();
+  for (const auto& result : run.wait()) {
+    EXPECT_EQ(result.exit_code, 0) << result.output;
+    EXPECT_THAT(result.output, HasSubstr("sum=3 world=2"));
+  }
+}
+
 TEST(FaultTest, ATakenPortIsNamed) {
   Port taken;
   taken.listen_on_it();

@@ -7,6 +7,7 @@
 #include <ATen/ops/full.h>
 
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -48,6 +49,16 @@ double sum_of(const Group& group) {
 void all_reduce(const Group& world, const Arguments&) {
   say("sum=" + std::to_string(static_cast<int>(sum_of(world))) +
       " world=" + std::to_string(world.size()) + " backend=" + world.backend());
+}
+
+/// A child that a rank forks ends; the rank itself goes on.
+void forks(const Group& world, const Arguments& arguments) {
+  const pid_t child = fork();
+  if (child == 0) {
+    std::exit(0);
+  }
+  waitpid(child, nullptr, 0);
+  all_reduce(world, arguments);
 }
 
 /// Shuts down and meets again, many times.
@@ -134,6 +145,7 @@ int main(int argc, char** argv) {
           modes{
               {"all_reduce", all_reduce},
               {"again", again},
+              {"forks", forks},
               {"hosts", hosts},
               {"die", die},
               {"shapes", shapes},

@@ -314,6 +314,43 @@ INSTANTIATE_TEST_SUITE_P(
           (test.param.layout == ShardLayout::Flat ? "Flat" : "Dim0");
     });
 
+TEST(FullyShardGroupsTest, UnitsOverSeveralGroupsAreClippedTogether) {
+  on_ranks(3, [](const Group& world) {
+    auto plain = make_stack();
+    loss_of(plain, all_tokens(world.size(), 0)).backward();
+    auto model = make_stack();
+    for (const auto& block : *model->blocks) { // each over a group of its own
+      fully_shard(
+          *block, FullyShardOptions().group(*world.split(0, world.rank())));
+    }
+    fully_shard(*model);
+    loss_of(model, tokens(world.rank(), 0)).backward();
+    const double expected =
+        torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.1, 2.0, true);
+    EXPECT_NEAR(clip_grad_norm_(*model, 0.1), expected, 1e-9);
+  });
+}
+
+TEST(FullyShardGroupsTest, GradientSyncIsTheModulesOwn) {
+  on_ranks(2, [](const Group& world) {
+    auto quiet = make_stack();
+    auto other = make_stack();
+    shard(quiet);
+    shard(other);
+    set_requires_gradient_sync(*quiet, false);
+    loss_of(quiet, tokens(world.rank(), 0)).backward();
+    loss_of(other, tokens(world.rank(), 0)).backward();
+    const auto has_gradients = [](Stack& model) {
+      const auto leaves = parameters(*model);
+      return std::any_of(leaves.begin(), leaves.end(), [](const auto& leaf) {
+        return leaf.grad().defined();
+      });
+    };
+    EXPECT_FALSE(has_gradients(quiet));
+    EXPECT_TRUE(has_gradients(other));
+  });
+}
+
 std::string error_of(const std::function<void()>& body) {
   try {
     body();
