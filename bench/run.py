@@ -30,9 +30,20 @@ def families(build):
         ],
         "step": [
             run + ["-n", "2", f"{build}/bin/step_bench"],
-            [python_with_torch(), str(ROOT / "bench" / "peers" / "steps.py"), "--ranks", "2"],
+            peer("steps.py", 2),
+        ],
+        "units": [
+            run + ["-n", "1", f"{build}/bin/units_bench"],
+            peer("units.py", 1),
+            run + ["-n", "2", f"{build}/bin/units_bench"],
+            peer("units.py", 2),
         ],
     }
+
+
+def peer(program, ranks):
+    """A Python program of bench/peers."""
+    return [python_with_torch(), str(ROOT / "bench" / "peers" / program), "--ranks", str(ranks)]
 
 
 def python_with_torch():
