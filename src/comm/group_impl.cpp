@@ -22,6 +22,9 @@ namespace {
 
 /// How long the survivors of a failure wait to learn who else survived.
 constexpr Milliseconds kRollCall{1000};
+/// How often a rank that waits looks whether a peer has failed.
+constexpr Milliseconds kLookout{200};
+constexpr const char* kAnyFailed = "roll_call/any";
 
 /// Gloo and NCCL put a stack trace behind their message.
 std::string first_line(const char* text) {
@@ -176,7 +179,11 @@ Work GroupImpl::launch(
     fail(call, std::current_exception());
   }
   return Work(std::make_shared<PendingCall>(
-      shared_from_this(), call, std::move(work), std::move(finish)));
+      shared_from_this(),
+      call,
+      std::move(work),
+      /*on_host=*/carrier != cuda_,
+      std::move(finish)));
 }
 
 void GroupImpl::compare_calls(const Call& call) {
@@ -197,6 +204,7 @@ void GroupImpl::compare_calls(const Call& call) {
 std::vector<int> GroupImpl::find_missing(const Call& call) {
   const auto key = [](int rank) { return "roll_call/" + std::to_string(rank); };
   store_->set(key(rank_), call.describe());
+  store_->set(kAnyFailed, "1");
   std::vector<int> missing;
   const auto deadline = std::chrono::steady_clock::now() + kRollCall;
   do {
@@ -212,6 +220,29 @@ std::vector<int> GroupImpl::find_missing(const Call& call) {
     std::this_thread::sleep_for(Milliseconds(25));
   } while (std::chrono::steady_clock::now() < deadline);
   return missing;
+}
+
+void GroupImpl::wait_for(c10d::Work& work) const {
+  while (true) {
+    try {
+      work.wait(kLookout);
+      return;
+    } catch (const c10::Error&) {
+      if (work.isCompleted()) { // perhaps just now: hear what it has to say
+        work.wait();
+        return;
+      }
+    }
+    bool any_failed = false;
+    try {
+      any_failed = store_ && store_->check({kAnyFailed});
+    } catch (const std::exception&) {
+      // The store is gone; the operation ends by itself or at its timeout.
+    }
+    if (any_failed) {
+      throw std::runtime_error("Connection given up by a peer");
+    }
+  }
 }
 
 void GroupImpl::fail(const Call& call, std::exception_ptr error) {
@@ -279,10 +310,12 @@ PendingCall::PendingCall(
     std::shared_ptr<GroupImpl> group,
     const Call& call,
     c10::intrusive_ptr<c10d::Work> work,
+    bool on_host,
     std::function<void()> finish)
     : group_(std::move(group)),
       call_(call),
       work_(std::move(work)),
+      on_host_(on_host),
       finish_(std::move(finish)) {}
 
 void PendingCall::wait() {
@@ -293,7 +326,11 @@ void PendingCall::wait() {
   const auto finish = std::exchange(finish_, nullptr);
   note_call_begins(call_, group_->name().c_str());
   try {
-    work->wait();
+    if (on_host_) {
+      group_->wait_for(*work);
+    } else {
+      work->wait();
+    }
   } catch (...) {
     note_call_ends();
     group_->fail(call_, std::current_exception());

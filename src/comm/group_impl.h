@@ -102,6 +102,10 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   /// afterwards unless only the arguments were at fault.
   [[noreturn]] void fail(const Call& call, std::exception_ptr error);
 
+  /// Blocks until `work` is done. Looks now and then whether a peer has given
+  /// the group up: backends notice that only on the connections they wait on.
+  void wait_for(c10d::Work& work) const;
+
   /// `[call] rank 2/8, group "mesh.dp": what`.
   template <class E = c10::Error>
   [[noreturn]] void raise_error(std::string_view call, std::string_view what)
@@ -142,6 +146,7 @@ class PendingCall {
       std::shared_ptr<GroupImpl> group,
       const Call& call,
       c10::intrusive_ptr<c10d::Work> work,
+      bool on_host,
       std::function<void()> finish);
 
   void wait();
@@ -151,6 +156,7 @@ class PendingCall {
   std::shared_ptr<GroupImpl> group_;
   Call call_;
   c10::intrusive_ptr<c10d::Work> work_; // null when waited for
+  bool on_host_; // else waiting only orders the device's stream
   std::function<void()> finish_;
 };
 
