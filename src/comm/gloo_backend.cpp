@@ -26,8 +26,19 @@ BackendPtr make_gloo_backend(const BackendConfig& config) {
   auto options = c10d::ProcessGroupGloo::Options::create(config.timeout);
   options->devices = {
       c10d::ProcessGroupGloo::createDeviceForHostname(config.address)};
-  return c10::make_intrusive<GlooBackend>(
+  auto backend = c10::make_intrusive<GlooBackend>(
       config.store, config.rank, config.size(), options);
+  // Until all are connected: a rank that dropped its group at once would break
+  // the connections that a slower one is still making.
+  exchange(
+      *config.store,
+      "gloo/connected",
+      config.rank,
+      config.global_ranks,
+      "",
+      config.timeout,
+      config.call);
+  return backend;
 }
 
 } // namespace tessera::comm
