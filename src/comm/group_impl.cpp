@@ -191,7 +191,7 @@ void GroupImpl::compare_calls(const Call& call) {
   at::Tensor mine = at::empty({kBytes}, at::kByte);
   at::Tensor all = at::empty({size() * kBytes}, at::kByte);
   std::memcpy(mine.mutable_data_ptr(), &call, sizeof call);
-  cpu_->_allgather_base(all, mine, {})->wait();
+  wait_for(*cpu_->_allgather_base(all, mine, {}));
   std::vector<Call> calls(static_cast<size_t>(size()));
   std::memcpy(calls.data(), all.const_data_ptr(), all.nbytes());
   if (auto text = describe_mismatch(calls, global_ranks_)) {
@@ -204,7 +204,7 @@ void GroupImpl::compare_calls(const Call& call) {
 std::vector<int> GroupImpl::find_missing(const Call& call) {
   const auto key = [](int rank) { return "roll_call/" + std::to_string(rank); };
   store_->set(key(rank_), call.describe());
-  store_->set(kAnyFailed, "1");
+  announce_failure();
   std::vector<int> missing;
   const auto deadline = std::chrono::steady_clock::now() + kRollCall;
   do {
@@ -245,6 +245,14 @@ void GroupImpl::wait_for(c10d::Work& work) const {
   }
 }
 
+void GroupImpl::announce_failure() const {
+  try {
+    store_->set(kAnyFailed, "1");
+  } catch (const std::exception&) {
+    // Without a store they have their own connections and timeouts.
+  }
+}
+
 void GroupImpl::fail(const Call& call, std::exception_ptr error) {
   const std::string what_call = call.describe();
   try {
@@ -272,6 +280,7 @@ void GroupImpl::fail(const Call& call, std::exception_ptr error) {
     const std::string message = first_line(other.what());
     if (!says_timeout(message) && !says_connection_broke(message)) {
       cpu_->abort();
+      announce_failure();
       dead_reason_ = message;
       raise_error(call.operation, message + " (in " + what_call + ")");
     }

@@ -121,6 +121,8 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   BackendPtr make_cpu_backend(const BackendConfig& config) const;
   void compare_calls(const Call& call);
   std::vector<int> find_missing(const Call& call);
+  /// Ends the waits of peers in wait_for().
+  void announce_failure() const;
 
   // Constant after construction.
   const std::shared_ptr<const WorldInfo> world_;

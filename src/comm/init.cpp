@@ -228,10 +228,13 @@ void tell_others(const InitOptions& options, int num_inits, const char* what) {
     const char* address = std::getenv("MASTER_ADDR");
     const char* port = std::getenv("MASTER_PORT");
     const char* restarts = std::getenv("TORCHELASTIC_RESTART_COUNT");
-    if (address == nullptr || port == nullptr) {
+    const StoreEndpoint endpoint{
+        options.master_addr().value_or(address == nullptr ? "" : address),
+        options.master_port().value_or(port == nullptr ? 0 : std::atoi(port))};
+    if (endpoint.address.empty() || endpoint.port <= 0) {
       return;
     }
-    auto store = comm::connect_store({address, std::atoi(port)}, kRefusal);
+    auto store = comm::connect_store(endpoint, kRefusal);
     c10d::PrefixStore own(
         world_prefix(
             options, restarts == nullptr ? 0 : std::atoi(restarts), num_inits),
