@@ -6,6 +6,9 @@
 #include <tessera/comm/mesh.h>
 #include <tessera/comm/reduce_op.h>
 #include <tessera/error.h>
+#include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/fully_shard.h>
+#include <tessera/fsdp/summon.h>
+#include <tessera/fsdp/wrap_policy.h>
 #include <tessera/optim/adamw.h>
 #include <tessera/version.h>

@@ -816,6 +816,19 @@ std::optional<Group> Group::split(int color, int key, std::string_view name)
       std::move(global)));
 }
 
+Group Group::alone() const {
+  if (size() == 1) {
+    return *this;
+  }
+  GroupImpl& parent = impl();
+  return Group(std::make_shared<GroupImpl>(
+      parent.world_ptr(),
+      c10::make_intrusive<c10d::PrefixStore>(
+          fmt::format("alone.{}", rank()), parent.store()),
+      fmt::format("{}/alone", name()),
+      std::vector<int>{global_ranks()[static_cast<size_t>(rank())]}));
+}
+
 std::optional<Group> Group::subgroup(
     const std::vector<int>& ranks,
     std::string_view name) const {

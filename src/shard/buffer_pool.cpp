@@ -1,5 +1,8 @@
 #include "shard/buffer_pool.h"
 
+#include <ATen/ops/empty.h>
+#include <c10/util/accumulate.h>
+
 #include <utility>
 
 namespace tessera::shard {
@@ -35,6 +38,33 @@ void BufferPool::give(c10::DataPtr data, size_t bytes) {
     idle.push_back(std::move(data));
     idle_bytes_ += bytes;
   }
+}
+
+at::Tensor BufferPool::take(
+    at::IntArrayRef sizes,
+    const at::TensorOptions& options) {
+  if (!options.device().is_cpu()) {
+    return at::empty(sizes, options);
+  }
+  at::Tensor tensor = at::empty({0}, options);
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  const size_t bytes = static_cast<size_t>(c10::multiply_integers(sizes)) *
+      options.dtype().itemsize();
+  storage->set_data_ptr_noswap(
+      take(bytes, options.device(), *storage->allocator()));
+  storage->set_nbytes(bytes);
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return tensor;
+}
+
+void BufferPool::give(at::Tensor tensor) {
+  if (!tensor.device().is_cpu()) {
+    return;
+  }
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  const size_t bytes = storage->nbytes();
+  give(storage->set_data_ptr(c10::DataPtr(nullptr, tensor.device())), bytes);
+  storage->set_nbytes(0);
 }
 
 void BufferPool::clear() {

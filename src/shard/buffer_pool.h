@@ -1,6 +1,7 @@
 // Memory of full and gradient buffers, kept for the next unit.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 
 #include <cstddef>
@@ -23,6 +24,11 @@ class BufferPool {
       c10::Device device,
       c10::Allocator& allocator);
   void give(c10::DataPtr data, size_t bytes);
+
+  /// The same for a contiguous tensor, whose contents are undefined. Whoever
+  /// gives one back must hold the last reference.
+  at::Tensor take(at::IntArrayRef sizes, const at::TensorOptions& options);
+  void give(at::Tensor tensor);
 
   /// Bytes that wait for a taker.
   size_t idle_bytes() const {

@@ -9,7 +9,12 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
 
+#include "shard/owners.h"
 #include "shard/schedule.h"
 #include "shard/unit.h"
 
@@ -21,7 +26,7 @@ using Units = c10::SmallVector<Unit*, 4>;
 [[noreturn]] void refuse_write(const Unit& unit, const std::string& operation) {
   raise(
       {.call = operation, .unit = unit.name()},
-      "this writes to a sharded parameter, and the write would be lost at the next reshard. Change the shards that tessera::parameters(module) gives, or change the parameters before fully_shard.");
+      "this writes to a sharded parameter, and the write would be lost at the next reshard. Do it inside tessera::summon_full_params(module), change the shards that tessera::parameters(module) gives, or change the parameters before fully_shard.");
 }
 
 /// Adds the unit that `tensor` belongs to, if it is a face or a view of one.
@@ -95,6 +100,106 @@ void touch_by_schedule(Units units) {
   }
 }
 
+/// Operators that refuse operands of several floating dtypes. All others
+/// promote them, or take parameters of another dtype than the input.
+const std::unordered_set<std::string_view>& strict_operators() {
+  static const auto& names = *new std::unordered_set<std::string_view>{
+      "aten::_convolution",
+      "aten::addbmm",
+      "aten::addmm",
+      "aten::addmv",
+      "aten::baddbmm",
+      "aten::bilinear",
+      "aten::bmm",
+      "aten::conv1d",
+      "aten::conv2d",
+      "aten::conv3d",
+      "aten::conv_transpose1d",
+      "aten::conv_transpose2d",
+      "aten::conv_transpose3d",
+      "aten::convolution",
+      "aten::dot",
+      "aten::einsum",
+      "aten::gru",
+      "aten::gru_cell",
+      "aten::inner",
+      "aten::linear",
+      "aten::lstm",
+      "aten::lstm_cell",
+      "aten::matmul",
+      "aten::mm",
+      "aten::mv",
+      "aten::prelu",
+      "aten::rnn_relu",
+      "aten::rnn_relu_cell",
+      "aten::rnn_tanh",
+      "aten::rnn_tanh_cell",
+      "aten::tensordot"};
+  return names;
+}
+
+/// Of these only the input is cast: statistics and affine parameters may have
+/// another dtype, and statistics are written to.
+const std::unordered_set<std::string_view>& normalizations() {
+  static const auto& names = *new std::unordered_set<std::string_view>{
+      "aten::batch_norm",
+      "aten::group_norm",
+      "aten::instance_norm",
+      "aten::layer_norm",
+      "aten::rms_norm"};
+  return names;
+}
+
+/// The dtype that the touched units compute in, if they have a policy.
+std::optional<at::ScalarType> compute_dtype(const Units& units) {
+  for (const Unit* unit : units) {
+    if (unit->options().param_dtype) {
+      return unit->options().param_dtype;
+    }
+  }
+  return std::nullopt;
+}
+
+bool clashes(const c10::IValue& value, at::ScalarType dtype) {
+  return value.isTensor() && value.toTensor().defined() &&
+      value.toTensor().is_floating_point() &&
+      value.toTensor().scalar_type() != dtype;
+}
+
+/// [Note: operands under mixed precision]
+///
+/// Full parameters have the unit's compute dtype, but what meets them need not:
+/// a model called by its plain forward() gets float inputs. Where an operator
+/// would refuse the mixture, its other floating operands are cast here. This is
+/// above autograd, so the cast is part of the graph and gradients flow back in
+/// the dtype they came in.
+void cast_operands(
+    const c10::OperatorHandle& op,
+    torch::jit::Stack& stack,
+    at::ScalarType dtype) {
+  const std::string& name = op.schema().name();
+  const bool is_norm = normalizations().contains(name);
+  if (!is_norm && !strict_operators().contains(name)) {
+    return;
+  }
+  const size_t count = op.schema().arguments().size();
+  const size_t first = stack.size() - count;
+  for (size_t i = 0; i < (is_norm ? 1 : count); ++i) {
+    c10::IValue& value = stack[first + i];
+    if (clashes(value, dtype)) {
+      value = value.toTensor().to(dtype);
+    } else if (value.isTensorList()) {
+      std::vector<at::Tensor> tensors = value.toTensorVector();
+      for (at::Tensor& tensor : tensors) {
+        if (clashes(tensor, dtype)) {
+          tensor = tensor.to(dtype);
+        }
+      }
+      value = tensors;
+    }
+  }
+}
+
 void fallback(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
@@ -102,7 +207,11 @@ void fallback(
   Units units;
   collect_all(op, *stack, units);
   if (!units.empty()) {
+    const auto dtype = compute_dtype(units);
     touch_by_schedule(std::move(units));
+    if (dtype) {
+      cast_operands(op, *stack, *dtype);
+    }
   }
   c10::impl::ExcludeDispatchKeyGuard without_key(kShardKey);
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kShardKey);

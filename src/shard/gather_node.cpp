@@ -3,6 +3,7 @@
 #include <tessera/error.h>
 
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <utility>
 
@@ -27,7 +28,12 @@ torch::autograd::variable_list GatherNode::apply(
   at::NoGradGuard no_grad;
   alive->schedule().enter_backward();
   alive->take_gradients(std::move(gradients));
-  return torch::autograd::variable_list(num_outputs());
+  // Only grad(loss, leaves) and backward(inputs = leaves) want results here.
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (wanted == nullptr || wanted->empty()) {
+    return torch::autograd::variable_list(num_outputs());
+  }
+  return alive->finish_reduction_apart();
 }
 
 } // namespace tessera::shard

@@ -19,6 +19,9 @@ class Unit;
 /// copies the gradients into one flat buffer, starts the reduce-scatter, whose
 /// result becomes the leaves' gradients, and lets the unit reshard.
 ///
+/// Its next edges lead to the leaves. A plain backward sends nothing there; the
+/// edges are for torch::autograd::grad(loss, leaves).
+///
 /// An optimizer built on faces fails loudly ("can't optimize a non-leaf
 /// Tensor"), which is what it should do.
 class GatherNode : public torch::autograd::Node {

@@ -94,6 +94,9 @@ Run Layout::run(size_t param, int rank) const {
 Shape Layout::local_shape(size_t param, int rank) const {
   const Run part = run(param, rank);
   const Shape& shape = shapes_[param];
+  if (num_ranks_ == 1) {
+    return shape;
+  }
   if (kind_ == Kind::Flat) {
     return {part.numel};
   }

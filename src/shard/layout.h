@@ -49,6 +49,10 @@ class Layout {
   Kind kind() const {
     return kind_;
   }
+  /// Elements of the full buffer up to the end of the last parameter.
+  int64_t unpadded_numel() const {
+    return shapes_.empty() ? 0 : full_offsets_.back() + numels_.back();
+  }
   int num_ranks() const {
     return num_ranks_;
   }
@@ -77,7 +81,8 @@ class Layout {
 
   /// This rank's part of a parameter.
   Run run(size_t param, int rank) const;
-  /// The shape of that part as a tensor: flat in Flat, rows in Dim0.
+  /// The shape of that part as a tensor: flat in Flat, rows in Dim0; the
+  /// parameter's own where one rank has it all.
   Shape local_shape(size_t param, int rank) const;
 
   /// Dim0: elements that each shard sets aside for the parameter, and where.

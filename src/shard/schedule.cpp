@@ -20,6 +20,7 @@ namespace {
 constexpr size_t kReductionsInFlight = 1;
 /// Units beside the touched one that stay Full in backward.
 constexpr int kKeptInBackward = 1;
+constexpr int kGathersPerCheck = 64;
 
 bool is_among(std::span<Unit* const> units, const Unit* unit) {
   return std::find(units.begin(), units.end(), unit) != units.end();
@@ -61,6 +62,14 @@ void Schedule::touch(std::span<Unit* const> units) {
     enter_backward();
   }
   for (Unit* unit : units) {
+    if (unit->state() == UnitState::Summoned) {
+      raise(
+          {.call = in_backward() ? "backward" : "forward",
+           .unit = unit->name()},
+          unit->shows_summoned()
+              ? "this uses parameters as they were before summon_full_params. Close the guard first."
+              : "this rank kept its shard inside summon_full_params(rank0_only), and the others will not come to gather it. Use the parameters on rank 0 only, or close the guard first.");
+    }
     if (in_backward() && unit->is_stale()) {
       raise(
           {.call = "backward", .unit = unit->name()},
@@ -109,6 +118,9 @@ void Schedule::ensure_full(Unit& unit) {
   predict(unit);
   unit.start_gather();
   unit.finish_gather();
+  if (!in_backward() && unchecked_gathers_ >= kGathersPerCheck) {
+    compare_hash();
+  }
 }
 
 void Schedule::begin_iteration() {
@@ -131,7 +143,7 @@ void Schedule::predict(Unit& unit) {
   if (next_order_.size() < kMaxRecord) {
     next_order_.push_back(&unit);
   }
-  if (unit.state() == UnitState::Gathering) {
+  if (unit.state() == UnitState::Gathering && unit.full_bytes() > 0) {
     ++counts_.prefetched;
   }
   predicts_ =
@@ -139,7 +151,9 @@ void Schedule::predict(Unit& unit) {
   ++position_;
   if (predicts_ && position_ < order_.size()) {
     unit.start_gather(); // the touched one first
+    starts_ahead_ = true;
     order_[position_]->start_gather();
+    starts_ahead_ = false;
   }
 }
 
@@ -187,30 +201,109 @@ void Schedule::end_backward() {
   compare_hash();
 }
 
+void Schedule::tell(const ShardEvent& event) const {
+  if (observer_) {
+    observer_(event);
+  }
+}
+
+Schedule::Watch::Watch(
+    const Schedule& schedule,
+    ShardEvent::Kind kind,
+    const Unit& unit)
+    : schedule_(schedule), kind_(kind), unit_(unit) {
+  if (schedule_.observer_) {
+    start_ = std::chrono::steady_clock::now();
+  }
+}
+
+Schedule::Watch::~Watch() {
+  if (schedule_.observer_) {
+    schedule_.tell(
+        {.kind = kind_,
+         .unit = unit_,
+         .in_backward = schedule_.in_backward(),
+         .waited = std::chrono::steady_clock::now() - start_});
+  }
+}
+
 void Schedule::note_gather(Unit& unit) {
   full_.push_back(&unit);
-  ++counts_.gathers;
   mix_hash('g', unit);
-  int64_t bytes = 0;
-  for (const Unit* one : full_) {
-    bytes += static_cast<int64_t>(one->full_bytes());
+  ++unchecked_gathers_;
+  const auto bytes = static_cast<int64_t>(unit.full_bytes());
+  if (bytes == 0) {
+    return; // it shows the shard
   }
-  counts_.peak_full_bytes = std::max(counts_.peak_full_bytes, bytes);
+  ++counts_.gathers;
+  int64_t held = 0;
+  for (const Unit* one : full_) {
+    held += static_cast<int64_t>(one->full_bytes());
+  }
+  counts_.peak_full_bytes = std::max(counts_.peak_full_bytes, held);
+  tell(
+      {.kind = ShardEvent::Kind::Gather,
+       .unit = unit,
+       .bytes = bytes,
+       .ahead = starts_ahead_,
+       .in_backward = in_backward()});
 }
 
 void Schedule::note_reshard(Unit& unit) {
   std::erase(full_, &unit);
-  ++counts_.reshards;
   if (last_touched_ == &unit) {
     last_touched_ = nullptr;
+  }
+  if (!unit.shows_shard()) {
+    ++counts_.reshards;
+    tell(
+        {.kind = ShardEvent::Kind::Reshard,
+         .unit = unit,
+         .in_backward = in_backward()});
   }
 }
 
 void Schedule::note_reduction(Unit& unit) {
-  ++counts_.reductions;
   mix_hash('r', unit);
   reducing_.push_back(&unit);
+  if (unit.groups().all.size() > 1) {
+    ++counts_.reductions;
+    tell(
+        {.kind = ShardEvent::Kind::Reduce,
+         .unit = unit,
+         .bytes = static_cast<int64_t>(
+             unit.shard_bytes() *
+             static_cast<size_t>(unit.groups().shard.size())),
+         .in_backward = in_backward()});
+  }
   finish_reductions(kReductionsInFlight);
+}
+
+void Schedule::note_summon(Unit& unit) {
+  mix_hash('s', unit);
+  ++counts_.summons;
+  if (last_touched_ == &unit) {
+    last_touched_ = nullptr;
+  }
+  tell({.kind = ShardEvent::Kind::Summon, .unit = unit});
+}
+
+void Schedule::enter_forward(const Unit& unit) {
+  in_forward_.push_back(&unit);
+}
+
+void Schedule::leave_forward(const Unit& unit) {
+  const auto last = std::find(in_forward_.rbegin(), in_forward_.rend(), &unit);
+  if (last != in_forward_.rend()) {
+    in_forward_.erase(std::next(last).base());
+  }
+}
+
+bool Schedule::in_forward(const Unit& unit) const {
+  return std::any_of(
+      in_forward_.begin(), in_forward_.end(), [&](const Unit* other) {
+        return other == &unit || other->contains(unit) || unit.contains(*other);
+      });
 }
 
 void Schedule::finish_reductions(size_t keep) {
@@ -226,6 +319,7 @@ void Schedule::forget(Unit& unit) {
   std::erase(reducing_, &unit);
   std::erase(order_, &unit);
   std::erase(next_order_, &unit);
+  std::erase(in_forward_, &unit);
   predicts_ = false;
   if (last_touched_ == &unit) {
     last_touched_ = nullptr;
@@ -250,6 +344,7 @@ void Schedule::recover() {
   iteration_ended_ = true;
   last_touched_ = nullptr;
   hash_ = 0;
+  unchecked_gathers_ = 0;
 }
 
 void Schedule::mix_hash(char kind, const Unit& unit) {
@@ -262,6 +357,7 @@ void Schedule::mix_hash(char kind, const Unit& unit) {
 }
 
 void Schedule::compare_hash() {
+  unchecked_gathers_ = 0;
   if (group_.size() == 1) {
     hash_ = 0;
     return;

@@ -3,6 +3,7 @@
 
 #include <tessera/comm/group.h>
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -10,20 +11,24 @@
 #include <mutex>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "shard/buffer_pool.h"
+#include "shard/observer.h"
 
 namespace tessera::shard {
 
 class Unit;
 
-/// What a Schedule did, for tests and reports.
+/// What a Schedule did, for tests and reports. Where nothing had to be moved
+/// (one rank that computes in the shard's dtype) nothing is counted.
 struct ScheduleCounts {
   int64_t gathers = 0;
   int64_t prefetched = 0; // of these, started before they were touched
   int64_t reductions = 0;
   int64_t reshards = 0;
+  int64_t summons = 0;
   int64_t peak_full_bytes = 0; // of all units at once
 };
 
@@ -43,7 +48,8 @@ struct ScheduleCounts {
 /// since the order comes from the program alone.
 ///
 /// That ranks really do is checked: a hash of all (kind, unit) is compared once
-/// a backward, before an optimizer could step.
+/// a backward, before an optimizer could step, and every kGathersPerCheck
+/// gathers for programs that only evaluate.
 ///
 /// In or out of backward: the thread's graph task id. The end of backward: a
 /// callback of the engine, queued by the first touch or node of a graph task.
@@ -56,11 +62,6 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// The schedule of all units of this group.
   static std::shared_ptr<Schedule> of(const Group& group);
 
-  /// Counts the group's units: the same on all its ranks, as the calls are.
-  int next_unit_number() {
-    return num_units_++;
-  }
-
   /// An operator is about to read these units.
   void touch(std::span<Unit* const> units);
   /// Explicit unshard() of the user: stays until reshard() or backward.
@@ -69,11 +70,41 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void enter_backward();
   bool in_backward() const;
 
+  /// The forward of `unit`'s module runs between these two calls. Told by those
+  /// who can tell; a plain call of forward() leaves no trace.
+  void enter_forward(const Unit& unit);
+  void leave_forward(const Unit& unit);
+  /// True if such a forward is under way in this unit, above or below it.
+  bool in_forward(const Unit& unit) const;
+
   /// Units report what they do.
   void note_gather(Unit& unit);
   void note_reshard(Unit& unit);
   void note_reduction(Unit& unit);
+  void note_summon(Unit& unit);
   void forget(Unit& unit);
+
+  /// Tells the observer how long it lived; nothing where there is none.
+  class Watch {
+   public:
+    Watch(const Schedule& schedule, ShardEvent::Kind kind, const Unit& unit);
+    ~Watch();
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+
+   private:
+    const Schedule& schedule_;
+    const ShardEvent::Kind kind_;
+    const Unit& unit_;
+    std::chrono::steady_clock::time_point start_;
+  };
+  Watch watch(ShardEvent::Kind kind, const Unit& unit) const {
+    return Watch(*this, kind, unit);
+  }
+  /// Replaces the observer; an empty function removes it.
+  void set_observer(Observer observer) {
+    observer_ = std::move(observer);
+  }
 
   /// Drops everything in flight and reshards all units: after an exception.
   void recover();
@@ -96,6 +127,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void ensure_full(Unit& unit);
   void begin_iteration();
   void predict(Unit& unit);
+  void tell(const ShardEvent& event) const;
   void end_backward();
   void finish_reductions(size_t keep);
   void mix_hash(char kind, const Unit& unit);
@@ -106,6 +138,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::vector<Unit*> full_; // Gathering or Full, oldest first
   std::deque<Unit*> reducing_; // oldest first
   std::vector<int> open_tasks_; // graph tasks of a backward under way
+  std::vector<const Unit*> in_forward_; // innermost last
   Unit* last_touched_ = nullptr;
 
   // The gather order of the iteration before, and of this one.
@@ -115,9 +148,11 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   bool predicts_ = false;
   bool iteration_ended_ = true;
 
-  int num_units_ = 0;
   bool prefetch_ = true;
   uint64_t hash_ = 0;
+  int unchecked_gathers_ = 0;
+  bool starts_ahead_ = false;
+  Observer observer_;
   ScheduleCounts counts_;
   BufferPool pool_;
 };

@@ -4,20 +4,16 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
-#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#define FMT_HEADER_ONLY
-#include <fmt/format.h>
-
-#include <unordered_map>
+#include <algorithm>
 #include <utility>
 
-#include "compat.h"
 #include "shard/autograd_compat.h"
 #include "shard/first_touch.h"
 #include "shard/gather_node.h"
@@ -31,19 +27,8 @@ namespace autograd = torch::autograd;
 using WeakImpl =
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-/// Never destroyed: units may die in static destructors.
-std::unordered_map<const c10::StorageImpl*, StorageOwner>& owners() {
-  static auto& map =
-      *new std::unordered_map<const c10::StorageImpl*, StorageOwner>;
-  return map;
-}
-
-c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
-
-/// Keeps a unit alive from the autograd metadata of its faces. Such hooks run
-/// for leaves that require a gradient; faces never are both.
+/// Keeps a unit alive from the autograd metadata of its faces, and tells which
+/// unit that is.
 struct KeepAlive : autograd::FunctionPreHook {
   explicit KeepAlive(std::shared_ptr<Unit> owned) : unit(std::move(owned)) {}
   autograd::variable_list operator()(
@@ -53,13 +38,17 @@ struct KeepAlive : autograd::FunctionPreHook {
   std::shared_ptr<Unit> unit;
 };
 
-/// A tensor of its own that shares `base`'s storage and carries the key. Not a
-/// view for autograd: optimizers detach gradients in place, which views refuse.
-at::Tensor keyed_alias(
+/// A tensor of its own that shares `base`'s storage. Not a view for autograd:
+/// optimizers detach gradients in place, which views refuse.
+at::Tensor alias_of(
     const at::Tensor& base,
     at::IntArrayRef sizes,
-    int64_t offset) {
-  const auto keys = base.unsafeGetTensorImpl()->key_set().add(kShardKey);
+    int64_t offset,
+    bool with_key) {
+  auto keys = base.unsafeGetTensorImpl()->key_set();
+  if (with_key) {
+    keys = keys.add(kShardKey);
+  }
   at::Tensor alias = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(base.storage()), keys, base.dtype());
   alias.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
@@ -67,20 +56,29 @@ at::Tensor keyed_alias(
   return alias;
 }
 
-} // namespace
-
-StorageOwner find_owner(const c10::StorageImpl* storage) {
-  const auto found = owners().find(storage);
-  return found == owners().end() ? StorageOwner{} : found->second;
+/// Makes `face` show `tensor`. Its identity, version counter and autograd
+/// metadata stay; set_data() would drop its gradient edge.
+void show(c10::TensorImpl& face, const at::Tensor& tensor) {
+  face.shallow_copy_from(tensor.getIntrusivePtr());
 }
+
+autograd::AutogradMeta& meta_of(const at::Tensor& face) {
+  return *autograd::impl::materialize_autograd_meta(face);
+}
+
+} // namespace
 
 Unit* unit_of(const at::Tensor& tensor) {
   if (!tensor.defined() ||
-      !tensor.unsafeGetTensorImpl()->key_set().has(kShardKey)) {
+      autograd::impl::get_autograd_meta(tensor) == nullptr) {
     return nullptr;
   }
-  const StorageOwner owner = find_owner(storage_of(tensor));
-  return owner.is_shard ? nullptr : owner.unit;
+  for (const auto& hook : autograd::impl::hooks(tensor)) {
+    if (auto* keep = dynamic_cast<KeepAlive*>(hook.get())) {
+      return keep->unit.get();
+    }
+  }
+  return nullptr;
 }
 
 /// One parameter of the unit. Its position in params_ is its input number in
@@ -89,65 +87,49 @@ struct Unit::Param {
   std::string name;
   WeakImpl face;
   const c10::TensorImpl* face_id = nullptr;
-  at::Tensor original; // until make_faces()
   bool trainable = false;
   size_t bundle = 0;
   size_t index = 0; // in the bundle's layout
-  at::Tensor leaf;
+  at::Tensor leaf; // shared by all where there is one leaf
+
+  /// The module may have dropped it.
+  at::Tensor lock() const {
+    auto impl = face.lock();
+    return impl ? at::Tensor(std::move(impl)) : at::Tensor();
+  }
 };
 
-/// The parameters of one dtype.
-struct Unit::Bundle {
-  std::vector<size_t> params; // positions in params_
-  std::optional<Layout> layout;
-  at::Tensor shard; // (shard_numel), owns this rank's part
-  at::Tensor full; // (full_numel), keyless alias of the faces' storage
-  c10::StorageImpl* storage = nullptr; // of `full`
-  int64_t num_writes = 0; // to the shard, as first touch saw them
-  int64_t gathered_version = -1;
-
-  // A gather in flight.
-  at::Tensor gather_input; // the shard in the full buffer's dtype
-  at::Tensor gathered; // (ranks, shard_numel), where a copy-out is needed
-  Work gather;
-
-  // A reduction in flight, or gradients that wait for one (no sync).
-  at::Tensor gradients; // (ranks, shard_numel) in the reduce dtype
-  at::Tensor reduced; // (shard_numel)
-  std::vector<bool> used; // by index: got a gradient
-  Work reduction;
-
-  int64_t version() const {
-    return shard._version() + num_writes;
-  }
-  bool gathers_in_place() const {
-    return layout->kind() == Layout::Kind::Flat;
-  }
+struct Unit::Summoning {
+  SummonOptions options;
+  UnitState before = UnitState::Sharded;
+  bool shown = false; // on this rank
+  std::vector<at::Tensor> full; // by bundle: a copy, or the shard
+  std::vector<uint32_t> versions; // of the faces, by position
 };
 
 Unit::Unit(
     std::string name,
-    const Group& group,
+    const Groups& groups,
     const UnitOptions& options,
     std::shared_ptr<Schedule> schedule)
-    : name_(std::move(name)),
-      group_(group),
-      options_(options),
-      schedule_(std::move(schedule)) {}
+    : groups_(groups), options_(options), schedule_(std::move(schedule)) {
+  set_name(std::move(name));
+}
 
 std::shared_ptr<Unit> Unit::create(
     std::string name,
     const std::vector<NamedParam>& params,
-    const Group& group,
+    const Groups& groups,
     const UnitOptions& options,
     std::shared_ptr<Schedule> schedule) {
   enable_first_touch();
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   std::shared_ptr<Unit> unit(
-      new Unit(std::move(name), group, options, std::move(schedule)));
+      new Unit(std::move(name), groups, options, std::move(schedule)));
   unit->make_bundles(params);
-  unit->make_faces();
+  unit->make_leaves();
+  unit->make_faces(params);
   return unit;
 }
 
@@ -156,17 +138,18 @@ Unit::~Unit() {
     node_->cut_loose();
   }
   for (Bundle& bundle : bundles_) {
-    owners().erase(bundle.storage);
-    owners().erase(storage_of(bundle.shard));
-    for (Work* work : {&bundle.gather, &bundle.reduction}) {
-      try {
-        work->wait(); // it writes into memory that goes now
-      } catch (const std::exception&) {
-        // Nobody is left to tell.
-      }
-    }
+    forget_owner(bundle.storage());
+    forget_owner(storage_of(bundle.shard()));
+    bundle.settle(); // it writes into memory that goes now
   }
   schedule_->forget(*this);
+}
+
+void Unit::set_name(std::string name) {
+  name_ = std::move(name);
+  raw_access_error_ = format_error(
+      {.call = "data_ptr", .unit = name_},
+      "raw access to a sharded parameter, which has no memory now. Use operators, which gather it, or tessera::unshard(module) first.");
 }
 
 bool Unit::contains(const Unit& other) const {
@@ -185,7 +168,8 @@ void Unit::fail(
     const std::string& what) const {
   raise(
       {.call = call,
-       .rank = group_.global_ranks()[static_cast<size_t>(group_.rank())],
+       .rank =
+           groups_.all.global_ranks()[static_cast<size_t>(groups_.all.rank())],
        .unit = name_,
        .parameter = parameter},
       what);
@@ -194,68 +178,107 @@ void Unit::fail(
 /// Sorts the parameters by dtype and cuts this rank's shards out of them.
 void Unit::make_bundles(const std::vector<NamedParam>& params) {
   std::vector<at::ScalarType> dtypes;
+  std::vector<std::vector<size_t>> members;
   for (const NamedParam& param : params) {
     const at::Tensor& tensor = param.tensor;
     const auto dtype = tensor.scalar_type();
     auto found = std::find(dtypes.begin(), dtypes.end(), dtype);
     if (found == dtypes.end()) {
       found = dtypes.insert(dtypes.end(), dtype);
-      bundles_.emplace_back();
+      members.emplace_back();
     }
     const auto bundle = static_cast<size_t>(found - dtypes.begin());
     params_.push_back(
         {.name = param.name,
          .face = WeakImpl(tensor.getIntrusivePtr()),
          .face_id = tensor.unsafeGetTensorImpl(),
-         .original = tensor,
          .trainable = tensor.requires_grad(),
          .bundle = bundle,
-         .index = bundles_[bundle].params.size()});
-    bundles_[bundle].params.push_back(params_.size() - 1);
+         .index = members[bundle].size()});
+    members[bundle].push_back(params_.size() - 1);
   }
-  for (Bundle& bundle : bundles_) {
+  bundles_.reserve(members.size()); // owners and faces know their storages
+  for (const auto& positions : members) {
     std::vector<Shape> shapes;
-    for (size_t position : bundle.params) {
-      shapes.push_back(params_[position].original.sizes().vec());
+    for (size_t position : positions) {
+      shapes.push_back(params[position].tensor.sizes().vec());
     }
-    bundle.layout.emplace(options_.layout, std::move(shapes), group_.size());
-    const at::Tensor& first = params_[bundle.params.front()].original;
-    bundle.shard = at::zeros(
-        {bundle.layout->shard_numel()}, first.options().requires_grad(false));
-    for (size_t index = 0; index < bundle.params.size(); ++index) {
-      const Run run = bundle.layout->run(index, group_.rank());
-      const at::Tensor& original = params_[bundle.params[index]].original;
-      bundle.shard.narrow(0, run.shard_begin, run.numel)
-          .copy_(original.detach().reshape({-1}).narrow(
-              0, run.param_begin, run.numel));
+    Layout layout(
+        options_.layout,
+        std::move(shapes),
+        groups_.shard.size(),
+        options_.alignment);
+    const at::Tensor& first = params[positions.front()].tensor;
+    const at::Device device = first.device();
+    auto options = first.options().requires_grad(false);
+    if (options_.offload) {
+      options = options.device(at::kCPU).pinned_memory(device.is_cuda());
     }
-    bundle.used.assign(bundle.params.size(), false);
+    const at::Tensor shard = at::zeros({layout.shard_numel()}, options);
+    for (size_t index = 0; index < positions.size(); ++index) {
+      const Run run = layout.run(index, groups_.shard.rank());
+      const NamedParam& param = params[positions[index]];
+      at::Tensor whole = param.tensor.detach();
+      if (options_.sync_from_rank0) {
+        whole = whole.contiguous();
+        groups_.all.broadcast(whole, 0, param.name);
+      }
+      shard.narrow(0, run.shard_begin, run.numel)
+          .copy_(whole.reshape({-1}).narrow(0, run.param_begin, run.numel));
+    }
+    bundles_.emplace_back(
+        std::move(layout), shard, device, groups_, options_, schedule_->pool());
+    set_owner(bundles_.back().storage(), {this, false});
+    set_owner(storage_of(shard), {this, true});
   }
 }
 
-/// Turns the module's parameters into faces and makes the leaves.
-void Unit::make_faces() {
+void Unit::make_leaves() {
+  for (Param& param : params_) {
+    const Bundle& bundle = bundles_[param.bundle];
+    if (options_.one_leaf) {
+      param.leaf = &param == params_.data()
+          ? alias_of(bundle.shard(), bundle.shard().sizes(), 0, true)
+          : params_.front().leaf;
+    } else {
+      const Layout& layout = bundle.layout();
+      const int rank = groups_.shard.rank();
+      param.leaf = alias_of(
+          bundle.shard(),
+          layout.local_shape(param.index, rank),
+          layout.run(param.index, rank).shard_begin,
+          true);
+    }
+    param.leaf.set_requires_grad(param.trainable);
+  }
+}
+
+/// What the parameter's face shows outside of summoning.
+at::Tensor Unit::face_alias(const Param& param) const {
+  const Bundle& bundle = bundles_[param.bundle];
+  return alias_of(
+      bundle.full(),
+      bundle.layout().shape(param.index),
+      bundle.layout().full_offset(param.index),
+      true);
+}
+
+/// Turns the module's parameters into faces.
+void Unit::make_faces(const std::vector<NamedParam>& params) {
   auto node = make_node<GatherNode>(this);
   node_ = node.get();
-  for (Bundle& bundle : bundles_) {
-    const auto dtype = bundle.shard.is_floating_point() && options_.param_dtype
-        ? *options_.param_dtype
-        : bundle.shard.scalar_type();
-    bundle.full = at::empty(
-        {bundle.layout->full_numel()}, bundle.shard.options().dtype(dtype));
-    bundle.storage = storage_of(bundle.full);
-    owners()[bundle.storage] = {this, false};
-    owners()[storage_of(bundle.shard)] = {this, true};
-  }
+  // Next edges to the leaves, so that grad(loss, leaves) finds them: to frozen
+  // ones too, since edges cannot be added once a graph hangs on the node.
   for (Param& param : params_) {
-    Bundle& bundle = bundles_[param.bundle];
-    at::Tensor face = std::exchange(param.original, at::Tensor());
+    param.leaf.set_requires_grad(true);
+    node->add_next_edge(autograd::impl::gradient_edge(param.leaf));
+    param.leaf.set_requires_grad(param.trainable);
+  }
+  for (size_t position = 0; position < params_.size(); ++position) {
+    Param& param = params_[position];
+    at::Tensor face = params[position].tensor;
     auto* impl = face.unsafeGetTensorImpl();
-    const at::Tensor alias = keyed_alias(
-        bundle.full,
-        bundle.layout->shape(param.index),
-        bundle.layout->full_offset(param.index));
-    impl->shallow_copy_from(alias.getIntrusivePtr());
+    show(*impl, face_alias(param));
     impl->set_autograd_meta(nullptr);
     autograd::impl::add_hook(
         face, std::make_unique<KeepAlive>(shared_from_this()));
@@ -264,19 +287,11 @@ void Unit::make_faces() {
     if (param.trainable) {
       autograd::impl::set_gradient_edge(face, {node, input});
     }
-    const Run run = bundle.layout->run(param.index, group_.rank());
-    param.leaf = keyed_alias(
-        bundle.shard,
-        bundle.layout->local_shape(param.index, group_.rank()),
-        run.shard_begin);
-    param.leaf.set_requires_grad(param.trainable);
   }
   node_edge_ = autograd::Edge(node, 0);
-  // The full buffers were never filled: back to the pool until a touch.
-  state_ = UnitState::Full;
-  schedule_->note_gather(*this);
-  reshard();
-  schedule_->reset_counts();
+  for (Bundle& bundle : bundles_) {
+    bundle.free_full(raw_access_error_);
+  }
 }
 
 at::Tensor Unit::leaf_of(const c10::TensorImpl* face) const {
@@ -292,36 +307,118 @@ std::vector<at::Tensor> Unit::leaves() const {
   std::vector<at::Tensor> result;
   for (const Param& param : params_) {
     result.push_back(param.leaf);
+    if (options_.one_leaf) {
+      break;
+    }
   }
   return result;
 }
 
-bool Unit::is_stale() const {
-  for (const Bundle& bundle : bundles_) {
-    if (bundle.gathered_version != -1 &&
-        bundle.gathered_version != bundle.version()) {
-      return true;
+bool Unit::shows_summoned() const {
+  return summoned_ != nullptr && summoned_->shown;
+}
+
+at::Tensor Unit::flat_param() const {
+  if (bundles_.size() != 1) {
+    fail(
+        "flat_param",
+        "",
+        bundles_.empty() ? "this unit has no parameters."
+                         : "this unit has parameters of several dtypes.");
+  }
+  const Bundle& bundle = bundles_.front();
+  if (shows_summoned()) {
+    const Layout& layout = bundle.layout();
+    return summoned_->full.front().narrow(
+        0,
+        0,
+        options_.one_leaf ? layout.unpadded_numel() : layout.full_numel());
+  }
+  return options_.one_leaf ? params_.front().leaf : bundle.shard();
+}
+
+void Unit::set_trainable(Param& param, bool on) {
+  param.trainable = on;
+  param.leaf.set_requires_grad(on);
+  if (!on) {
+    param.leaf.mutable_grad().reset();
+  }
+  const at::Tensor face = param.lock();
+  if (!face.defined() || state_ == UnitState::Summoned) {
+    return;
+  }
+  auto& meta = meta_of(face);
+  const auto position = static_cast<uint32_t>(&param - params_.data());
+  meta.grad_fn_ = on ? node_edge_.function : NodePtr();
+  meta.output_nr_ = on ? position : 0;
+}
+
+void Unit::set_requires_grad(const c10::TensorImpl* face, bool on) {
+  if (state_ == UnitState::Summoned) {
+    fail(
+        "set_requires_grad",
+        "",
+        "parameters are summoned. Close the guard first.");
+  }
+  for (Param& param : params_) {
+    if (param.face_id == face) {
+      if (options_.one_leaf && params_.size() > 1) {
+        fail(
+            "set_requires_grad",
+            param.name,
+            "without use_orig_params the unit has one flat parameter, which trains as a whole. Use use_orig_params(true).");
+      }
+      set_trainable(param, on);
     }
   }
-  return false;
+}
+
+/// Users also freeze through the leaf that they hold.
+void Unit::follow_requires_grad() {
+  for (Param& param : params_) {
+    if (param.leaf.requires_grad() != param.trainable) {
+      set_trainable(param, param.leaf.requires_grad());
+    }
+  }
+}
+
+bool Unit::is_stale() const {
+  return std::any_of(
+      bundles_.begin(), bundles_.end(), [](const Bundle& bundle) {
+        return bundle.is_stale();
+      });
+}
+
+void Unit::run_write_hooks() {
+  for (const auto& hook : std::exchange(write_hooks_, {})) {
+    hook();
+  }
 }
 
 void Unit::count_write(const c10::StorageImpl* shard) {
+  run_write_hooks();
   for (Bundle& bundle : bundles_) {
-    if (storage_of(bundle.shard) == shard) {
-      ++bundle.num_writes;
+    if (storage_of(bundle.shard()) == shard) {
+      bundle.count_write();
     }
   }
+}
+
+void Unit::before_next_write(std::function<void()> hook) {
+  write_hooks_.push_back(std::move(hook));
 }
 
 /// Module::to(), set_data() and torch::load() replace what is under a parameter
 /// without an operator that could be seen.
 void Unit::check_faces(const char* call) const {
+  if (state_ == UnitState::Summoned) {
+    return;
+  }
   for (const Param& param : params_) {
     const auto face = param.face.lock();
     if (face &&
         face->unsafe_storage().unsafeGetStorageImpl() !=
-            bundles_[param.bundle].storage) {
+            bundles_[param.bundle].storage()) {
       fail(
           call,
           param.name,
@@ -337,33 +434,11 @@ void Unit::start_gather() {
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   check_faces("gather");
+  follow_requires_grad();
   const bool changed = is_stale();
   state_ = UnitState::Gathering;
   for (Bundle& bundle : bundles_) {
-    const size_t bytes = bundle.full.numel() * bundle.full.element_size();
-#if TESSERA_TORCH_AT_LEAST(2, 13)
-    bundle.storage->clear_data_ptr_access_error_msg_();
-#endif
-    bundle.storage->set_data_ptr_noswap(schedule_->pool().take(
-        bytes, bundle.storage->device(), *bundle.storage->allocator()));
-    bundle.storage->set_nbytes(bytes);
-    bundle.gathered_version = bundle.version();
-    const int64_t shard_numel = bundle.layout->shard_numel();
-    if (!bundle.gathers_in_place()) {
-      bundle.gathered =
-          at::empty({group_.size(), shard_numel}, bundle.full.options());
-    }
-    const at::Tensor target =
-        bundle.gathers_in_place() ? bundle.full : bundle.gathered;
-    bundle.gather_input = bundle.shard;
-    if (bundle.shard.scalar_type() != bundle.full.scalar_type()) {
-      // Cast straight into this rank's part of the result.
-      bundle.gather_input =
-          target.view({-1}).narrow(0, group_.rank() * shard_numel, shard_numel);
-      bundle.gather_input.copy_(bundle.shard);
-    }
-    bundle.gather =
-        group_.all_gather_into_async(target, bundle.gather_input, name_);
+    bundle.start_gather(name_);
   }
   schedule_->note_gather(*this);
   if (changed) {
@@ -380,30 +455,18 @@ void Unit::finish_gather() {
   if (state_ != UnitState::Gathering) {
     return;
   }
+  c10::InferenceMode no_inference(false);
+  at::NoGradGuard no_grad;
   state_ = UnitState::Full;
   try {
+    const auto waiting = schedule_->watch(ShardEvent::Kind::GatherWait, *this);
     for (Bundle& bundle : bundles_) {
-      std::exchange(bundle.gather, Work()).wait();
-      bundle.gather_input.reset();
-      if (bundle.gathers_in_place()) {
-        continue;
-      }
-      std::vector<at::Tensor> to;
-      std::vector<at::Tensor> from;
-      const Layout& layout = *bundle.layout;
-      for (size_t index = 0; index < layout.num_params(); ++index) {
-        const int64_t chunk = layout.chunk_numel(index);
-        to.push_back(
-            bundle.full
-                .narrow(0, layout.full_offset(index), chunk * group_.size())
-                .view({group_.size(), chunk}));
-        from.push_back(
-            bundle.gathered.narrow(1, layout.chunk_offset(index), chunk));
-      }
-      at::_foreach_copy_(to, from);
-      bundle.gathered.reset();
+      bundle.finish_gather();
     }
   } catch (...) {
+    for (Bundle& bundle : bundles_) {
+      bundle.settle();
+    }
     reshard(); // garbage must not look Full
     throw;
   }
@@ -413,201 +476,396 @@ void Unit::reshard() {
   if (state_ == UnitState::Gathering) {
     finish_gather(); // the memory is still being written
   }
-  if (state_ == UnitState::Sharded) {
+  if (state_ != UnitState::Full) {
     return;
   }
   state_ = UnitState::Sharded;
   for (Bundle& bundle : bundles_) {
-    const size_t bytes = bundle.storage->nbytes();
-    schedule_->pool().give(
-        bundle.storage->set_data_ptr(
-            c10::DataPtr(nullptr, bundle.storage->device())),
-        bytes);
-    bundle.storage->set_nbytes(0);
-#if TESSERA_TORCH_AT_LEAST(2, 13)
-    bundle.storage->release_data_and_set_meta_custom_data_ptr_error_msg_(format_error(
-        {.call = "data_ptr", .unit = name_},
-        "raw access to a sharded parameter, which has no memory now. Use operators, which gather it, or tessera::unshard(module) first."));
-#endif
+    bundle.free_full(raw_access_error_);
   }
   schedule_->note_reshard(*this);
 }
 
-void Unit::zero_gradient_of(
-    const Bundle& bundle,
-    const at::Tensor& buffer,
-    size_t index) const {
-  const Layout& layout = *bundle.layout;
-  if (layout.kind() == Layout::Kind::Flat) {
-    buffer.view({-1})
-        .narrow(0, layout.full_offset(index), layout.numel(index))
-        .zero_();
-  } else {
-    buffer.narrow(1, layout.chunk_offset(index), layout.chunk_numel(index))
-        .zero_();
+/// Full gradients by position, defined where any rank has one.
+std::vector<at::Tensor> Unit::gather_gradients() {
+  std::vector<at::Tensor> result(params_.size());
+  at::Tensor defined =
+      at::zeros({static_cast<int64_t>(params_.size())}, at::kByte);
+  for (size_t position = 0; position < params_.size(); ++position) {
+    if (params_[position].leaf.grad().defined()) {
+      defined[static_cast<int64_t>(position)] = 1;
+    }
+  }
+  groups_.shard.all_reduce(defined, ReduceOp::Max, name_);
+  for (size_t number = 0; number < bundles_.size(); ++number) {
+    const Bundle& bundle = bundles_[number];
+    const Layout& layout = bundle.layout();
+    at::Tensor part; // zeros stand in for what only others have
+    for (size_t position = 0; position < params_.size(); ++position) {
+      const Param& param = params_[position];
+      if (param.bundle != number ||
+          defined[static_cast<int64_t>(position)].item<uint8_t>() == 0) {
+        continue;
+      }
+      if (!part.defined()) {
+        part = at::zeros_like(bundle.shard());
+      }
+      const at::Tensor& gradient = param.leaf.grad();
+      const Run run = layout.run(param.index, groups_.shard.rank());
+      if (gradient.defined() && run.numel > 0) {
+        part.narrow(0, run.shard_begin, run.numel)
+            .copy_(gradient.reshape({-1}));
+      }
+    }
+    if (!part.defined()) {
+      continue;
+    }
+    const at::Tensor full = bundle.gather_copy(part, name_);
+    for (size_t position = 0; position < params_.size(); ++position) {
+      const Param& param = params_[position];
+      if (param.bundle == number &&
+          defined[static_cast<int64_t>(position)].item<uint8_t>() != 0) {
+        result[position] = alias_of(
+            full,
+            layout.shape(param.index),
+            layout.full_offset(param.index),
+            false);
+      }
+    }
+  }
+  return result;
+}
+
+void Unit::show_summoned(
+    Param& param,
+    const at::Tensor& full,
+    const at::Tensor& grad) {
+  const at::Tensor face = param.lock();
+  if (!face.defined()) {
+    return;
+  }
+  const Layout& layout = bundles_[param.bundle].layout();
+  show(
+      *face.unsafeGetTensorImpl(),
+      alias_of(
+          full,
+          layout.shape(param.index),
+          layout.full_offset(param.index),
+          false));
+  auto& meta = meta_of(face);
+  meta.grad_fn_ = NodePtr();
+  meta.output_nr_ = 0;
+  meta.requires_grad_ = param.trainable;
+  meta.grad_ = grad;
+}
+
+void Unit::summon(const SummonOptions& options) {
+  c10::InferenceMode no_inference(false);
+  at::NoGradGuard no_grad;
+  check_faces("summon_full_params");
+  follow_requires_grad();
+  finish_gather();
+  auto summoning = std::make_unique<Summoning>();
+  summoning->options = options;
+  summoning->shown = !options.rank0_only || groups_.shard.rank() == 0;
+  if (options_.param_dtype || is_stale()) {
+    reshard();
+  }
+  summoning->before = state_;
+  std::vector<at::Tensor> gradients(params_.size());
+  for (const Bundle& bundle : bundles_) {
+    const bool exposes = groups_.shard.size() == 1 && !options_.offload;
+    at::Tensor full = exposes       ? bundle.shard()
+        : state_ == UnitState::Full ? bundle.full().clone()
+                                    : bundle.gather_copy(bundle.shard(), name_);
+    if (options.offload_to_cpu) {
+      full = full.to(at::kCPU);
+    }
+    summoning->full.push_back(summoning->shown ? full : at::Tensor());
+    if (exposes && options.with_grads) {
+      for (size_t position = 0; position < params_.size(); ++position) {
+        gradients[position] = params_[position].leaf.grad();
+      }
+    }
+  }
+  const bool exposes = groups_.shard.size() == 1 && !options_.offload;
+  if (options.with_grads && !exposes) {
+    gradients = gather_gradients();
+  }
+  if (summoning->shown) {
+    for (size_t position = 0; position < params_.size(); ++position) {
+      Param& param = params_[position];
+      show_summoned(param, summoning->full[param.bundle], gradients[position]);
+      const at::Tensor face = param.lock();
+      summoning->versions.push_back(
+          face.defined() ? static_cast<uint32_t>(face._version()) : 0);
+    }
+  }
+  schedule_->note_summon(*this);
+  state_ = UnitState::Summoned;
+  summoned_ = std::move(summoning);
+}
+
+/// True if a face was written while Summoned, as far as this rank can tell.
+bool Unit::was_written() const {
+  for (size_t position = 0; position < params_.size(); ++position) {
+    const Param& param = params_[position];
+    const at::Tensor face = param.lock();
+    if (!face.defined()) {
+      continue;
+    }
+    if (static_cast<uint32_t>(face._version()) !=
+        summoned_->versions[position]) {
+      return true;
+    }
+    const Bundle& bundle = bundles_[param.bundle];
+    const Run run = bundle.layout().run(param.index, groups_.shard.rank());
+    // Raw pointers leave no trace but the values.
+    if (!at::equal(
+            face.detach()
+                .reshape({-1})
+                .narrow(0, run.param_begin, run.numel)
+                .to(bundle.shard().device()),
+            bundle.shard().narrow(0, run.shard_begin, run.numel))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void Unit::write_back() {
+  run_write_hooks();
+  for (Bundle& bundle : bundles_) {
+    bundle.count_write();
+  }
+  for (const Param& param : params_) {
+    const at::Tensor face = param.lock();
+    const Bundle& bundle = bundles_[param.bundle];
+    const Run run = bundle.layout().run(param.index, groups_.shard.rank());
+    if (face.defined() && run.numel > 0) {
+      bundle.shard()
+          .narrow(0, run.shard_begin, run.numel)
+          .copy_(face.detach().reshape({-1}).narrow(
+              0, run.param_begin, run.numel));
+    }
   }
 }
 
-/// Gradients of one bundle, added to those that wait, as (ranks, shard_numel).
-void Unit::copy_in(Bundle& bundle, std::vector<at::Tensor>& gradients) {
-  const Layout& layout = *bundle.layout;
-  const auto dtype = options_.reduce_dtype.value_or(bundle.shard.scalar_type());
-  // Not zeroed: what lies between parameters is never read.
-  at::Tensor buffer = at::empty(
-      {group_.size(), layout.shard_numel()},
-      bundle.shard.options().dtype(dtype));
-  std::vector<at::Tensor> to;
-  std::vector<at::Tensor> from;
-  const auto copy = [&](const at::Tensor& target, const at::Tensor& source) {
-    if (source.numel() > 0) {
-      to.push_back(target);
-      from.push_back(source);
-    }
-  };
-  for (size_t index = 0; index < layout.num_params(); ++index) {
-    const Param& param = params_[bundle.params[index]];
-    at::Tensor& gradient = gradients[bundle.params[index]];
-    if (!param.trainable) {
+void Unit::write_back_gradients() {
+  for (const Param& param : params_) {
+    const at::Tensor face = param.lock();
+    const Run run =
+        bundles_[param.bundle].layout().run(param.index, groups_.shard.rank());
+    if (!face.defined() || !face.grad().defined() || run.numel == 0) {
       continue;
     }
-    if (!gradient.defined()) {
-      zero_gradient_of(bundle, buffer, index); // a peer may have one
+    const at::Tensor part = face.grad()
+                                .reshape({-1})
+                                .narrow(0, run.param_begin, run.numel)
+                                .view(param.leaf.sizes());
+    at::Tensor& gradient = param.leaf.mutable_grad();
+    if (gradient.defined()) {
+      gradient.copy_(part);
+    } else {
+      gradient = part.to(param.leaf.options(), false, /*copy=*/true);
+    }
+  }
+}
+
+void Unit::hide_summoned() {
+  for (Param& param : params_) {
+    const at::Tensor face = param.lock();
+    if (!face.defined()) {
       continue;
     }
-    bundle.used[index] = true;
-    if (gradient.is_sparse()) {
-      gradient = gradient.to_dense();
-    }
-    const int64_t numel = layout.numel(index);
-    if (layout.kind() == Layout::Kind::Flat) {
-      copy(
-          buffer.view({-1})
-              .narrow(0, layout.full_offset(index), numel)
-              .view(gradient.sizes()),
-          gradient);
-      continue;
-    }
-    // Whole chunks at once, then the last, shorter one.
-    const int64_t chunk = layout.chunk_numel(index);
-    const int64_t whole = chunk == 0 ? 0 : numel / chunk;
-    const at::Tensor flat = gradient.reshape({-1});
-    const at::Tensor column =
-        buffer.narrow(1, layout.chunk_offset(index), chunk);
-    copy(
-        column.narrow(0, 0, whole),
-        flat.narrow(0, 0, whole * chunk).view({whole, chunk}));
-    if (numel > whole * chunk) {
-      copy(
-          column[whole].narrow(0, 0, numel - whole * chunk),
-          flat.narrow(0, whole * chunk, numel - whole * chunk));
+    show(*face.unsafeGetTensorImpl(), face_alias(param));
+    auto& meta = meta_of(face);
+    meta.requires_grad_ = false;
+    meta.grad_.reset();
+    if (param.trainable) {
+      meta.grad_fn_ = node_edge_.function;
+      meta.output_nr_ = static_cast<uint32_t>(&param - params_.data());
     }
   }
-  if (!to.empty()) {
-    at::_foreach_copy_(to, from);
+}
+
+void Unit::end_summon() {
+  if (state_ != UnitState::Summoned) {
+    return;
   }
-  if (bundle.gradients.defined()) {
-    buffer.add_(bundle.gradients);
+  c10::InferenceMode no_inference(false);
+  at::NoGradGuard no_grad;
+  const SummonOptions options = summoned_->options;
+  const bool exposes = groups_.shard.size() == 1 && !options_.offload;
+  bool changed =
+      summoned_->shown && (exposes || options.writeback) && was_written();
+  std::exception_ptr failure;
+  try {
+    if (options.writeback && groups_.shard.size() > 1) {
+      // One rank's change makes every rank gather again.
+      at::Tensor any = at::zeros({1}, at::kByte);
+      any.mutable_data_ptr<uint8_t>()[0] = changed ? 1 : 0;
+      groups_.shard.all_reduce(any, ReduceOp::Max, name_);
+      changed = any.item<uint8_t>() != 0;
+    }
+  } catch (...) {
+    failure = std::current_exception();
   }
-  bundle.gradients = std::move(buffer);
+  if (changed && !failure) {
+    if (exposes) {
+      run_write_hooks();
+      for (Bundle& bundle : bundles_) {
+        bundle.count_write();
+      }
+    } else {
+      write_back();
+    }
+  }
+  if (options.with_grads && options.writeback && !exposes && !failure) {
+    write_back_gradients();
+  }
+  const bool shown = summoned_->shown;
+  state_ = summoned_->before;
+  summoned_.reset();
+  if (shown) {
+    hide_summoned();
+  }
+  if (changed) {
+    reshard();
+  }
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
 }
 
 void Unit::take_gradients(std::vector<at::Tensor>&& gradients) {
   check_faces("backward");
   finish_reduction(); // of an earlier use in this backward, if any
   bool any = false;
-  for (Bundle& bundle : bundles_) {
-    const bool has_gradients =
-        std::any_of(bundle.params.begin(), bundle.params.end(), [&](size_t at) {
-          return params_[at].trainable;
-        });
-    if (!has_gradients) {
-      continue;
+  for (size_t number = 0; number < bundles_.size(); ++number) {
+    std::vector<at::Tensor> mine;
+    std::vector<bool> trainable;
+    for (size_t position = 0; position < params_.size(); ++position) {
+      if (params_[position].bundle == number) {
+        mine.push_back(std::move(gradients[position]));
+        trainable.push_back(params_[position].trainable);
+      }
     }
-    copy_in(bundle, gradients);
-    any = true;
+    if (std::find(trainable.begin(), trainable.end(), true) !=
+        trainable.end()) {
+      bundles_[number].add_gradients(mine, trainable);
+      any = true;
+    }
   }
   gradients.clear();
-  if (!is_root() && options_.reshard_after_forward) {
+  if (!is_root()) {
     reshard();
   }
   if (!any || !syncs_gradients_) {
     return;
   }
   for (Bundle& bundle : bundles_) {
-    if (!bundle.gradients.defined()) {
-      continue;
+    if (bundle.has_gradients()) {
+      bundle.start_reduction(all_reduces_, name_);
     }
-    bundle.reduced =
-        at::empty({bundle.layout->shard_numel()}, bundle.gradients.options());
-    bundle.reduction = group_.reduce_scatter_async(
-        bundle.reduced, bundle.gradients, ReduceOp::Avg, name_);
   }
   schedule_->note_reduction(*this);
 }
 
-void Unit::finish_reduction() {
-  for (Bundle& bundle : bundles_) {
-    if (!bundle.reduced.defined()) {
+std::vector<at::Tensor> Unit::finish_reduction_apart() {
+  std::vector<at::Tensor> result(params_.size());
+  for (size_t number = 0; number < bundles_.size(); ++number) {
+    Bundle& bundle = bundles_[number];
+    if (!bundle.is_reducing()) {
       continue;
     }
-    std::exchange(bundle.reduction, Work()).wait();
-    bundle.gradients.reset();
-    const at::Tensor mean = std::exchange(bundle.reduced, at::Tensor())
-                                .to(bundle.shard.scalar_type());
-    std::vector<at::Tensor> sums;
-    std::vector<at::Tensor> terms;
-    for (size_t index = 0; index < bundle.params.size(); ++index) {
-      Param& param = params_[bundle.params[index]];
-      if (!bundle.used[index] || !param.trainable) {
+    const auto waiting = schedule_->watch(ShardEvent::Kind::ReduceWait, *this);
+    const auto [mean, used] = bundle.finish_reduction(name_);
+    if (!mean.defined()) {
+      continue;
+    }
+    for (size_t position = 0; position < params_.size(); ++position) {
+      const Param& param = params_[position];
+      if (param.bundle != number || !param.trainable || !used[param.index]) {
         continue; // stays undefined: zeros would make optimizers act
       }
-      const Run run = bundle.layout->run(index, group_.rank());
-      if (run.numel == 0 && bundle.layout->kind() == Layout::Kind::Flat) {
-        continue;
+      if (options_.one_leaf) {
+        result.front() = mean;
+        break;
       }
-      const at::Tensor gradient = mean.narrow(0, run.shard_begin, run.numel)
-                                      .view(param.leaf.sizes())
-                                      .detach();
-      at::Tensor& sum = param.leaf.mutable_grad();
-      if (sum.defined()) {
-        sums.push_back(sum);
-        terms.push_back(gradient);
-      } else {
-        sum = gradient;
+      const Layout& layout = bundle.layout();
+      const Run run = layout.run(param.index, groups_.shard.rank());
+      if (run.numel > 0 || layout.kind() == Layout::Kind::Dim0) {
+        result[position] =
+            alias_of(mean, param.leaf.sizes(), run.shard_begin, false);
       }
     }
-    if (!sums.empty()) {
-      at::_foreach_add_(sums, terms);
+  }
+  return result;
+}
+
+void Unit::finish_reduction() {
+  if (std::none_of(bundles_.begin(), bundles_.end(), [](const Bundle& bundle) {
+        return bundle.is_reducing();
+      })) {
+    return;
+  }
+  std::vector<at::Tensor> sums;
+  std::vector<at::Tensor> terms;
+  const auto gradients = finish_reduction_apart();
+  for (size_t position = 0; position < params_.size(); ++position) {
+    if (!gradients[position].defined()) {
+      continue;
     }
-    bundle.used.assign(bundle.params.size(), false);
+    at::Tensor& sum = params_[position].leaf.mutable_grad();
+    if (sum.defined()) {
+      sums.push_back(sum);
+      terms.push_back(gradients[position]);
+    } else {
+      sum = gradients[position];
+    }
+  }
+  if (!sums.empty()) {
+    at::_foreach_add_(sums, terms);
   }
 }
 
-void Unit::drop_reduction() {
+void Unit::drop_reduction() noexcept {
   for (Bundle& bundle : bundles_) {
-    try {
-      std::exchange(bundle.reduction, Work()).wait();
-    } catch (const std::exception&) {
-      // Dropped because of an error that is on its way to the user already.
-    }
-    bundle.reduced.reset();
-    bundle.gradients.reset();
-    bundle.used.assign(bundle.params.size(), false);
+    bundle.drop_reduction();
   }
+}
+
+bool Unit::shows_shard() const {
+  return std::all_of(
+      bundles_.begin(), bundles_.end(), [](const Bundle& bundle) {
+        return bundle.shows_shard();
+      });
 }
 
 size_t Unit::full_bytes() const {
   size_t bytes = 0;
   for (const Bundle& bundle : bundles_) {
-    bytes += bundle.storage->nbytes();
+    if (!bundle.shows_shard()) {
+      bytes += bundle.storage()->nbytes();
+    }
   }
   return bytes;
+}
+
+int64_t Unit::full_numel() const {
+  int64_t numel = 0;
+  for (const Bundle& bundle : bundles_) {
+    numel += static_cast<int64_t>(
+        bundle.storage()->nbytes() / bundle.full().element_size());
+  }
+  return numel;
 }
 
 size_t Unit::shard_bytes() const {
   size_t bytes = 0;
   for (const Bundle& bundle : bundles_) {
-    bytes += bundle.shard.nbytes();
+    bytes += bundle.shard().nbytes();
   }
   return bytes;
 }

@@ -7,12 +7,14 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "shard/layout.h"
+#include "shard/bundle.h"
+#include "shard/options.h"
+#include "shard/owners.h"
 
 namespace tessera::shard {
 
@@ -20,23 +22,21 @@ class GatherNode;
 class Schedule;
 
 enum class UnitState {
-  /// Faces have no bytes; a touch gathers. Memory: the shard. Next: Gathering.
+  /// Faces have no bytes; a touch gathers. Memory: the shard. Next: Gathering
+  /// or Summoned.
   Sharded,
   /// A gather is in flight; a touch waits for it. Memory: shard and full
   /// buffer. Next: Full.
   Gathering,
-  /// Faces show the full parameters. Memory: shard and full buffer. Next:
-  /// Sharded.
+  /// Faces show the full parameters in the compute dtype. Memory: shard and
+  /// full buffer. Next: Sharded or Summoned.
   Full,
-};
-
-struct UnitOptions {
-  Layout::Kind layout = Layout::Kind::Flat;
-  bool reshard_after_forward = true;
-  /// dtype of the full parameters; shards keep theirs.
-  std::optional<at::ScalarType> param_dtype = std::nullopt;
-  /// dtype gradients are reduced in; default: the shard's.
-  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
+  /// Faces show the full parameters in full precision, as leaves that may be
+  /// written: a private copy, or the shard itself where this rank has it all
+  /// and it is not offloaded. Memory: shard, the copy, and the full buffer if
+  /// it was Full before. Next: what it was before; Sharded under mixed
+  /// precision, whose copy could not see edits.
+  Summoned,
 };
 
 /// A parameter as the module registered it.
@@ -45,34 +45,32 @@ struct NamedParam {
   at::Tensor tensor;
 };
 
-/// [Note: storage identity]
+struct SummonOptions {
+  bool writeback = true;
+  bool rank0_only = false;
+  bool offload_to_cpu = false;
+  bool with_grads = false;
+};
+
+/// A unit stands between the module's parameters and this rank's shards; see
+/// [Note: storage identity] for how parameters become faces.
 ///
-/// A unit's full parameters live in flat buffers, one for each dtype. The
-/// tensors that the module holds become *faces*: views of such a buffer at
-/// fixed offsets. The buffer's StorageImpl never changes, only its bytes come
-/// and go: resharding takes them away, gathering puts others in their place.
-/// So whatever points to the storage stays valid: the faces, views of them that
-/// a forward made, tensors that autograd saved for backward. A gather writes
-/// through an alias that autograd knows nothing of, so that version counters do
-/// not move while the values are the same.
-///
-/// While it has no bytes the storage throws on raw access (LibTorch 2.13 on);
-/// operators do not get that far, see [Note: first touch].
-///
-/// A shard, on the other hand, is an ordinary tensor with a leaf for each
-/// parameter that views this rank's part of it. Leaves are what optimizers get.
-/// They carry the key of faces too, so that writes to them are seen: fused
-/// optimizers do not bump version counters.
+/// A shard is an ordinary tensor with a leaf for each parameter that views this
+/// rank's part of it (or one leaf for all of it, UnitOptions::one_leaf). Leaves
+/// are what optimizers get. They carry the key of faces too, so that writes to
+/// them are seen: fused optimizers do not bump version counters.
 ///
 /// Faces own their unit (through a hook of their autograd metadata that never
-/// runs); the unit knows its faces only weakly. It dies with the module.
+/// changes anything); the unit knows its faces only weakly. It dies with the
+/// module. A unit without parameters is kept by the units below it.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   /// Shards `params`, which must be leaves of their module and not sharded yet.
+  /// Deferred ones are replayed, one at a time.
   static std::shared_ptr<Unit> create(
       std::string name,
       const std::vector<NamedParam>& params,
-      const Group& group,
+      const Groups& groups,
       const UnitOptions& options,
       std::shared_ptr<Schedule> schedule);
   ~Unit();
@@ -82,11 +80,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const std::string& name() const {
     return name_;
   }
-  void set_name(std::string name) {
-    name_ = std::move(name);
-  }
-  const Group& group() const {
-    return group_;
+  void set_name(std::string name);
+  const Groups& groups() const {
+    return groups_;
   }
   const UnitOptions& options() const {
     return options_;
@@ -121,15 +117,38 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void set_syncs_gradients(bool on) {
     syncs_gradients_ = on;
   }
+  /// Off: gradients are averaged over the shard group only, and wait.
+  void set_all_reduces(bool on) {
+    all_reduces_ = on;
+  }
 
-  /// The leaf of the parameter whose face has this TensorImpl.
+  /// The leaf of the parameter whose face has this TensorImpl. With one leaf
+  /// for all, that.
   at::Tensor leaf_of(const c10::TensorImpl* face) const;
-  /// All leaves, in the order of the parameters.
+  /// All leaves, in the order of the parameters, for life.
   std::vector<at::Tensor> leaves() const;
+  bool has_params() const {
+    return !bundles_.empty();
+  }
+  const std::vector<Bundle>& bundles() const {
+    return bundles_;
+  }
+  /// What faces show is writable and whole on this rank now.
+  bool shows_summoned() const;
+  /// The flat shard of a unit of one dtype; while Summoned the flat full
+  /// parameters, without padding if they have one leaf.
+  at::Tensor flat_param() const;
+
+  /// Freezes or thaws a parameter: its gradient edge, its leaf, a stale
+  /// gradient.
+  void set_requires_grad(const c10::TensorImpl* face, bool on);
 
   /// True if the shards were written since they were gathered last.
   bool is_stale() const;
+  /// Somebody is about to write to this storage of the unit's.
   void count_write(const c10::StorageImpl* shard);
+  /// Calls `hook` once, before the next write to a shard.
+  void before_next_write(std::function<void()> hook);
 
   /// Throws if something replaced the data of a face behind the unit's back.
   void check_faces(const char* call) const;
@@ -138,40 +157,61 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void finish_gather();
   void reshard();
 
+  /// See UnitState::Summoned. Collective over the shard group; not while
+  /// Summoned. Ranks that are not shown anything take part.
+  void summon(const SummonOptions& options);
+  /// Writes back, if asked, and shows what was shown before. Collective.
+  void end_summon();
+
   /// Takes the gradients of all faces, by position; called by the node.
   void take_gradients(std::vector<at::Tensor>&& gradients);
   /// Waits for the reduction and adds the result to the leaves' gradients.
   void finish_reduction();
-  void drop_reduction();
+  /// The same, but returns it, by position.
+  std::vector<at::Tensor> finish_reduction_apart();
+  void drop_reduction() noexcept;
 
-  /// Bytes of full buffers that are allocated now.
+  /// True where faces show the shard itself and nothing is ever moved.
+  bool shows_shard() const;
+  /// Bytes of full buffers that are held for this unit now.
   size_t full_bytes() const;
+  /// Elements of them, padding included.
+  int64_t full_numel() const;
   size_t shard_bytes() const;
 
  private:
   struct Param;
-  struct Bundle;
-  friend class GatherNode;
+  struct Summoning;
 
   Unit(
       std::string name,
-      const Group& group,
+      const Groups& groups,
       const UnitOptions& options,
       std::shared_ptr<Schedule> schedule);
   void make_bundles(const std::vector<NamedParam>& params);
-  void make_faces();
+  void make_faces(const std::vector<NamedParam>& params);
+  void make_leaves();
+  at::Tensor face_alias(const Param& param) const;
+  void follow_requires_grad();
+  void set_trainable(Param& param, bool on);
+  void run_write_hooks();
+  void show_summoned(
+      Param& param,
+      const at::Tensor& full,
+      const at::Tensor& grad);
+  std::vector<at::Tensor> gather_gradients();
+  bool was_written() const;
+  void write_back();
+  void write_back_gradients();
+  void hide_summoned();
   [[noreturn]] void fail(
       const char* call,
       const std::string& parameter,
       const std::string& what) const;
-  void copy_in(Bundle& bundle, std::vector<at::Tensor>& gradients);
-  void zero_gradient_of(
-      const Bundle& bundle,
-      const at::Tensor& buffer,
-      size_t index) const;
 
   std::string name_;
-  const Group group_;
+  std::string raw_access_error_;
+  const Groups groups_;
   const UnitOptions options_;
   const std::shared_ptr<Schedule> schedule_;
   const void* home_ = nullptr;
@@ -181,17 +221,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
   GatherNode* node_ = nullptr; // owned by the faces' gradient edges
   torch::autograd::Edge node_edge_; // keeps it where no face requires grad
   UnitState state_ = UnitState::Sharded;
+  std::unique_ptr<Summoning> summoned_; // while Summoned
   bool syncs_gradients_ = true;
+  bool all_reduces_ = true;
+  std::vector<std::function<void()>> write_hooks_;
 };
 
-/// The unit that a storage belongs to, as full buffer or as shard.
-struct StorageOwner {
-  Unit* unit = nullptr;
-  bool is_shard = false;
-};
-StorageOwner find_owner(const c10::StorageImpl* storage);
-
-/// The unit of a face, or nullptr for a tensor that is no face.
+/// The unit of a face, or nullptr for a tensor that is no face. Finds the unit
+/// of a Summoned face too.
 Unit* unit_of(const at::Tensor& tensor);
 
 } // namespace tessera::shard

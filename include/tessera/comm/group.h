@@ -171,6 +171,9 @@ class TESSERA_API Group {
       const std::vector<int>& ranks,
       std::string_view name = {}) const;
 
+  /// This rank by itself. Not collective.
+  Group alone() const;
+
   /// True where all ranks share a host and the CPU backend is shared memory.
   /// Not collective.
   bool shares_memory() const;

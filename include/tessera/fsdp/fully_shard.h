@@ -2,11 +2,14 @@
 
 #include <tessera/api.h>
 #include <tessera/comm/group.h>
+#include <tessera/comm/mesh.h>
+#include <tessera/fsdp/wrap_policy.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
 #include <torch/nn/module.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -23,7 +26,9 @@ enum class ShardLayout {
 };
 
 /// Which dtypes a unit computes and reduces in; shards keep the dtype that the
-/// parameters had.
+/// parameters had. Where an operator would refuse to mix (a linear of float
+/// input and bfloat16 weight), its other floating operands are cast too,
+/// differentiably.
 struct TESSERA_API MixedPrecisionPolicy {
   /// Of the gathered parameters.
   TORCH_ARG(std::optional<at::ScalarType>, param_dtype) = std::nullopt;
@@ -31,45 +36,82 @@ struct TESSERA_API MixedPrecisionPolicy {
   TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype) = std::nullopt;
 };
 
+/// Shards, their gradients and so the optimizer's state stay in host memory;
+/// parameters are copied to their device when they are gathered.
+struct TESSERA_API CPUOffloadPolicy {};
+
 struct TESSERA_API FullyShardOptions {
   /// The ranks to shard over; default: the world.
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
+  /// In place of a group. One axis: shard over it. Two: the first one has
+  /// copies of the model, the second one shards each (hybrid sharding); its
+  /// size may be 1, then nothing is sharded and gradients are averaged.
+  TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
   TORCH_ARG(ShardLayout, layout) = ShardLayout::Flat;
   /// Free the full parameters after the unit's part of forward, and gather them
   /// again in backward. Off: they stay, more memory and one gather less.
   TORCH_ARG(bool, reshard_after_forward) = true;
   TORCH_ARG(MixedPrecisionPolicy, mp_policy) = {};
+  TORCH_ARG(std::optional<CPUOffloadPolicy>, offload_policy) = std::nullopt;
+  /// Makes submodules units of their own, with the same options, first.
+  TORCH_ARG(std::optional<WrapPolicy>, policy) = std::nullopt;
   /// Parameters to leave as they are.
   TORCH_ARG(std::vector<at::Tensor>, ignored_params) = {};
 };
 
 /// Shards the parameters of `module` that are not sharded yet: they become one
 /// unit, gathered and freed together. Call it on submodules first (the blocks
-/// of a transformer), then on the whole. The module's type, tree and names stay
-/// as they are, and its forward() is called as before: the first operator that
-/// reads a parameter gathers the unit.
+/// of a transformer), then on the whole, or name them by a policy. The module's
+/// type, tree and names stay as they are, and its forward() is called as
+/// before: the first operator that reads a parameter gathers the unit.
 ///
 /// Afterwards the module's own parameters are no leaves: build optimizers on
 /// tessera::parameters(module), clip with tessera::clip_grad_norm_, and write
-/// to parameters only through these. Parameters must have the same values on
-/// all ranks before. Collective over the group, and so is every use of a
-/// parameter: all ranks must make the same calls.
+/// to parameters only through these or inside summon_full_params. Parameters
+/// must have the same values on all ranks before. What was built under
+/// DeferredInit is given its values here, one parameter at a time. Collective
+/// over the group, and so is every use of a parameter: all ranks must make the
+/// same calls.
+///
+/// A parameter tied between units belongs, with a policy, to the unit of the
+/// lowest module that contains both; without one, to the first.
 ///
 /// Throws on all ranks, with nothing changed, if the ranks' modules or options
-/// differ, or if a parameter is an integer, on the meta device or sharded by
-/// this very call's module already. A module without parameters is legal.
+/// differ, or if a parameter is an integer, on the meta device, on another
+/// device than the first, or sharded already as part of a larger module. A
+/// module without parameters is legal.
 TESSERA_API void fully_shard(
     torch::nn::Module& module,
     const FullyShardOptions& options = {});
 
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
 /// What an optimizer gets: for each parameter of the module, in its order and
 /// once even if it is tied, this rank's shard, or the parameter itself if it is
 /// not sharded. Frozen and empty ones are included, so that all ranks get
-/// equally many. The same tensors at every call.
+/// equally many. The same tensors at every call. An FSDP unit without
+/// use_orig_params has one flat tensor, at the place of its module.
+///
+/// Inside summon_full_params, where its parameters are shown, a unit's
+/// parameters are the module's own.
 TESSERA_API std::vector<at::Tensor> parameters(torch::nn::Module& module);
-/// The same with the module's names.
-TESSERA_API std::vector<std::pair<std::string, at::Tensor>> named_parameters(
-    torch::nn::Module& module);
+/// The same with the module's names, `prefix` and a dot before each. Without
+/// `recurse` only those that `module` itself registered. Names of wrappers for
+/// activation checkpointing are left out.
+TESSERA_API NamedTensors named_parameters(
+    torch::nn::Module& module,
+    const std::string& prefix = "",
+    bool recurse = true);
+/// Buffers, which are never sharded, named in the same way.
+TESSERA_API NamedTensors named_buffers(
+    torch::nn::Module& module,
+    const std::string& prefix = "",
+    bool recurse = true);
+
+/// Freezes or thaws a parameter of a module, sharded or not, as
+/// Tensor::set_requires_grad does for plain ones: its shard too, whose gradient
+/// is dropped when it is frozen. On all ranks alike.
+TESSERA_API void set_requires_grad(const at::Tensor& parameter, bool on);
 
 /// Gathers all units of the module, or frees them, now. Collective.
 TESSERA_API void unshard(torch::nn::Module& module);
@@ -78,6 +120,24 @@ TESSERA_API void reshard(torch::nn::Module& module);
 /// Off: backward adds to full gradients that stay on this rank; the next
 /// backward with it on averages their sum. For gradient accumulation.
 TESSERA_API void set_requires_gradient_sync(torch::nn::Module& module, bool on);
+
+/// Off: backward averages over the ranks that share a copy of the model and
+/// keeps the sums; the next backward with it on averages them over the copies
+/// too. For gradient accumulation in hybrid sharding, where it needs less
+/// memory than leaving out all of the synchronisation.
+TESSERA_API void set_requires_all_reduce(torch::nn::Module& module, bool on);
+
+/// No gradient synchronisation while it lives; then again.
+class TESSERA_API NoSync {
+ public:
+  explicit NoSync(torch::nn::Module& module);
+  ~NoSync();
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  torch::nn::Module& module_;
+};
 
 /// Scales the gradients of all parameters so that their norm over all ranks is
 /// at most `max_norm`; returns the norm they had. Exactly the norm of the

@@ -1,0 +1,210 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/comm/group.h>
+#include <tessera/comm/mesh.h>
+#include <tessera/fsdp/fully_shard.h>
+#include <tessera/fsdp/summon.h>
+#include <tessera/fsdp/wrap_policy.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+
+namespace shard {
+class Unit;
+} // namespace shard
+
+/// As in Python's FSDP.
+enum class ShardingStrategy {
+  FULL_SHARD, // parameters are freed between forward and backward
+  SHARD_GRAD_OP, // they stay until backward is done with them
+  NO_SHARD, // every rank has all of them; gradients are averaged
+  HYBRID_SHARD, // FULL_SHARD within a copy, NO_SHARD between copies
+  HYBRID_SHARD_ZERO2, // SHARD_GRAD_OP within a copy
+};
+
+struct TESSERA_API CPUOffload {
+  /// Shards, gradients and optimizer state stay in host memory.
+  TORCH_ARG(bool, offload_params) = false;
+};
+
+/// Sharded parameters, their gradients and state dicts keep full precision.
+struct TESSERA_API MixedPrecision {
+  TORCH_ARG(std::optional<at::ScalarType>, param_dtype) = std::nullopt;
+  /// Default: param_dtype, as in Python.
+  TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype) = std::nullopt;
+  /// Floating buffers are cast to it once.
+  TORCH_ARG(std::optional<at::ScalarType>, buffer_dtype) = std::nullopt;
+  /// Calling the handle casts floating tensors among its arguments.
+  TORCH_ARG(bool, cast_root_forward_inputs) = true;
+};
+
+/// FSDP's constructor options, with Python's names and defaults.
+struct TESSERA_API FSDPOptions {
+  /// Default: the world.
+  TORCH_ARG(std::optional<Group>, process_group) = std::nullopt;
+  /// For the hybrid strategies: two axes, copies first.
+  TORCH_ARG(std::optional<Mesh>, device_mesh) = std::nullopt;
+  TORCH_ARG(ShardingStrategy, sharding_strategy) = ShardingStrategy::FULL_SHARD;
+  TORCH_ARG(CPUOffload, cpu_offload) = {};
+  TORCH_ARG(std::optional<WrapPolicy>, auto_wrap_policy) = std::nullopt;
+  TORCH_ARG(MixedPrecision, mixed_precision) = {};
+  /// Their parameters stay as they are.
+  TORCH_ARG(std::vector<std::shared_ptr<torch::nn::Module>>, ignored_modules) =
+      {};
+  /// What optimizers see: false, one flat tensor a unit; true, one for each
+  /// parameter.
+  TORCH_ARG(bool, use_orig_params) = false;
+  /// Rank 0's parameters and buffers are taken by all ranks first.
+  TORCH_ARG(bool, sync_module_states) = false;
+  /// Called for every submodule that has parameters on the meta device of its
+  /// own, after these got memory: fills them.
+  TORCH_ARG(std::function<void(torch::nn::Module&)>, param_init_fn) = nullptr;
+  /// Where to move parameters and buffers to before sharding.
+  TORCH_ARG(std::optional<at::Device>, device_id) = std::nullopt;
+};
+
+/// One unit of a sharded model, as fsdp_modules() finds it. A cheap handle that
+/// keeps the unit, not the model.
+class TESSERA_API FsdpUnit {
+ public:
+  FsdpUnit(std::shared_ptr<shard::Unit> unit, torch::nn::Module& module);
+
+  /// Where its module is in the model that was asked; empty for itself.
+  const std::string& name() const;
+  torch::nn::Module& module() const {
+    return *module_;
+  }
+  /// No other unit contains it.
+  bool is_root() const;
+  bool uses_sharded_strategy() const;
+  bool offloads_params() const;
+  bool use_orig_params() const;
+
+  /// This rank's flat shard, padding included; inside summon_full_params the
+  /// flat full parameters.
+  at::Tensor flat_param() const;
+  int64_t sharded_numel() const;
+  /// Of flat_param() inside summon_full_params.
+  int64_t unsharded_numel() const;
+  /// Elements of the unit's full buffer that have memory now.
+  int64_t allocated_numel() const;
+
+  const std::shared_ptr<shard::Unit>& unit() const {
+    return unit_;
+  }
+
+ private:
+  std::shared_ptr<shard::Unit> unit_;
+  torch::nn::Module* module_;
+};
+
+/// The units in a module, outer ones first. `root_only`: those that no other
+/// unit contains.
+TESSERA_API std::vector<FsdpUnit> fsdp_modules(
+    torch::nn::Module& module,
+    bool root_only = false);
+
+namespace detail {
+
+/// What all handles share, whatever their module's type.
+class TESSERA_API FsdpHandle {
+ public:
+  FsdpHandle(
+      std::shared_ptr<torch::nn::Module> module,
+      const FSDPOptions& options);
+
+  const FSDPOptions& options() const {
+    return options_;
+  }
+  /// As asked for, or NO_SHARD on one rank.
+  ShardingStrategy sharding_strategy() const {
+    return strategy_;
+  }
+  const std::shared_ptr<torch::nn::Module>& module() const {
+    return module_;
+  }
+
+ protected:
+  /// The module's forward runs while it lives.
+  class TESSERA_API ForwardScope {
+   public:
+    explicit ForwardScope(const FsdpHandle& handle);
+    ~ForwardScope();
+    ForwardScope(const ForwardScope&) = delete;
+    ForwardScope& operator=(const ForwardScope&) = delete;
+
+   private:
+    std::vector<std::shared_ptr<shard::Unit>> units_;
+  };
+
+  template <class T>
+  decltype(auto) cast_input(T&& input) const {
+    if constexpr (std::is_same_v<std::remove_cvref_t<T>, at::Tensor>) {
+      return cast_tensor(input);
+    } else {
+      return std::forward<T>(input);
+    }
+  }
+
+ private:
+  at::Tensor cast_tensor(const at::Tensor& input) const;
+
+  std::shared_ptr<torch::nn::Module> module_;
+  FSDPOptions options_;
+  ShardingStrategy strategy_;
+};
+
+} // namespace detail
+
+/// A module sharded as Python's FSDP does it. A handle: it wraps nothing in the
+/// module tree, names stay as they are, and calling the module's own forward
+/// works as well. Calling the handle also casts inputs under mixed precision
+/// and refuses summon_full_params inside.
+///
+///   FSDP model(Net(), FSDPOptions().use_orig_params(true));
+///   auto loss = model(x).sum();
+///
+/// Collective. Throws on all ranks, with nothing changed, for what fully_shard
+/// refuses, and for parameters of several dtypes in a unit; without
+/// use_orig_params also for a unit that is partly frozen.
+template <class M>
+class FSDP : public detail::FsdpHandle {
+ public:
+  explicit FSDP(std::shared_ptr<M> module, const FSDPOptions& options = {})
+      : FsdpHandle(module, options), typed_(std::move(module)) {}
+  explicit FSDP(
+      const torch::nn::ModuleHolder<M>& module,
+      const FSDPOptions& options = {})
+      : FSDP(module.ptr(), options) {}
+
+  template <class... Arguments>
+  decltype(auto) operator()(Arguments&&... arguments) const {
+    const ForwardScope scope(*this);
+    return typed_->forward(cast_input(std::forward<Arguments>(arguments))...);
+  }
+
+  M* operator->() const {
+    return typed_.get();
+  }
+  M& operator*() const {
+    return *typed_;
+  }
+
+ private:
+  std::shared_ptr<M> typed_;
+};
+
+} // namespace tessera

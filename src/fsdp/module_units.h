@@ -1,0 +1,34 @@
+// The units of a module, found from its parameters.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <vector>
+
+#include "shard/unit.h"
+
+namespace tessera::fsdp {
+
+/// All parameters of the module, pre-order, tied ones once under their first
+/// name.
+std::vector<shard::NamedParam> distinct_parameters(
+    const torch::nn::Module& module);
+
+/// The units of the module's parameters, and the units without parameters
+/// whose modules lie in it: in the pre-order of their modules, outer ones
+/// first. A unit that reaches beyond the module comes last.
+std::vector<std::shared_ptr<shard::Unit>> units_in(
+    const torch::nn::Module& module);
+
+/// The unit that sharding this very module made, or nullptr.
+std::shared_ptr<shard::Unit> unit_at(const torch::nn::Module& module);
+
+/// A unit without parameters hangs on nothing that its module owns, so it is
+/// remembered here, as long as the module lives.
+void remember(
+    const torch::nn::Module& module,
+    const std::shared_ptr<shard::Unit>& unit);
+
+} // namespace tessera::fsdp

@@ -1,0 +1,334 @@
+#include "fsdp/shard_module.h"
+
+#include <tessera/comm/agree.h>
+#include <tessera/error.h>
+
+#include <ATen/core/grad_mode.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "comm/group_impl.h"
+#include "fsdp/module_units.h"
+#include "shard/schedule.h"
+#include "shard/unit.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using shard::NamedParam;
+using shard::Schedule;
+using shard::Unit;
+
+/// A unit to be: its module and the parameters it will take.
+struct Plan {
+  torch::nn::Module* module = nullptr;
+  std::string name; // below the module that was asked for; empty: itself
+  std::vector<NamedParam> params;
+};
+
+std::string describe(const NamedParam& param) {
+  const at::Tensor& tensor = param.tensor;
+  return fmt::format(
+      "parameter \"{}\" {} [{}] on {}{}",
+      param.name,
+      c10::toString(tensor.scalar_type()),
+      fmt::join(tensor.sizes(), ", "),
+      tensor.device().type() == at::kCPU ? "the CPU" : "a device",
+      tensor.requires_grad() ? "" : ", frozen");
+}
+
+/// Of what only this rank may see: why a parameter cannot be sharded.
+std::optional<std::string> objection_to(
+    const NamedParam& param,
+    const NamedParam& first,
+    const ShardRequest& request) {
+  const at::Tensor& tensor = param.tensor;
+  const auto because = [&](std::string_view what) {
+    return fmt::format("parameter \"{}\": {}", param.name, what);
+  };
+  if (tensor.is_meta()) {
+    return because(
+        "still on the meta device. Give it memory and values first, or build the model under tessera::DeferredInit.");
+  }
+  if (!tensor.is_floating_point() && !tensor.is_complex()) {
+    return because(fmt::format(
+        "{} cannot have gradients. Register it as a buffer, or name it in ignored_params.",
+        c10::toString(tensor.scalar_type())));
+  }
+  if (tensor.device() != first.tensor.device()) {
+    return because(fmt::format(
+        "on {}, while the unit's first parameter is on {}. Move the module to one device first.",
+        tensor.device().str(),
+        first.tensor.device().str()));
+  }
+  if (!tensor.is_leaf()) {
+    return because(
+        "computed by other operators, not a leaf. Register plain tensors as parameters.");
+  }
+  if (request.uniform && tensor.scalar_type() != first.tensor.scalar_type()) {
+    return because(fmt::format(
+        "{}, while the unit's first parameter is {}. Must flatten tensors with uniform dtype: give the modules units of their own, or use fully_shard, which takes both.",
+        c10::toString(tensor.scalar_type()),
+        c10::toString(first.tensor.scalar_type())));
+  }
+  if (request.uniform && request.unit.one_leaf &&
+      tensor.requires_grad() != first.tensor.requires_grad()) {
+    return because(
+        "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`");
+  }
+  return std::nullopt;
+}
+
+/// Modules that register a parameter, for each of them.
+using Registrars =
+    std::unordered_map<const c10::TensorImpl*, std::vector<const void*>>;
+
+Registrars registrars_in(const torch::nn::Module& root) {
+  Registrars result;
+  const auto visit = [&](const torch::nn::Module& module) {
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      result[item.value().unsafeGetTensorImpl()].push_back(&module);
+    }
+  };
+  visit(root);
+  for (const auto& item : root.named_modules("", /*include_self=*/false)) {
+    visit(*item.value());
+  }
+  return result;
+}
+
+/// Walks the tree bottom-up, as the policy says.
+class Planner {
+ public:
+  Planner(torch::nn::Module& root, const ShardRequest& request)
+      : root_(root), request_(request), registrars_(registrars_in(root)) {}
+
+  std::vector<Plan> plan() && {
+    if (request_.policy) {
+      for (const auto& child : root_.named_children()) {
+        descend(*child.value(), child.key());
+      }
+    }
+    add(root_, "");
+    return std::move(plans_);
+  }
+
+ private:
+  bool is_free(const at::Tensor& tensor) const {
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    return !request_.ignored_params.contains(impl) && !taken_.contains(impl) &&
+        shard::unit_of(tensor) == nullptr;
+  }
+
+  int64_t free_numel(const torch::nn::Module& module) const {
+    int64_t numel = 0;
+    for (const NamedParam& param : distinct_parameters(module)) {
+      numel += is_free(param.tensor) ? param.tensor.numel() : 0;
+    }
+    return numel;
+  }
+
+  void descend(torch::nn::Module& module, const std::string& name) {
+    if (request_.ignored_modules.contains(&module) ||
+        !visited_.insert(&module).second) {
+      return;
+    }
+    const WrapPolicy& policy = *request_.policy;
+    if (policy.descends && !policy.descends(module, free_numel(module))) {
+      return;
+    }
+    for (const auto& child : module.named_children()) {
+      descend(*child.value(), name + "." + child.key());
+    }
+    if (policy.wraps(module, free_numel(module))) {
+      add(module, name);
+    }
+  }
+
+  /// Takes what is free in the module, but leaves what a module outside
+  /// registers too: tied parameters go to a unit that contains all their uses.
+  void add(torch::nn::Module& module, const std::string& name) {
+    std::unordered_set<const void*> inside{&module};
+    for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+      inside.insert(item.value().get());
+    }
+    Plan plan{&module, name, {}};
+    for (NamedParam& param : distinct_parameters(module)) {
+      const auto& users = registrars_.at(param.tensor.unsafeGetTensorImpl());
+      const bool is_inside =
+          std::all_of(users.begin(), users.end(), [&](const void* user) {
+            return inside.contains(user);
+          });
+      if (is_inside && is_free(param.tensor)) {
+        taken_.insert(param.tensor.unsafeGetTensorImpl());
+        plan.params.push_back(std::move(param));
+      }
+    }
+    plans_.push_back(std::move(plan));
+  }
+
+  torch::nn::Module& root_;
+  const ShardRequest& request_;
+  const Registrars registrars_;
+  std::unordered_set<const c10::TensorImpl*> taken_;
+  std::unordered_set<const torch::nn::Module*> visited_;
+  std::vector<Plan> plans_;
+};
+
+/// Counts a group's units, the same on all its ranks as the calls are. Not the
+/// schedule's task: it dies with the last unit, which differs between ranks.
+int next_unit_number(const Group& group) {
+  struct Count {
+    std::weak_ptr<comm::GroupImpl> group;
+    int number = 0;
+  };
+  static auto& counts = *new std::map<const comm::GroupImpl*, Count>;
+  std::erase_if(
+      counts, [](const auto& entry) { return entry.second.group.expired(); });
+  Count& count = counts[&group.impl()];
+  count.group = group.impl().weak_from_this();
+  return count.number++;
+}
+
+/// Why the plans cannot be carried out here, if so.
+std::optional<std::string> objection_to(
+    const std::vector<Plan>& plans,
+    const torch::nn::Module& module,
+    const ShardRequest& request) {
+  for (const auto& unit : units_in(module)) {
+    if (unit->home() == &module) {
+      return "this module is sharded already. Call it once for each module, inner ones first.";
+    }
+  }
+  for (const Plan& plan : plans) {
+    for (const NamedParam& param : plan.params) {
+      if (auto objection = objection_to(param, plan.params.front(), request)) {
+        return objection;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+/// A parameter of the module that a unit from outside has taken.
+std::optional<std::string> taken_from_outside(const torch::nn::Module& module) {
+  std::unordered_set<const void*> inside{&module};
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    inside.insert(item.value().get());
+  }
+  const auto params = distinct_parameters(module);
+  const bool is_all_taken = !params.empty() &&
+      std::all_of(params.begin(), params.end(), [&](const NamedParam& param) {
+        const Unit* unit = shard::unit_of(param.tensor);
+        return unit != nullptr && !inside.contains(unit->home());
+      });
+  if (!is_all_taken) { // single ones may be tied
+    return std::nullopt;
+  }
+  return fmt::format(
+      "its parameters are sharded already, as part of \"{}\". Shard inner modules first, then those that contain them.",
+      shard::unit_of(params.front().tensor)->name());
+}
+
+/// Units inside `module` get their place in it as a name; those without a
+/// parent get this one.
+void adopt(torch::nn::Module& module, const std::shared_ptr<Unit>& parent) {
+  const auto inner = units_in(module);
+  for (const auto& unit : inner) {
+    if (unit->is_root() && unit != parent) {
+      unit->set_parent(parent);
+    }
+  }
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    for (const auto& unit : inner) {
+      if (unit->home() == item.value().get()) {
+        unit->set_name(item.key());
+      }
+    }
+  }
+}
+
+void broadcast_buffers(torch::nn::Module& module, const Group& group) {
+  at::NoGradGuard no_grad;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& item : module.named_buffers()) {
+    const at::Tensor& buffer = item.value();
+    if (seen.insert(buffer.unsafeGetTensorImpl()).second) {
+      const at::Tensor whole = buffer.contiguous();
+      group.broadcast(whole, 0, item.key());
+      if (!whole.is_same(buffer)) {
+        buffer.copy_(whole);
+      }
+    }
+  }
+}
+
+} // namespace
+
+void shard_module(torch::nn::Module& module, const ShardRequest& request) {
+  const Group& all = request.groups.all;
+  const auto plans = Planner(module, request).plan();
+
+  std::vector<std::string> items{
+      fmt::format("module {}", module.name()), request.description};
+  for (const Plan& plan : plans) {
+    items.push_back(fmt::format("unit \"{}\"", plan.name));
+    for (const NamedParam& param : plan.params) {
+      items.push_back(describe(param));
+    }
+  }
+  agree(all, request.call, items);
+  auto objection = objection_to(plans, module, request);
+  if (!objection) {
+    objection = taken_from_outside(module);
+  }
+  fail_together(all, request.call, objection);
+
+  const auto schedule = Schedule::of(all);
+  for (const Plan& plan : plans) {
+    // Told apart by a number until a larger module gives it a place.
+    auto unit = Unit::create(
+        fmt::format("{}#{}", plan.module->name(), next_unit_number(all)),
+        plan.params,
+        request.groups,
+        request.unit,
+        schedule);
+    unit->set_home(plan.module);
+    if (!unit->has_params()) {
+      remember(*plan.module, unit);
+    }
+    adopt(*plan.module, unit);
+  }
+  if (request.sync_buffers) {
+    broadcast_buffers(module, all);
+  }
+}
+
+shard::Groups groups_of(const Mesh& mesh, const char* call) {
+  const auto& axes = mesh.axis_names();
+  if (axes.size() == 1) {
+    return {.all = mesh.group(axes[0]), .shard = mesh.group(axes[0])};
+  }
+  if (axes.size() != 2) {
+    raise(
+        {.call = call},
+        fmt::format(
+            "{} has {} axes; expected one to shard over, or two: copies, then shards. Use mesh.submesh({{...}}).",
+            mesh.to_string(),
+            axes.size()));
+  }
+  shard::Groups groups{.all = mesh.group(), .shard = mesh.group(axes[1])};
+  if (mesh.size(axes[0]) > 1) {
+    groups.replicate = mesh.group(axes[0]);
+  }
+  return groups;
+}
+
+} // namespace tessera::fsdp
