@@ -12,6 +12,7 @@
 
 #include "fsdp/module_units.h"
 #include "fsdp/shard_module.h"
+#include "shard/alias.h"
 #include "shard/schedule.h"
 #include "shard/unit.h"
 
@@ -117,8 +118,8 @@ void initialize_meta(
     bool any = false;
     const auto give_memory = [&](const at::Tensor& tensor) {
       if (tensor.is_meta()) {
-        at::Tensor(tensor).set_data(
-            at::empty_like(tensor, tensor.options().device(device)));
+        shard::show(
+            tensor, at::empty_like(tensor, tensor.options().device(device)));
         any = true;
       }
     };

@@ -138,16 +138,29 @@ const std::unordered_set<std::string_view>& strict_operators() {
   return names;
 }
 
-/// Of these only the input is cast: statistics and affine parameters may have
-/// another dtype, and statistics are written to.
-const std::unordered_set<std::string_view>& normalizations() {
-  static const auto& names = *new std::unordered_set<std::string_view>{
-      "aten::batch_norm",
-      "aten::group_norm",
-      "aten::instance_norm",
-      "aten::layer_norm",
-      "aten::rms_norm"};
-  return names;
+/// Of these only the input is cast.
+bool is_normalization(const std::string& name) {
+  return name == "aten::layer_norm" || name == "aten::group_norm" ||
+      name == "aten::rms_norm";
+}
+
+/// These have statistics, which are written to and keep their dtype; weight and
+/// bias must have it too.
+bool has_statistics(const std::string& name) {
+  return name == "aten::batch_norm" || name == "aten::instance_norm";
+}
+
+/// (input, weight, bias, running_mean, ...)
+void cast_to_statistics(torch::jit::Stack& stack, size_t first) {
+  const c10::IValue& mean = stack[first + 3];
+  if (!mean.isTensor() || !mean.toTensor().defined()) {
+    return;
+  }
+  for (size_t i : {first + 1, first + 2}) {
+    if (stack[i].isTensor() && stack[i].toTensor().defined()) {
+      stack[i] = stack[i].toTensor().to(mean.toTensor().scalar_type());
+    }
+  }
 }
 
 /// The dtype that the touched units compute in, if they have a policy.
@@ -178,12 +191,15 @@ void cast_operands(
     torch::jit::Stack& stack,
     at::ScalarType dtype) {
   const std::string& name = op.schema().name();
-  const bool is_norm = normalizations().contains(name);
+  const bool is_norm = is_normalization(name) || has_statistics(name);
   if (!is_norm && !strict_operators().contains(name)) {
     return;
   }
   const size_t count = op.schema().arguments().size();
   const size_t first = stack.size() - count;
+  if (has_statistics(name)) {
+    cast_to_statistics(stack, first);
+  }
   for (size_t i = 0; i < (is_norm ? 1 : count); ++i) {
     c10::IValue& value = stack[first + i];
     if (clashes(value, dtype)) {

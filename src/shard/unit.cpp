@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "shard/alias.h"
 #include "shard/autograd_compat.h"
 #include "shard/first_touch.h"
 #include "shard/gather_node.h"
@@ -37,30 +38,6 @@ struct KeepAlive : autograd::FunctionPreHook {
   }
   std::shared_ptr<Unit> unit;
 };
-
-/// A tensor of its own that shares `base`'s storage. Not a view for autograd:
-/// optimizers detach gradients in place, which views refuse.
-at::Tensor alias_of(
-    const at::Tensor& base,
-    at::IntArrayRef sizes,
-    int64_t offset,
-    bool with_key) {
-  auto keys = base.unsafeGetTensorImpl()->key_set();
-  if (with_key) {
-    keys = keys.add(kShardKey);
-  }
-  at::Tensor alias = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(base.storage()), keys, base.dtype());
-  alias.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  alias.unsafeGetTensorImpl()->set_storage_offset(offset);
-  return alias;
-}
-
-/// Makes `face` show `tensor`. Its identity, version counter and autograd
-/// metadata stay; set_data() would drop its gradient edge.
-void show(c10::TensorImpl& face, const at::Tensor& tensor) {
-  face.shallow_copy_from(tensor.getIntrusivePtr());
-}
 
 autograd::AutogradMeta& meta_of(const at::Tensor& face) {
   return *autograd::impl::materialize_autograd_meta(face);
@@ -278,7 +255,7 @@ void Unit::make_faces(const std::vector<NamedParam>& params) {
     Param& param = params_[position];
     at::Tensor face = params[position].tensor;
     auto* impl = face.unsafeGetTensorImpl();
-    show(*impl, face_alias(param));
+    show(face, face_alias(param));
     impl->set_autograd_meta(nullptr);
     autograd::impl::add_hook(
         face, std::make_unique<KeepAlive>(shared_from_this()));
@@ -526,10 +503,7 @@ std::vector<at::Tensor> Unit::gather_gradients() {
       if (param.bundle == number &&
           defined[static_cast<int64_t>(position)].item<uint8_t>() != 0) {
         result[position] = alias_of(
-            full,
-            layout.shape(param.index),
-            layout.full_offset(param.index),
-            false);
+            full, layout.shape(param.index), layout.full_offset(param.index));
       }
     }
   }
@@ -546,12 +520,9 @@ void Unit::show_summoned(
   }
   const Layout& layout = bundles_[param.bundle].layout();
   show(
-      *face.unsafeGetTensorImpl(),
+      face,
       alias_of(
-          full,
-          layout.shape(param.index),
-          layout.full_offset(param.index),
-          false));
+          full, layout.shape(param.index), layout.full_offset(param.index)));
   auto& meta = meta_of(face);
   meta.grad_fn_ = NodePtr();
   meta.output_nr_ = 0;
@@ -678,7 +649,7 @@ void Unit::hide_summoned() {
     if (!face.defined()) {
       continue;
     }
-    show(*face.unsafeGetTensorImpl(), face_alias(param));
+    show(face, face_alias(param));
     auto& meta = meta_of(face);
     meta.requires_grad_ = false;
     meta.grad_.reset();
@@ -790,14 +761,13 @@ std::vector<at::Tensor> Unit::finish_reduction_apart() {
         continue; // stays undefined: zeros would make optimizers act
       }
       if (options_.one_leaf) {
-        result.front() = mean;
+        result.front() = alias_of(mean, mean.sizes(), 0);
         break;
       }
       const Layout& layout = bundle.layout();
       const Run run = layout.run(param.index, groups_.shard.rank());
       if (run.numel > 0 || layout.kind() == Layout::Kind::Dim0) {
-        result[position] =
-            alias_of(mean, param.leaf.sizes(), run.shard_begin, false);
+        result[position] = alias_of(mean, param.leaf.sizes(), run.shard_begin);
       }
     }
   }

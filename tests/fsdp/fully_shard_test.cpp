@@ -3,6 +3,7 @@
 
 #include "compat.h"
 #include "fsdp/models.h"
+#include "fsdp/training.h"
 #include "shard/schedule.h"
 #include "shard/unit.h"
 #include "support/ranks.h"
@@ -10,95 +11,8 @@
 namespace tessera {
 namespace {
 
-using tessera::testing::on_ranks;
-using tessera::testing::RanksOptions;
-using tessera::testing::Stack;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::HasSubstr;
-
-constexpr int64_t kVocabulary = 11;
-constexpr int64_t kWidth = 6;
-constexpr int64_t kDepth = 3;
-constexpr int64_t kBatch = 2; // a rank
-constexpr int kSteps = 4;
-
-Stack make_stack(bool tied = false) {
-  torch::manual_seed(3);
-  Stack model(kVocabulary, kWidth, kDepth, tied);
-  model->to(at::kDouble);
-  return model;
-}
-
-/// Tokens of one rank and step, or of all ranks one after another.
-at::Tensor tokens(int rank, int step) {
-  torch::manual_seed(1000 + 10 * step + rank);
-  return torch::randint(0, kVocabulary, {kBatch, 5}, torch::kLong);
-}
-
-at::Tensor all_tokens(int size, int step) {
-  std::vector<at::Tensor> parts;
-  for (int rank = 0; rank < size; ++rank) {
-    parts.push_back(tokens(rank, step));
-  }
-  return torch::cat(parts);
-}
-
-at::Tensor loss_of(Stack& model, const at::Tensor& x) {
-  const auto logits = model->forward(x);
-  return torch::cross_entropy_loss(
-      logits.view({-1, kVocabulary}), x.roll(1, 1).reshape({-1}));
-}
-
-void shard(Stack& model, const FullyShardOptions& options = {}) {
-  for (const auto& block : *model->blocks) {
-    fully_shard(*block, options);
-  }
-  fully_shard(*model, options);
-}
-
-torch::optim::AdamW make_adamw(std::vector<at::Tensor> parameters) {
-  return torch::optim::AdamW(
-      std::move(parameters), torch::optim::AdamWOptions(1e-2));
-}
-
-/// The model after kSteps on the whole batch in one process.
-struct Reference {
-  Stack model{nullptr};
-  std::vector<double> losses;
-};
-
-Reference train_plain(int size, bool tied = false) {
-  Reference reference{make_stack(tied)};
-  auto parameters =
-      tied ? std::vector<at::Tensor>() : reference.model->parameters();
-  if (tied) { // LibTorch lists a tied parameter twice
-    for (auto& p : reference.model->parameters()) {
-      if (std::none_of(parameters.begin(), parameters.end(), [&](auto& q) {
-            return q.is_same(p);
-          })) {
-        parameters.push_back(p);
-      }
-    }
-  }
-  auto optimizer = make_adamw(parameters);
-  for (int step = 0; step < kSteps; ++step) {
-    auto loss = loss_of(reference.model, all_tokens(size, step));
-    loss.backward();
-    optimizer.step();
-    optimizer.zero_grad();
-    reference.losses.push_back(loss.item<double>());
-  }
-  return reference;
-}
-
-void expect_same_parameters(Stack& sharded, Stack& plain, double tolerance) {
-  torch::NoGradGuard no_grad;
-  const auto theirs = plain->named_parameters();
-  for (const auto& item : sharded->named_parameters()) {
-    const double difference =
-        (item.value() - theirs[item.key()]).abs().max().item<double>();
-    EXPECT_LE(difference, tolerance) << item.key();
-  }
-}
 
 struct Case {
   std::string backend;
@@ -126,7 +40,7 @@ TEST_P(FullyShardTest, TrainingMatchesSingleProcess) {
   run([&](const Group& world) {
     auto reference = train_plain(world.size());
     auto model = make_stack();
-    shard(model, options());
+    shard_blocks(model, options());
     auto optimizer = make_adamw(parameters(*model));
     for (int step = 0; step < kSteps; ++step) {
       auto loss = loss_of(model, tokens(world.rank(), step));
@@ -148,7 +62,7 @@ TEST_P(FullyShardTest, TiedWeightsMatchSingleProcess) {
   run([&](const Group& world) {
     auto reference = train_plain(world.size(), /*tied=*/true);
     auto model = make_stack(/*tied=*/true);
-    shard(model, options());
+    shard_blocks(model, options());
     auto optimizer = make_adamw(parameters(*model));
     for (int step = 0; step < kSteps; ++step) {
       loss_of(model, tokens(world.rank(), step)).backward();
@@ -169,7 +83,7 @@ TEST_P(FullyShardTest, AccumulationMatchesOneLargeBatch) {
     optimizer.step();
     for (const bool sync_each : {true, false}) {
       auto model = make_stack();
-      shard(model, options());
+      shard_blocks(model, options());
       auto ours = make_adamw(parameters(*model));
       set_requires_gradient_sync(*model, sync_each);
       (loss_of(model, tokens(world.rank(), 0)) / 2).backward();
@@ -186,7 +100,7 @@ TEST_P(FullyShardTest, ClipGivesTheNormOfTheUnshardedGradients) {
     auto plain = make_stack();
     loss_of(plain, all_tokens(world.size(), 0)).backward();
     auto model = make_stack();
-    shard(model, options());
+    shard_blocks(model, options());
     loss_of(model, tokens(world.rank(), 0)).backward();
     const double expected =
         torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.1, 2.0, true);
@@ -202,7 +116,7 @@ TEST_P(FullyShardTest, ClipGivesTheNormOfTheUnshardedGradients) {
 TEST_P(FullyShardTest, IssuesExactlyTheCollectivesOfTheSchedule) {
   run([&](const Group& world) {
     auto model = make_stack();
-    shard(model, options());
+    shard_blocks(model, options());
     auto& schedule = *shard::Schedule::of(world);
     for (int step = 0; step < 3; ++step) {
       schedule.reset_counts();
@@ -225,7 +139,7 @@ TEST_P(FullyShardTest, IssuesExactlyTheCollectivesOfTheSchedule) {
 TEST_P(FullyShardTest, HoldsNothingButShardsBetweenSteps) {
   run([&](const Group& world) {
     auto model = make_stack();
-    shard(model, options());
+    shard_blocks(model, options());
     loss_of(model, tokens(world.rank(), 0)).backward();
     for (const auto& parameter : model->parameters()) {
       EXPECT_EQ(shard::unit_of(parameter)->full_bytes(), 0u);
@@ -239,7 +153,7 @@ TEST_P(FullyShardTest, AnExceptionInForwardOrBackwardIsFollowedByAHealthyStep) {
     auto plain = make_stack();
     auto optimizer = make_adamw(plain->parameters());
     auto model = make_stack();
-    shard(model, options());
+    shard_blocks(model, options());
     auto ours = make_adamw(parameters(*model));
     {
       auto x = model->embed(tokens(world.rank(), 0));
@@ -269,7 +183,7 @@ TEST_P(FullyShardTest, AnExceptionInForwardOrBackwardIsFollowedByAHealthyStep) {
 TEST_P(FullyShardTest, EvaluationSeesTheLatestStep) {
   run([&](const Group& world) {
     auto model = make_stack();
-    shard(model, options());
+    shard_blocks(model, options());
     auto optimizer = make_adamw(parameters(*model));
     const auto evaluate = [&] {
       torch::NoGradGuard no_grad;
@@ -288,7 +202,7 @@ TEST_P(FullyShardTest, EvaluationSeesTheLatestStep) {
 TEST_P(FullyShardTest, RejectsBackwardOfAStaleGraph) {
   run([&](const Group& world) {
     auto model = make_stack();
-    shard(model, options());
+    shard_blocks(model, options());
     auto optimizer = make_adamw(parameters(*model));
     auto old = loss_of(model, tokens(world.rank(), 0));
     loss_of(model, tokens(world.rank(), 1)).backward();
@@ -340,8 +254,8 @@ TEST(FullyShardGroupsTest, GradientSyncIsTheModulesOwn) {
   on_ranks(2, [](const Group& world) {
     auto quiet = make_stack();
     auto other = make_stack();
-    shard(quiet);
-    shard(other);
+    shard_blocks(quiet);
+    shard_blocks(other);
     set_requires_gradient_sync(*quiet, false);
     loss_of(quiet, tokens(world.rank(), 0)).backward();
     loss_of(other, tokens(world.rank(), 0)).backward();
@@ -356,19 +270,10 @@ TEST(FullyShardGroupsTest, GradientSyncIsTheModulesOwn) {
   });
 }
 
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
 TEST(FullyShardErrorsTest, RejectsWhatCannotBeSharded) {
   on_ranks(2, [](const Group& world) {
     auto model = make_stack();
-    shard(model);
+    shard_blocks(model);
     EXPECT_THAT(
         error_of([&] { fully_shard(*model); }), HasSubstr("sharded already"));
     torch::nn::Module empty;
@@ -394,7 +299,7 @@ TEST(FullyShardErrorsTest, RejectsWhatCannotBeSharded) {
 TEST(FullyShardErrorsTest, RejectsWritesToShardedParameters) {
   on_ranks(2, [](const Group&) {
     auto model = make_stack();
-    shard(model);
+    shard_blocks(model);
     torch::NoGradGuard no_grad;
     auto weight = model->embed->weight;
     for (const auto& write : std::vector<std::function<void()>>{
@@ -412,7 +317,7 @@ TEST(FullyShardErrorsTest, RejectsWritesToShardedParameters) {
 TEST(FullyShardErrorsTest, RejectsAModuleThatWasMovedAfterwards) {
   on_ranks(2, [](const Group& world) {
     auto model = make_stack();
-    shard(model);
+    shard_blocks(model);
     model->embed->weight.set_data(
         torch::zeros({kVocabulary, kWidth}, at::kDouble));
     EXPECT_THAT(
@@ -427,7 +332,7 @@ TEST(FullyShardErrorsTest, RejectsAModuleThatWasMovedAfterwards) {
 TEST(FullyShardErrorsTest, RawPointersOfShardedParametersThrow) {
   on_ranks(2, [](const Group&) {
     auto model = make_stack();
-    shard(model);
+    shard_blocks(model);
     // Before 2.13 the storage cannot be told what to say.
     EXPECT_THAT(
         error_of([&] { model->embed->weight.data_ptr<double>(); }),

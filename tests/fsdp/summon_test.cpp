@@ -1,0 +1,203 @@
+// Beyond the parity tests of summon_full_params.
+#include <tessera/fsdp/fsdp.h>
+
+#include "fsdp/training.h"
+#include "shard/schedule.h"
+#include "shard/unit.h"
+
+namespace tessera {
+namespace {
+
+using namespace tessera::testing; // NOLINT: the fixture of these tests
+using ::testing::HasSubstr;
+
+class SummonTest
+    : public ::testing::TestWithParam<std::tuple<int, ShardLayout>> {
+ protected:
+  FullyShardOptions options() const {
+    return FullyShardOptions().layout(std::get<1>(GetParam()));
+  }
+  int size() const {
+    return std::get<0>(GetParam());
+  }
+};
+
+TEST_P(SummonTest, ShowsWhatThePlainModelHas) {
+  on_ranks(size(), [&](const Group&) {
+    auto plain = make_stack();
+    auto model = make_stack();
+    shard_blocks(model, options());
+    auto guard = summon_full_params(*model);
+    const auto theirs = plain->named_parameters();
+    for (const auto& item : model->named_parameters()) {
+      EXPECT_TRUE(torch::equal(item.value(), theirs[item.key()])) << item.key();
+      item.value().data_ptr<double>(); // raw access is legal here
+    }
+    guard.close();
+  });
+}
+
+TEST_P(SummonTest, EditsReachTheNextForwardOfAllRanks) {
+  on_ranks(size(), [&](const Group&) {
+    auto plain = make_stack();
+    auto model = make_stack();
+    shard_blocks(model, options());
+    loss_of(model, tokens(0, 0)); // the root is Full now, and soon stale
+    {
+      auto guard = summon_full_params(*model);
+      torch::NoGradGuard no_grad;
+      for (auto& parameter : model->parameters()) {
+        parameter.mul_(1.5);
+      }
+      torch::nn::init::ones_(model->embed->weight);
+      guard.close();
+    }
+    {
+      torch::NoGradGuard no_grad;
+      for (auto& parameter : plain->parameters()) {
+        parameter.mul_(1.5);
+      }
+      torch::nn::init::ones_(plain->embed->weight);
+    }
+    torch::NoGradGuard no_grad;
+    EXPECT_NEAR(
+        loss_of(model, tokens(0, 1)).item<double>(),
+        loss_of(plain, tokens(0, 1)).item<double>(),
+        1e-12);
+  });
+}
+
+TEST_P(SummonTest, WritesThroughRawPointersAreSeen) {
+  on_ranks(size(), [&](const Group&) {
+    auto model = make_stack();
+    shard_blocks(model, options());
+    unshard(*model);
+    auto guard = summon_full_params(*model);
+    double* raw = model->head.data_ptr<double>();
+    std::fill(raw, raw + model->head.numel(), 2.0);
+    guard.close();
+    torch::NoGradGuard no_grad;
+    EXPECT_EQ(model->head.sum().item<double>(), 2.0 * kVocabulary * kWidth);
+  });
+}
+
+TEST_P(SummonTest, AForwardInsideUsesWhatIsShown) {
+  on_ranks(size(), [&](const Group& world) {
+    auto plain = make_stack();
+    auto model = make_stack();
+    shard_blocks(model, options());
+    auto guard = summon_full_params(*model);
+    loss_of(model, tokens(world.rank(), 0)).backward(); // local gradients
+    loss_of(plain, tokens(world.rank(), 0)).backward();
+    EXPECT_TRUE(torch::equal(model->head.grad(), plain->head.grad()));
+    guard.close();
+    for (const auto& leaf : parameters(*model)) {
+      EXPECT_FALSE(leaf.grad().defined());
+    }
+    // And training goes on.
+    auto reference = train_plain(world.size());
+    train_sharded(model, world.rank());
+    expect_same_parameters(
+        model, reference.model, world.size() == 1 ? 0 : 1e-9);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts,
+    SummonTest,
+    ::testing::Combine(
+        ::testing::Values(1, 2, 3),
+        ::testing::Values(ShardLayout::Flat, ShardLayout::Dim0)),
+    [](const auto& test) {
+      return std::to_string(std::get<0>(test.param)) +
+          (std::get<1>(test.param) == ShardLayout::Flat ? "Flat" : "Dim0");
+    });
+
+TEST(SummonErrorsTest, RejectsNestingAndOldGraphs) {
+  on_ranks(2, [](const Group& world) {
+    auto model = make_stack();
+    shard_blocks(model);
+    const at::Tensor loss = loss_of(model, tokens(world.rank(), 0));
+    auto guard = summon_full_params(*model);
+    EXPECT_THAT(
+        error_of([&] { summon_full_params(*model).close(); }),
+        HasSubstr(
+            "Cannot manually unshard parameters when already unsharding parameters"));
+    EXPECT_THAT(
+        error_of([&] { loss.backward(); }), HasSubstr("Close the guard first"));
+    EXPECT_THAT(
+        error_of([&] { unshard(*model); }), HasSubstr("Close the guard first"));
+    guard.close();
+    loss_of(model, tokens(world.rank(), 1)).backward();
+  });
+}
+
+TEST(SummonErrorsTest, ATouchWhereTheShardWasKeptThrows) {
+  on_ranks(2, [](const Group& world) {
+    auto model = make_stack();
+    shard_blocks(model);
+    auto guard = summon_full_params(
+        *model, SummonOptions().rank0_only(true).writeback(false));
+    if (world.rank() == 1) {
+      EXPECT_THAT(
+          error_of([&] { model->embed->weight.sum(); }),
+          HasSubstr("kept its shard"));
+    } else {
+      EXPECT_GT(model->embed->weight.abs().sum().item<double>(), 0);
+    }
+    guard.close();
+    EXPECT_GT(model->embed->weight.abs().sum().item<double>(), 0);
+  });
+}
+
+TEST(SummonErrorsTest, GradientsNeedOriginalParametersAndTheirDevice) {
+  on_ranks(2, [](const Group&) {
+    auto flat = make_stack();
+    const FSDP model(flat);
+    EXPECT_THAT(
+        error_of([&] {
+          summon_full_params(*model, SummonOptions().with_grads(true)).close();
+        }),
+        HasSubstr(
+            "with_grads=True, use_orig_params=False, offload_to_cpu=False is not supported yet"));
+  });
+}
+
+TEST(SummonAgainTest, ChangesOfOneRankMakeAllGatherAgain) {
+  on_ranks(2, [](const Group& world) {
+    auto model = make_stack();
+    shard_blocks(model);
+    unshard(*model);
+    auto& schedule = *shard::Schedule::of(world);
+    {
+      auto guard = summon_full_params(*model);
+      torch::NoGradGuard no_grad;
+      if (world.rank() == 1) { // the last elements are this rank's
+        model->embed->weight.view({-1})[-1] = 5.0;
+      }
+      guard.close();
+    }
+    schedule.reset_counts();
+    torch::NoGradGuard no_grad;
+    EXPECT_EQ(model->embed->weight.view({-1})[-1].item<double>(), 5.0);
+    EXPECT_EQ(schedule.counts().gathers, 1);
+  });
+}
+
+TEST(SummonAgainTest, NothingChangedGathersNothing) {
+  on_ranks(2, [](const Group& world) {
+    auto model = make_stack();
+    shard_blocks(model);
+    unshard(*model);
+    auto& schedule = *shard::Schedule::of(world);
+    schedule.reset_counts();
+    summon_full_params(*model).close();
+    EXPECT_EQ(shard::unit_of(model->head)->state(), shard::UnitState::Full);
+    model->head.sum();
+    EXPECT_EQ(schedule.counts().gathers, 0);
+    EXPECT_EQ(schedule.counts().summons, 1 + kDepth);
+  });
+}
+
+} // namespace
+} // namespace tessera
