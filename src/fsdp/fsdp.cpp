@@ -186,7 +186,7 @@ int64_t FsdpUnit::unsharded_numel() const {
 }
 
 int64_t FsdpUnit::allocated_numel() const {
-  return unit_->full_numel();
+  return unit_->allocated_numel();
 }
 
 std::vector<FsdpUnit> fsdp_modules(torch::nn::Module& module, bool root_only) {

@@ -67,9 +67,13 @@ void BufferPool::give(at::Tensor tensor) {
   storage->set_nbytes(0);
 }
 
-void BufferPool::clear() {
-  idle_.clear();
-  idle_bytes_ = 0;
+void BufferPool::trim(size_t count) {
+  for (auto& [bytes, idle] : idle_) {
+    while (idle.size() > count) {
+      idle.pop_back();
+      idle_bytes_ -= bytes;
+    }
+  }
 }
 
 } // namespace tessera::shard

@@ -34,7 +34,8 @@ class BufferPool {
   size_t idle_bytes() const {
     return idle_bytes_;
   }
-  void clear();
+  /// Keeps at most `count` of each size.
+  void trim(size_t count);
 
  private:
   std::map<size_t, std::vector<c10::DataPtr>> idle_; // by size

@@ -49,14 +49,16 @@ void Bundle::give_bytes() {
 }
 
 void Bundle::start_gather(std::string_view label) {
-  give_bytes();
   gathered_version_ = version();
+  const bool in_place = layout_.kind() == Layout::Kind::Flat || shows_shard_;
+  if (in_place) {
+    give_bytes();
+  }
   if (shows_shard_) {
     return;
   }
   const int64_t shard_numel = layout_.shard_numel();
-  const bool in_place = layout_.kind() == Layout::Kind::Flat;
-  if (!in_place) {
+  if (!in_place) { // the full buffer comes when there is something to put there
     gathered_ = pool_.take({layout_.num_ranks(), shard_numel}, full_.options());
   }
   const at::Tensor& target = in_place ? full_ : gathered_;
@@ -74,6 +76,7 @@ void Bundle::start_gather(std::string_view label) {
 void Bundle::finish_gather() {
   std::exchange(gather_, Work()).wait();
   if (gathered_.defined()) {
+    give_bytes();
     unpack(full_, gathered_);
     pool_.give(std::exchange(gathered_, at::Tensor()));
   }

@@ -16,11 +16,11 @@
 namespace tessera::shard {
 namespace {
 
-/// Each holds a full gradient: more of them double the peak.
-constexpr size_t kReductionsInFlight = 1;
 /// Units beside the touched one that stay Full in backward.
 constexpr int kKeptInBackward = 1;
 constexpr int kGathersPerCheck = 64;
+/// Buffers of one size that a forward needs: the touched unit's and the next.
+constexpr size_t kIdleBetweenSteps = 2;
 
 bool is_among(std::span<Unit* const> units, const Unit* unit) {
   return std::find(units.begin(), units.end(), unit) != units.end();
@@ -115,9 +115,12 @@ void Schedule::ensure_full(Unit& unit) {
   if (unit.is_stale()) {
     unit.reshard();
   }
-  predict(unit);
+  if (unit.state() == UnitState::Gathering && !unit.shows_shard()) {
+    ++counts_.prefetched;
+  }
   unit.start_gather();
   unit.finish_gather();
+  gather_ahead(unit);
   if (!in_backward() && unchecked_gathers_ >= kGathersPerCheck) {
     compare_hash();
   }
@@ -131,8 +134,9 @@ void Schedule::begin_iteration() {
   iteration_ended_ = false;
 }
 
-/// Records this gather and starts the one that followed it last time.
-void Schedule::predict(Unit& unit) {
+/// Records this gather and starts the one that followed it last time. Only now
+/// that this one is finished: what it needed on the way is free again.
+void Schedule::gather_ahead(Unit& unit) {
   if (!prefetch_) {
     return;
   }
@@ -143,14 +147,10 @@ void Schedule::predict(Unit& unit) {
   if (next_order_.size() < kMaxRecord) {
     next_order_.push_back(&unit);
   }
-  if (unit.state() == UnitState::Gathering && unit.full_bytes() > 0) {
-    ++counts_.prefetched;
-  }
   predicts_ =
       predicts_ && position_ < order_.size() && order_[position_] == &unit;
   ++position_;
   if (predicts_ && position_ < order_.size()) {
-    unit.start_gather(); // the touched one first
     starts_ahead_ = true;
     order_[position_]->start_gather();
     starts_ahead_ = false;
@@ -192,10 +192,11 @@ void Schedule::enter_backward() {
 
 void Schedule::end_backward() {
   at::NoGradGuard no_grad;
-  finish_reductions(0);
+  finish_reductions();
   for (Unit* unit : std::vector<Unit*>(full_)) {
     unit->reshard();
   }
+  pool_.trim(kIdleBetweenSteps);
   last_touched_ = nullptr;
   iteration_ended_ = true;
   compare_hash();
@@ -276,7 +277,6 @@ void Schedule::note_reduction(Unit& unit) {
              static_cast<size_t>(unit.groups().shard.size())),
          .in_backward = in_backward()});
   }
-  finish_reductions(kReductionsInFlight);
 }
 
 void Schedule::note_summon(Unit& unit) {
@@ -306,8 +306,8 @@ bool Schedule::in_forward(const Unit& unit) const {
       });
 }
 
-void Schedule::finish_reductions(size_t keep) {
-  while (reducing_.size() > keep) {
+void Schedule::finish_reductions() {
+  while (!reducing_.empty()) {
     Unit* oldest = reducing_.front();
     reducing_.pop_front(); // first: finishing may throw
     oldest->finish_reduction();

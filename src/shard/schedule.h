@@ -77,6 +77,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// True if such a forward is under way in this unit, above or below it.
   bool in_forward(const Unit& unit) const;
 
+  /// Waits for the reduction in flight, if there is one. It ran beside the
+  /// backward of the next unit; more in flight would each hold a full gradient.
+  void finish_reductions();
+
   /// Units report what they do.
   void note_gather(Unit& unit);
   void note_reshard(Unit& unit);
@@ -126,10 +130,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void make_room(std::span<Unit* const> units);
   void ensure_full(Unit& unit);
   void begin_iteration();
-  void predict(Unit& unit);
+  void gather_ahead(Unit& unit);
   void tell(const ShardEvent& event) const;
   void end_backward();
-  void finish_reductions(size_t keep);
   void mix_hash(char kind, const Unit& unit);
   void compare_hash();
 

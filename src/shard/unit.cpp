@@ -711,7 +711,7 @@ void Unit::end_summon() {
 
 void Unit::take_gradients(std::vector<at::Tensor>&& gradients) {
   check_faces("backward");
-  finish_reduction(); // of an earlier use in this backward, if any
+  schedule_->finish_reductions(); // its buffer serves these gradients
   bool any = false;
   for (size_t number = 0; number < bundles_.size(); ++number) {
     std::vector<at::Tensor> mine;
@@ -817,13 +817,14 @@ size_t Unit::full_bytes() const {
   size_t bytes = 0;
   for (const Bundle& bundle : bundles_) {
     if (!bundle.shows_shard()) {
-      bytes += bundle.storage()->nbytes();
+      bytes += static_cast<size_t>(bundle.full().numel()) *
+          bundle.full().element_size();
     }
   }
   return bytes;
 }
 
-int64_t Unit::full_numel() const {
+int64_t Unit::allocated_numel() const {
   int64_t numel = 0;
   for (const Bundle& bundle : bundles_) {
     numel += static_cast<int64_t>(

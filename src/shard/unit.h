@@ -173,10 +173,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// True where faces show the shard itself and nothing is ever moved.
   bool shows_shard() const;
-  /// Bytes of full buffers that are held for this unit now.
+  /// Bytes of the full buffers while they have memory of their own.
   size_t full_bytes() const;
-  /// Elements of them, padding included.
-  int64_t full_numel() const;
+  /// Elements of full buffers that have memory now, padding included.
+  int64_t allocated_numel() const;
   size_t shard_bytes() const;
 
  private:

@@ -142,7 +142,7 @@ TEST_P(FullyShardTest, HoldsNothingButShardsBetweenSteps) {
     shard_blocks(model, options());
     loss_of(model, tokens(world.rank(), 0)).backward();
     for (const auto& parameter : model->parameters()) {
-      EXPECT_EQ(shard::unit_of(parameter)->full_bytes(), 0u);
+      EXPECT_EQ(shard::unit_of(parameter)->allocated_numel(), 0);
       EXPECT_EQ(shard::unit_of(parameter)->state(), shard::UnitState::Sharded);
     }
   });
