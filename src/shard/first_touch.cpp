@@ -64,10 +64,35 @@ void collect(
   }
 }
 
+/// Tensor::set_data(), and so Module::to(), replaces what is under a tensor
+/// without an operator. But first it asks one whether it may.
+void refuse_set_data(
+    const c10::OperatorHandle& op,
+    const torch::jit::Stack& stack) {
+  static constexpr std::string_view kQuestion =
+      "aten::_has_compatible_shallow_copy_type";
+  if (op.schema().name() != kQuestion) {
+    return;
+  }
+  const at::Tensor& tensor = stack[stack.size() - 2].toTensor();
+  if (!tensor.unsafeGetTensorImpl()->key_set().has(kShardKey)) {
+    return;
+  }
+  const StorageOwner owner = find_owner(storage_of(tensor));
+  if (owner.unit != nullptr) {
+    raise(
+        {.call = "set_data", .unit = owner.unit->name()},
+        owner.is_shard
+            ? "this would part a shard from its unit. Write into it instead, with copy_."
+            : "this replaces the data of a sharded parameter (Module::to or set_data). Do that before sharding, or write inside tessera::summon_full_params(module).");
+  }
+}
+
 void collect_all(
     const c10::OperatorHandle& op,
     const torch::jit::Stack& stack,
     Units& units) {
+  refuse_set_data(op, stack);
   const auto& arguments = op.schema().arguments();
   const size_t first = stack.size() - arguments.size();
   for (size_t i = 0; i < arguments.size(); ++i) {

@@ -16,6 +16,7 @@
 
 #include "shard/alias.h"
 #include "shard/autograd_compat.h"
+#include "shard/boxes.h"
 #include "shard/first_touch.h"
 #include "shard/gather_node.h"
 #include "shard/schedule.h"
@@ -278,6 +279,26 @@ at::Tensor Unit::leaf_of(const c10::TensorImpl* face) const {
     }
   }
   return {};
+}
+
+ShardedTensor Unit::sharded(const c10::TensorImpl* face) const {
+  const auto param =
+      std::find_if(params_.begin(), params_.end(), [&](const Param& one) {
+        return one.face_id == face;
+      });
+  TESSERA_INTERNAL_ASSERT(param != params_.end(), "not a face of this unit");
+  const Bundle& bundle = bundles_[param->bundle];
+  const Shape& shape = bundle.layout().shape(param->index);
+  const Run run = bundle.layout().run(param->index, groups_.shard.rank());
+  std::vector<ShardedTensor::Piece> pieces;
+  int64_t begin = run.shard_begin;
+  for (Box& box : boxes_of(shape, run.param_begin, run.numel)) {
+    const at::Tensor part = alias_of(bundle.shard(), box.sizes, begin, true);
+    begin += box.numel();
+    pieces.push_back({std::move(box), part});
+  }
+  return {
+      shape, bundle.shard().scalar_type(), std::move(pieces), groups_.shard};
 }
 
 std::vector<at::Tensor> Unit::leaves() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <tessera/comm/group.h>
+#include <tessera/shard/sharded_tensor.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
@@ -127,6 +128,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   at::Tensor leaf_of(const c10::TensorImpl* face) const;
   /// All leaves, in the order of the parameters, for life.
   std::vector<at::Tensor> leaves() const;
+  /// This rank's part of that parameter, with its place. Shares the leaf's
+  /// memory.
+  ShardedTensor sharded(const c10::TensorImpl* face) const;
   bool has_params() const {
     return !bundles_.empty();
   }

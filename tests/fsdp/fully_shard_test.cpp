@@ -1,9 +1,14 @@
 #include <tessera/error.h>
 #include <tessera/fsdp/fully_shard.h>
+#include <tessera/fsdp/summon.h>
+
+#include <sstream>
+#include <thread>
 
 #include "compat.h"
 #include "fsdp/models.h"
 #include "fsdp/training.h"
+#include "shard/alias.h"
 #include "shard/schedule.h"
 #include "shard/unit.h"
 #include "support/ranks.h"
@@ -314,12 +319,147 @@ TEST(FullyShardErrorsTest, RejectsWritesToShardedParameters) {
   });
 }
 
-TEST(FullyShardErrorsTest, RejectsAModuleThatWasMovedAfterwards) {
+/// What a user may do to a sharded model by mistake, and what it says.
+TEST(FullyShardErrorsTest, EveryWayToWriteIsRefusedOrNoticed) {
+  on_ranks(2, [](const Group& world) {
+    const auto after = [&](const std::function<void(Stack&)>& change) {
+      auto model = make_stack();
+      shard_blocks(model);
+      return error_of([&] {
+        change(model);
+        loss_of(model, tokens(world.rank(), 0)); // the next gather
+      });
+    };
+    EXPECT_THAT(
+        after([](Stack& m) { m->to(at::kFloat); }),
+        HasSubstr("this replaces the data of a sharded parameter"));
+    EXPECT_THAT(
+        after([](Stack& m) {
+          m->head.set_data(torch::zeros({kVocabulary, kWidth}, at::kDouble));
+        }),
+        HasSubstr("this replaces the data of a sharded parameter"));
+    EXPECT_THAT(
+        after([](Stack& m) {
+          auto leaf = parameters(*m).front();
+          leaf.set_data(torch::zeros_like(leaf));
+        }),
+        HasSubstr("part a shard from its unit"));
+    EXPECT_THAT(
+        after([](Stack& m) { m->head.data().add_(1); }),
+        HasSubstr("writes to a sharded parameter"));
+    EXPECT_THAT(
+        after([](Stack& m) {
+          torch::NoGradGuard no_grad;
+          at::mul_out(m->head, m->head, m->head);
+        }),
+        HasSubstr("writes to a sharded parameter"));
+    EXPECT_THAT(
+        after([](Stack& m) {
+          std::stringstream file;
+          torch::save(make_stack(), file);
+          torch::load(m, file);
+        }),
+        HasSubstr("writes to a sharded parameter"));
+  });
+}
+
+TEST(FullyShardErrorsTest, SavingWithoutGatheringThrows) {
+  on_ranks(2, [](const Group&) {
+    auto model = make_stack();
+    shard_blocks(model);
+    std::stringstream file;
+    const auto save = error_of([&] { torch::save(model, file); });
+    EXPECT_NE(save, "nothing was thrown");
+    if (TESSERA_TORCH_AT_LEAST(2, 13)) {
+      EXPECT_THAT(save, HasSubstr("raw access to a sharded parameter"));
+    }
+  });
+}
+
+TEST(FullyShardErrorsTest, RejectsDoubleBackwardThroughParameters) {
   on_ranks(2, [](const Group& world) {
     auto model = make_stack();
     shard_blocks(model);
-    model->embed->weight.set_data(
-        torch::zeros({kVocabulary, kWidth}, at::kDouble));
+    const auto loss = loss_of(model, tokens(world.rank(), 0));
+    EXPECT_THAT(
+        error_of([&] {
+          loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+        }),
+        HasSubstr("create_graph=true through sharded parameters"));
+    // A penalty on the gradient of an input needs no second derivative of the
+    // parameters' own gradients by a second backward through them.
+    auto x = torch::randn({2, kWidth}, at::kDouble).requires_grad_();
+    auto* block = model->blocks[0]->as<Block>();
+    const auto slope = torch::autograd::grad(
+        {block->forward(x).sum()}, {x}, {}, true, /*create_graph=*/true)[0];
+    slope.square().sum().backward();
+    loss_of(model, tokens(world.rank(), 1)).backward();
+  });
+}
+
+TEST(FullyShardErrorsTest, AStaleGraphSaysThatTheShardChanged) {
+  on_ranks(2, [](const Group& world) {
+    auto model = make_stack();
+    shard_blocks(model);
+    auto optimizer = make_adamw(parameters(*model));
+    const auto old = loss_of(model, tokens(world.rank(), 0));
+    {
+      torch::NoGradGuard no_grad;
+      for (const auto& leaf : parameters(*model)) {
+        leaf.add_(0.1);
+      }
+    }
+    EXPECT_THAT(
+        error_of([&] { old.backward(); }),
+        HasSubstr("the shard was changed (by an optimizer step?)"));
+    loss_of(model, tokens(world.rank(), 1)).backward();
+  });
+}
+
+TEST(FullyShardErrorsTest, ASecondThreadIsRefused) {
+  on_ranks(2, [](const Group& world) {
+    auto model = make_stack();
+    shard_blocks(model);
+    auto& schedule = *shard::Schedule::of(world);
+    // The observer runs in the middle of a touch: another thread comes then.
+    std::string said;
+    schedule.set_observer([&](const shard::ShardEvent&) {
+      if (said.empty()) {
+        std::thread([&] {
+          said = error_of([&] { model->head.sum(); });
+        }).join();
+      }
+    });
+    loss_of(model, tokens(0, 0));
+    schedule.set_observer(nullptr);
+    EXPECT_THAT(said, HasSubstr("a second thread uses this sharded model"));
+  });
+}
+
+TEST(FullyShardErrorsTest, RanksThatTouchDifferentUnitsAreToldInEvaluationToo) {
+  on_ranks(RanksOptions{.size = 2, .backend = "gloo"}, [](const Group& world) {
+    auto model = make_stack();
+    shard_blocks(model); // blocks of equal size: Gloo would mix them up
+    torch::NoGradGuard no_grad;
+    const std::string said = error_of([&] {
+      for (int i = 0; i < 200; ++i) {
+        const auto swap = world.rank() == 1 && i == 10;
+        for (const int block : {0, 1, 2}) {
+          model->blocks[swap ? 2 - block : block]->as<Block>()->forward(
+              torch::ones({1, kWidth}, at::kDouble));
+        }
+      }
+    });
+    EXPECT_THAT(said, HasSubstr("ranks gathered or reduced different units"));
+  });
+}
+
+TEST(FullyShardErrorsTest, NoticesDataThatWasReplacedBehindItsBack) {
+  on_ranks(2, [](const Group& world) {
+    auto model = make_stack();
+    shard_blocks(model);
+    shard::show(
+        model->embed->weight, torch::zeros({kVocabulary, kWidth}, at::kDouble));
     EXPECT_THAT(
         error_of([&] { unshard(*model); }),
         HasSubstr("parameter \"embed.weight\": something replaced this"));

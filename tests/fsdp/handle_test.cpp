@@ -481,6 +481,30 @@ TEST(FsdpTest, AutocastAndScaledGradientsMatchThePlainModel) {
   });
 }
 
+TEST(FsdpTest, ShardedValuesAreThePlainParameters) {
+  on_ranks(3, [](const Group&) {
+    const auto plain = make_stack();
+    const auto theirs = plain->named_parameters();
+    const auto check = [&](Stack& module) {
+      for (const auto& item : module->named_parameters()) {
+        const at::Tensor& face = item.value();
+        const ShardedTensor value =
+            shard::unit_of(face)->sharded(face.unsafeGetTensorImpl());
+        EXPECT_TRUE(torch::equal(value.full_tensor(), theirs[item.key()]))
+            << item.key();
+      }
+    };
+    for (const auto layout : {ShardLayout::Flat, ShardLayout::Dim0}) {
+      auto module = make_stack();
+      shard_blocks(module, FullyShardOptions().layout(layout));
+      check(module);
+    }
+    auto module = make_stack();
+    const FSDP model(module, by_block());
+    check(module);
+  });
+}
+
 TEST(FsdpTest, TheObserverSeesWhatHappens) {
   on_ranks(2, [](const Group& world) {
     auto module = make_stack();

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/comm/group.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace tessera {
+
+/// A block inside a tensor: where it begins and how far it reaches on each dim.
+struct TESSERA_API Box {
+  std::vector<int64_t> offsets;
+  std::vector<int64_t> sizes;
+
+  int64_t numel() const;
+  bool operator==(const Box&) const = default;
+};
+
+/// A tensor of which each rank of a group has some boxes: one value that model
+/// state, optimizer state and checkpoints exchange, whatever the layout.
+///
+/// Boxes of all ranks together cover the tensor once; a rank may have none.
+/// Copies are cheap and share the local tensors.
+class TESSERA_API ShardedTensor {
+ public:
+  struct Piece {
+    Box box;
+    at::Tensor tensor; // of the box's sizes
+  };
+
+  /// Throws if a piece lies outside of `sizes`, or differs from its box or from
+  /// `dtype`. Not collective.
+  ShardedTensor(
+      std::vector<int64_t> sizes,
+      at::ScalarType dtype,
+      std::vector<Piece> pieces,
+      Group group);
+
+  const std::vector<int64_t>& sizes() const {
+    return sizes_;
+  }
+  int64_t numel() const;
+  at::ScalarType dtype() const {
+    return dtype_;
+  }
+  /// This rank's; may be empty.
+  const std::vector<Piece>& pieces() const {
+    return pieces_;
+  }
+  int64_t local_numel() const;
+  const Group& group() const {
+    return group_;
+  }
+
+  /// The whole tensor, on every rank, where this rank's pieces are (the CPU if
+  /// it has none). Throws on all ranks unless the boxes cover it exactly.
+  /// Collective.
+  at::Tensor full_tensor() const;
+
+ private:
+  std::vector<int64_t> sizes_;
+  at::ScalarType dtype_;
+  std::vector<Piece> pieces_;
+  Group group_;
+};
+
+} // namespace tessera

@@ -1,0 +1,18 @@
+// From ranges of flattened elements to boxes.
+#pragma once
+
+#include <tessera/shard/sharded_tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "shard/layout.h"
+
+namespace tessera::shard {
+
+/// The boxes that make up elements [begin, begin + numel) of a flattened tensor
+/// of this shape, in that order: at most 2 * ndim - 1 of them, each contiguous
+/// in it. None for an empty range.
+std::vector<Box> boxes_of(const Shape& shape, int64_t begin, int64_t numel);
+
+} // namespace tessera::shard
