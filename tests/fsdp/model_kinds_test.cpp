@@ -5,6 +5,7 @@
 #include <tessera/fsdp/fsdp.h>
 #include <tessera/optim/adamw.h>
 
+#include "support/device.h"
 #include "support/ranks.h"
 
 namespace tessera {
@@ -12,6 +13,7 @@ namespace {
 
 using tessera::testing::on_ranks;
 using tessera::testing::RanksOptions;
+using tessera::testing::test_device;
 using torch::nn::Module;
 
 constexpr int kSteps = 3;
@@ -28,7 +30,7 @@ using MakeSubject = Subject (*)();
 
 at::Tensor input(at::IntArrayRef sizes, int step) {
   torch::manual_seed(50 + step);
-  return torch::randn(sizes, at::kDouble);
+  return torch::randn(sizes, at::kDouble).to(test_device());
 }
 
 struct Pile : Module {
@@ -171,7 +173,8 @@ Subject sparse_embedding() {
       net,
       [net](int step) {
         torch::manual_seed(step);
-        const auto rows = torch::randint(0, 9, {6}, at::kLong);
+        const auto rows =
+            torch::randint(0, 9, {6}, at::kLong).to(test_device());
         return net->head(net->table(rows)).square().mean();
       },
       {net->head.ptr()}};
@@ -209,7 +212,9 @@ const Kind kKinds[] = {
 
 Subject make(const Kind& kind) {
   torch::manual_seed(1);
-  return kind.make();
+  Subject subject = kind.make();
+  subject.module->to(test_device());
+  return subject;
 }
 
 /// LibTorch's own AdamW takes no sparse gradients either: dense ones.

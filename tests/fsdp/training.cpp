@@ -3,18 +3,22 @@
 #include <algorithm>
 #include <utility>
 
+#include "support/device.h"
+
 namespace tessera::testing {
 
 Stack make_stack(bool tied) {
   torch::manual_seed(3);
   Stack model(kVocabulary, kWidth, kDepth, tied);
   model->to(at::kDouble);
+  model->to(test_device());
   return model;
 }
 
 at::Tensor tokens(int rank, int step) {
   torch::manual_seed(1000 + 10 * step + rank);
-  return torch::randint(0, kVocabulary, {kBatch, 5}, torch::kLong);
+  return torch::randint(0, kVocabulary, {kBatch, 5}, torch::kLong)
+      .to(test_device());
 }
 
 at::Tensor all_tokens(int size, int step) {

@@ -1,13 +1,6 @@
 #include "parity/support.h"
 
-#include <cstdlib>
-
 namespace tessera::parity {
-
-at::Device compute_device() {
-  const char* name = std::getenv("TESSERA_TEST_DEVICE");
-  return at::Device(name == nullptr ? "cpu" : name);
-}
 
 ::testing::AssertionResult is_close(
     const at::Tensor& actual,

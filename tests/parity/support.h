@@ -14,9 +14,6 @@
 
 namespace tessera::parity {
 
-/// Where models live: the CPU, or what TESSERA_TEST_DEVICE says.
-at::Device compute_device();
-
 /// Equal as torch.testing.assert_close has it: shape, dtype, and values within
 /// the tolerances of the dtype.
 ::testing::AssertionResult is_close(

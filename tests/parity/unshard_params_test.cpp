@@ -5,18 +5,19 @@
 
 #include "parity/models.h"
 #include "parity/support.h"
+#include "support/device.h"
 #include "support/ranks.h"
 
 namespace tessera {
 namespace {
 
-using parity::compute_device;
 using parity::expect_throws;
 using parity::is_close;
 using parity::LeafRuns;
 using parity::make_nested_wrapped;
 using parity::make_transformer;
 using tessera::testing::on_ranks;
+using tessera::testing::test_device;
 using torch::nn::Linear;
 using torch::nn::LinearOptions;
 using torch::nn::Sequential;
@@ -37,7 +38,7 @@ struct TwoLayers {
       : model(
             Linear(LinearOptions(5, 5).bias(false)),
             Linear(LinearOptions(5, 3).bias(false))) {
-    model->to(compute_device());
+    model->to(test_device());
     parity::fsdp(model->ptr(0), options);
     parity::fsdp(model.ptr(), options);
     const auto units = fsdp_modules(*model);
@@ -59,7 +60,7 @@ struct TwoLayers {
 std::shared_ptr<parity::NestedWrappedModuleImpl> make_recursive_nested(
     const FSDPOptions& options) {
   auto model = make_nested_wrapped();
-  model->to(compute_device());
+  model->to(test_device());
   auto inner = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(
       model->module->ptr(1));
   parity::fsdp(inner->ptr(0), options);
@@ -71,7 +72,7 @@ std::shared_ptr<parity::NestedWrappedModuleImpl> make_recursive_nested(
 FSDP<parity::TransformerWithSharedParamsImpl> make_recursive_transformer(
     const FSDPOptions& options) {
   auto model = make_transformer();
-  model->to(compute_device());
+  model->to(test_device());
   return FSDP(
       model,
       FSDPOptions(options).auto_wrap_policy(
@@ -126,7 +127,7 @@ void check_writeback(
   if (!options.mixed_precision().param_dtype()) {
     // Stronger: what a forward sees afterwards is what was written.
     torch::NoGradGuard no_grad;
-    const auto x = torch::ones({2, 5}, compute_device());
+    const auto x = torch::ones({2, 5}, test_device());
     const bool all_zero = model->forward(x).abs().sum().item<double>() == 0;
     EXPECT_EQ(all_zero, persists);
   }
@@ -168,7 +169,7 @@ void check_param_data(
     bool offload_to_cpu,
     const FSDPOptions& options) {
   auto local = make_nested_wrapped();
-  local->to(compute_device());
+  local->to(test_device());
   auto model = make_recursive_nested(options);
   for (const FsdpUnit& unit : fsdp_modules(*model)) {
     EXPECT_NE(&unit.module(), model.get());
@@ -270,7 +271,7 @@ TEST(TestUnshardParams, test_unshard_singleton_param_writeback) {
     LeafRuns leaves(world);
     leaves.run("", [&] {
       Linear linear(LinearOptions(1, 1).bias(false));
-      linear->to(compute_device());
+      linear->to(test_device());
       const FSDP model(linear);
       const auto unit = fsdp_modules(*model).at(0);
       const at::Tensor flat = parameters(*model).at(0);
@@ -312,9 +313,9 @@ std::vector<at::Tensor> gradients_of_two_passes(
     }
   };
   EXPECT_EQ(expected, 16);
-  const auto x = torch::ones({5}, compute_device());
+  const auto x = torch::ones({5}, test_device());
 
-  auto output = model->forward(torch::zeros({5}, compute_device()));
+  auto output = model->forward(torch::zeros({5}, test_device()));
   expect_full(expected, 0); // the root keeps its parameters
   output.sum().backward();
   expect_full(0, 0);
@@ -433,12 +434,12 @@ TEST(TestUnshardParams, test_named_parameters_and_buffers) {
       for (const bool recurse : kBooleans) {
         leaves.run(prefix + text(" recurse", recurse), [&] {
           auto plain = make_nested_wrapped();
-          plain->to(compute_device());
-          plain->register_buffer("buffer", torch::ones({1}));
+          plain->to(test_device());
+          plain->register_buffer("buffer", torch::ones({1}, test_device()));
           auto module = make_nested_wrapped();
-          module->to(compute_device());
+          module->to(test_device());
           const FSDP model(module);
-          model->register_buffer("buffer", torch::ones({1}));
+          model->register_buffer("buffer", torch::ones({1}, test_device()));
           auto guard = summon_full_params(*model);
           const auto expect_same = [](const NamedTensors& ours,
                                       const NamedTensors& theirs,
@@ -563,7 +564,7 @@ TEST(TestUnshardParams, test_with_grads_core) {
               [&] {
                 const GradsCase leaf{writeback, offload_to_cpu, strategy};
                 Averaged ddp;
-                ddp.module->to(compute_device());
+                ddp.module->to(test_device());
                 const auto model = make_recursive_transformer(
                     FSDPOptions().sharding_strategy(strategy).use_orig_params(
                         true));
@@ -579,8 +580,8 @@ TEST(TestUnshardParams, test_with_grads_core) {
                   guard.close();
                 }
                 auto [src, tgt] = model->input();
-                src = src.to(compute_device());
-                tgt = tgt.to(compute_device());
+                src = src.to(test_device());
+                tgt = tgt.to(test_device());
                 const auto check = [&] {
                   if (offload_to_cpu) {
                     expect_throws<c10::NotImplementedError>(
@@ -637,7 +638,7 @@ TEST(TestUnshardParams, test_unshard_submodule) {
       Sequential net(
           parity::Chain(Linear(16, 16), Linear(16, 16)),
           parity::Chain(Linear(16, 16), Linear(16, 16)));
-      net->to(compute_device());
+      net->to(test_device());
       const FSDP model(
           net,
           FSDPOptions().auto_wrap_policy(module_wrap_policy<Sequential>()));
@@ -680,10 +681,10 @@ TEST(TestUnshardParamsErrors, test_unshard_params_from_forward_raises) {
     LeafRuns leaves(world);
     leaves.run("", [&] {
       auto summoner = std::make_shared<Summoner>();
-      summoner->to(compute_device());
+      summoner->to(test_device());
       const FSDP model(summoner);
       expect_throws<c10::Error>(
-          [&] { model(torch::zeros({5}, compute_device())); },
+          [&] { model(torch::zeros({5}, test_device())); },
           "Cannot manually unshard parameters during forward/backward");
     });
   });
@@ -694,9 +695,9 @@ TEST(TestUnshardParamsErrors, test_unshard_params_from_backward_raises) {
     LeafRuns leaves(world);
     leaves.run("", [&] {
       Linear linear(2, 1);
-      linear->to(compute_device());
+      linear->to(test_device());
       const FSDP model(linear);
-      const at::Tensor output = model(torch::ones({2}, compute_device()));
+      const at::Tensor output = model(torch::ones({2}, test_device()));
       EXPECT_TRUE(output.requires_grad());
       output.register_hook([&](const at::Tensor& gradient) {
         summon_full_params(*model).close();
