@@ -25,11 +25,11 @@ build: ## the library, the command line and the examples, in build/release
 	@scripts/configure.sh release
 	cmake --build $(RELEASE) -j $(JOBS)
 
-demo: ## build and run the demo on 4 ranks
+demo: ## train a small GPT on 2 ranks, beside a plain run of the same steps
 	@scripts/setup.sh build
 	@scripts/configure.sh release
 	cmake --build $(RELEASE) -j $(JOBS) --target tessera_cli demo
-	$(RELEASE)/bin/tessera run -n 4 $(RELEASE)/bin/demo
+	$(RELEASE)/bin/tessera run -n 2 $(RELEASE)/bin/demo
 
 test: ## lint, build and run every test; the last line is the count
 	@scripts/setup.sh test

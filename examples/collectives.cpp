@@ -116,7 +116,7 @@ int main() {
     if (world.rank() == 0) {
       std::fprintf(
           stderr,
-          "this demo wants an even number of ranks: tessera run -n 4 ...\n");
+          "collectives wants an even number of ranks: tessera run -n 4 ...\n");
     }
     return 1;
   }
@@ -124,8 +124,8 @@ int main() {
   show_collectives(world);
   if (world.rank() == 0) {
     std::printf(
-        "Next: `make test`, README.md, and examples/collectives.cpp, this program.\n"
-        "Under mpirun or torchrun it runs the same. Sharded training comes on top.\n");
+        "Under mpirun or torchrun it runs the same. Sharded training comes on\n"
+        "top: examples/gpt, which `make demo` runs.\n");
   }
   return 0;
 }

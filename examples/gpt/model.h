@@ -1,0 +1,145 @@
+// A GPT in the shape of GPT-2, as a LibTorch user writes it. Nothing in this
+// file knows of Tessera.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <string>
+
+namespace gpt {
+
+struct GptConfig {
+  int64_t vocabulary = 256; // bytes
+  int64_t length = 64; // the most bytes it looks at
+  int64_t layers = 3;
+  int64_t heads = 4;
+  int64_t width = 160;
+};
+
+/// Attention, then a perceptron, each added to what comes in.
+struct BlockImpl : torch::nn::Module {
+  explicit BlockImpl(const GptConfig& config) : heads(config.heads) {
+    using torch::nn::LayerNorm;
+    using torch::nn::LayerNormOptions;
+    using torch::nn::Linear;
+    const int64_t width = config.width;
+    norm1 = register_module("norm1", LayerNorm(LayerNormOptions({width})));
+    qkv = register_module("qkv", Linear(width, 3 * width));
+    out = register_module("out", Linear(width, width));
+    norm2 = register_module("norm2", LayerNorm(LayerNormOptions({width})));
+    up = register_module("up", Linear(width, 4 * width));
+    down = register_module("down", Linear(4 * width, width));
+  }
+
+  torch::Tensor forward(torch::Tensor x) { // (rows, length, width)
+    x = x + out(attend(qkv(norm1(x))));
+    return x + down(torch::gelu(up(norm2(x)), "tanh"));
+  }
+
+  torch::Tensor attend(const torch::Tensor& queries_keys_values) {
+    // Three of (rows, heads, length, width / heads).
+    const auto parts = queries_keys_values.unflatten(-1, {3, heads, -1})
+                           .permute({2, 0, 3, 1, 4})
+                           .unbind(0);
+    return torch::scaled_dot_product_attention(
+               parts[0],
+               parts[1],
+               parts[2],
+               /*attn_mask=*/{},
+               /*dropout_p=*/0.0,
+               /*is_causal=*/true)
+        .transpose(1, 2)
+        .flatten(2);
+  }
+
+  int64_t heads;
+  torch::nn::LayerNorm norm1{nullptr};
+  torch::nn::LayerNorm norm2{nullptr};
+  torch::nn::Linear qkv{nullptr};
+  torch::nn::Linear out{nullptr};
+  torch::nn::Linear up{nullptr};
+  torch::nn::Linear down{nullptr};
+};
+TORCH_MODULE(Block);
+
+struct GptImpl : torch::nn::Module {
+  explicit GptImpl(const GptConfig& gpt_config) : config(gpt_config) {
+    using torch::nn::Embedding;
+    tokens =
+        register_module("tokens", Embedding(config.vocabulary, config.width));
+    positions =
+        register_module("positions", Embedding(config.length, config.width));
+    blocks = register_module("blocks", torch::nn::ModuleList());
+    for (int64_t i = 0; i < config.layers; ++i) {
+      blocks->push_back(Block(config));
+    }
+    norm = register_module(
+        "norm",
+        torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.width})));
+    initialize();
+  }
+
+  /// ids: (rows, length) int64. Returns logits, (rows, length, vocabulary).
+  torch::Tensor forward(const torch::Tensor& ids) {
+    auto x = tokens(ids) + positions(torch::arange(ids.size(1)));
+    for (const auto& block : *blocks) {
+      x = block->as<Block>()->forward(x);
+    }
+    // As in GPT-2, the embedding is the output layer too.
+    return torch::linear(norm(x), tokens->weight);
+  }
+
+  /// GPT-2's: small normal weights, no biases.
+  void initialize() {
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : named_parameters()) {
+      if (parameter.value().dim() == 2) {
+        parameter.value().normal_(0.0, 0.02);
+      } else if (parameter.key().ends_with("bias")) {
+        parameter.value().zero_();
+      }
+    }
+  }
+
+  const GptConfig config;
+  torch::nn::Embedding tokens{nullptr};
+  torch::nn::Embedding positions{nullptr};
+  torch::nn::ModuleList blocks{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+};
+TORCH_MODULE(Gpt);
+
+/// How surprised the model is by `targets`, (rows, length) like `inputs`: the
+/// mean over all bytes.
+inline torch::Tensor loss_of(
+    Gpt& model,
+    const torch::Tensor& inputs,
+    const torch::Tensor& targets) {
+  const auto logits = model->forward(inputs);
+  return torch::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
+}
+
+/// Lets the model go on from `text`. The same seed gives the same text.
+inline std::string write_on(
+    Gpt& model,
+    std::string text,
+    int64_t num_bytes,
+    uint64_t seed) {
+  constexpr double kTemperature = 0.5;
+  const torch::NoGradGuard no_grad;
+  torch::manual_seed(seed);
+  for (int64_t i = 0; i < num_bytes; ++i) {
+    const int64_t seen =
+        std::min<int64_t>(std::ssize(text), model->config.length);
+    const auto ids = torch::from_blob(
+        text.data() + text.size() - seen, {1, seen}, torch::kByte);
+    const auto logits = model->forward(ids.to(torch::kLong))[0][-1];
+    const auto next = torch::multinomial(
+        torch::softmax(logits / kTemperature, 0), /*num_samples=*/1);
+    text.push_back(static_cast<char>(next.item<int64_t>()));
+  }
+  return text;
+}
+
+} // namespace gpt
