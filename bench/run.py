@@ -31,7 +31,7 @@ def families(build):
         "step": [
             run + ["-n", "2", f"{build}/bin/step_bench"],
             peer("steps.py", 2),
-        ],
+        ] + (gpu_steps(build) if has_gpu() else []),
         "units": [
             run + ["-n", "1", f"{build}/bin/units_bench"],
             peer("units.py", 1),
@@ -39,6 +39,19 @@ def families(build):
             peer("units.py", 2),
         ],
     }
+
+
+def has_gpu():
+    return os.path.exists("/dev/nvidiactl")
+
+
+def gpu_steps(build):
+    """One rank on a GPU, in bfloat16, at sizes that fill it."""
+    commands = []
+    for size in ("124M", "774M"):
+        commands.append([f"{build}/bin/step_bench", size, "cuda"])
+        commands.append(peer("steps.py", 1) + ["--config", size, "--device", "cuda"])
+    return commands
 
 
 def peer(program, ranks):

@@ -9,6 +9,8 @@
 // parameters.
 #include <tessera/tessera.h>
 
+#include <c10/core/CachingDeviceAllocator.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -116,6 +118,24 @@ class Trainer {
   torch::Tensor ids_;
 };
 
+/// Megabytes that a model and its training take at most on a GPU.
+double peak_megabytes(const Setting& setting, bool sharded) {
+  auto* allocator = c10::getDeviceAllocator(torch::kCUDA);
+  allocator->emptyCache();
+  allocator->resetPeakStats(0);
+  {
+    Trainer trainer(setting, sharded);
+    for (int i = 0; i < kWarmUp; ++i) {
+      trainer.step();
+    }
+    torch::cuda::synchronize();
+  }
+  constexpr auto kAll = static_cast<size_t>(
+      c10::CachingAllocator::StatType::AGGREGATE);
+  const auto stats = allocator->getDeviceStats(0);
+  return static_cast<double>(stats.allocated_bytes[kAll].peak) / 1e6;
+}
+
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
@@ -126,6 +146,18 @@ double median(std::vector<double> values) {
 int main(int argc, char** argv) {
   const Setting setting = parse(argc, argv);
   const auto world = tessera::init();
+  if (setting.is_cuda()) {
+    const double ours = peak_megabytes(setting, true);
+    const double plain = peak_megabytes(setting, false);
+    std::printf(
+        "{\"name\": \"step/peak-memory/gpt-%s/cuda%d\", \"unit\": \"MB\", "
+        "\"ours\": %.0f, \"peers\": {}, \"limit\": %.0f, \"repeats\": 1, "
+        "\"spread\": 0.0}\n",
+        setting.name.c_str(),
+        world.size(),
+        ours,
+        plain);
+  }
   Trainer sharded(setting, true);
   Trainer plain(setting, false);
   for (int i = 0; i < kWarmUp; ++i) {

@@ -94,7 +94,11 @@ def wrap(variant, config, device):
 
 
 def measure(variant, config, device):
-    """Seconds of each repeat; one variant at a time, as memory is not endless."""
+    """Milliseconds a step, and peak megabytes on a GPU; one variant at a time, as
+    memory is not endless."""
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     model = wrap(variant, config, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     vocabulary, length, batch = config[0], config[4], config[5]
@@ -123,7 +127,8 @@ def measure(variant, config, device):
             step()
         synchronize()
         times.append((time.perf_counter() - start) / STEPS * 1e3)
-    return statistics.median(times)
+    peak = torch.cuda.max_memory_allocated() / 1e6 if device == "cuda" else None
+    return statistics.median(times), peak
 
 
 def run(rank, size, rendezvous, config, device, results):
@@ -150,9 +155,13 @@ def main():
         meet = os.path.join(folder, "meet")
         config = CONFIGS[args.config]
         mp.spawn(run, args=(args.ranks, meet, config, args.device, results), nprocs=args.ranks)
-    peers = {variant: round(value, 2) for variant, value in results.get().items()}
-    name = f"step/gpt-{args.config}/{args.device}{args.ranks}"
-    print(json.dumps({"name": name, "peers": peers}))
+    measured = results.get()
+    place = f"gpt-{args.config}/{args.device}{args.ranks}"
+    peers = {variant: round(time, 2) for variant, (time, _) in measured.items()}
+    print(json.dumps({"name": f"step/{place}", "peers": peers}))
+    if args.device == "cuda":
+        peers = {variant: round(peak) for variant, (_, peak) in measured.items()}
+        print(json.dumps({"name": f"step/peak-memory/{place}", "peers": peers}))
     return 0
 
 

@@ -13,9 +13,9 @@
 #include <string_view>
 #include <vector>
 
-#include "shard/buffer_pool.h"
 #include "shard/layout.h"
 #include "shard/options.h"
+#include "shard/resources.h"
 
 namespace tessera::shard {
 
@@ -46,7 +46,7 @@ class Bundle {
       at::Device device,
       const Groups& groups,
       const UnitOptions& options,
-      BufferPool& pool);
+      Resources& resources);
 
   const Layout& layout() const {
     return layout_;
@@ -93,6 +93,8 @@ class Bundle {
   void add_gradients(
       const std::vector<at::Tensor>& gradients,
       const std::vector<bool>& trainable);
+  /// Lets go of the gradients that were added, on a device once they are copied.
+  void release_sources();
   bool has_gradients() const {
     return gradients_.defined();
   }
@@ -124,6 +126,7 @@ class Bundle {
   const Layout layout_;
   const Groups groups_;
   const UnitOptions options_;
+  Resources& resources_;
   BufferPool& pool_;
   const at::Device device_;
   const at::Tensor shard_;
@@ -137,6 +140,7 @@ class Bundle {
   // A gather in flight.
   at::Tensor gathered_; // (ranks, shard_numel), where a copy-out is needed
   Work gather_;
+  StreamEvent gather_copied_;
 
   // Gradients that wait, or are being reduced.
   at::Tensor gradients_; // (ranks, shard_numel) in the reduce dtype
@@ -144,6 +148,8 @@ class Bundle {
   at::Tensor partial_; // (shard_numel): reduced, but not over the copies
   std::vector<bool> used_; // by index: got a gradient
   bool all_reduces_ = true;
+  std::vector<at::Tensor> copied_from_; // held until that has happened
+  StreamEvent gradients_copied_;
   Work reduction_;
 };
 

@@ -211,6 +211,7 @@ const Kind kKinds[] = {
     {"Attention", attention}};
 
 Subject make(const Kind& kind) {
+  at::globalContext().setDeterministicCuDNN(true); // bits are compared
   torch::manual_seed(1);
   Subject subject = kind.make();
   subject.module->to(test_device());
