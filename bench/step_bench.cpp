@@ -130,8 +130,8 @@ double peak_megabytes(const Setting& setting, bool sharded) {
     }
     torch::cuda::synchronize();
   }
-  constexpr auto kAll = static_cast<size_t>(
-      c10::CachingAllocator::StatType::AGGREGATE);
+  constexpr auto kAll =
+      static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto stats = allocator->getDeviceStats(0);
   return static_cast<double>(stats.allocated_bytes[kAll].peak) / 1e6;
 }

@@ -8,6 +8,7 @@
 #include <tessera/error.h>
 #include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/fully_shard.h>
+#include <tessera/fsdp/recompute.h>
 #include <tessera/fsdp/summon.h>
 #include <tessera/fsdp/wrap_policy.h>
 #include <tessera/optim/adamw.h>

@@ -4,6 +4,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "shard/names.h"
+
 namespace tessera::fsdp {
 namespace {
 
@@ -48,45 +50,44 @@ std::vector<NamedParam> distinct_parameters(const torch::nn::Module& module) {
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& item : module.named_parameters(/*recurse=*/true)) {
     if (seen.insert(item.value().unsafeGetTensorImpl()).second) {
-      result.push_back({item.key(), item.value()});
+      result.push_back({shard::clean_name(item.key()), item.value()});
     }
   }
   return result;
 }
 
 std::vector<std::shared_ptr<Unit>> units_in(const torch::nn::Module& module) {
-  std::unordered_map<const void*, std::shared_ptr<Unit>> by_home;
   std::vector<std::shared_ptr<Unit>> found;
+  std::unordered_set<const Unit*> seen;
+  std::unordered_map<const void*, std::shared_ptr<Unit>> by_home;
   const auto add = [&](Unit* unit) {
-    if (unit != nullptr) {
-      auto& entry = by_home[unit->home()];
-      if (!entry) {
-        entry = unit->shared_from_this();
-        found.push_back(entry);
-      }
+    if (unit != nullptr && seen.insert(unit).second) {
+      found.push_back(unit->shared_from_this());
+      by_home.emplace(unit->home(), found.back());
     }
   };
   for (const NamedParam& param : distinct_parameters(module)) {
     add(shard::unit_of(param.tensor));
   }
   std::vector<std::shared_ptr<Unit>> result;
+  std::unordered_set<const Unit*> placed;
+  const auto place = [&](const std::shared_ptr<Unit>& unit) {
+    if (placed.insert(unit.get()).second) {
+      result.push_back(unit);
+    }
+  };
   const auto visit = [&](const torch::nn::Module& one) {
     add(remembered_at(one).get());
     if (const auto home = by_home.find(&one); home != by_home.end()) {
-      if (std::find(result.begin(), result.end(), home->second) ==
-          result.end()) {
-        result.push_back(home->second);
-      }
+      place(home->second);
     }
   };
   visit(module);
   for (const auto& item : module.named_modules("", /*include_self=*/false)) {
     visit(*item.value());
   }
-  for (auto& unit : found) {
-    if (std::find(result.begin(), result.end(), unit) == result.end()) {
-      result.push_back(std::move(unit));
-    }
+  for (const auto& unit : found) {
+    place(unit);
   }
   return result;
 }

@@ -16,6 +16,7 @@
 
 #include "comm/group_impl.h"
 #include "fsdp/module_units.h"
+#include "shard/names.h"
 #include "shard/schedule.h"
 #include "shard/unit.h"
 
@@ -249,7 +250,7 @@ void adopt(torch::nn::Module& module, const std::shared_ptr<Unit>& parent) {
   for (const auto& item : module.named_modules("", /*include_self=*/false)) {
     for (const auto& unit : inner) {
       if (unit->home() == item.value().get()) {
-        unit->set_name(item.key());
+        unit->set_name(shard::clean_name(item.key()));
       }
     }
   }
@@ -300,7 +301,7 @@ void shard_module(torch::nn::Module& module, const ShardRequest& request) {
         request.groups,
         request.unit,
         schedule);
-    unit->set_home(plan.module);
+    unit->set_home(plan.module, plan.module->weak_from_this());
     if (!unit->has_params()) {
       remember(*plan.module, unit);
     }

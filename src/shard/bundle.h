@@ -93,7 +93,8 @@ class Bundle {
   void add_gradients(
       const std::vector<at::Tensor>& gradients,
       const std::vector<bool>& trainable);
-  /// Lets go of the gradients that were added, on a device once they are copied.
+  /// Lets go of the gradients that were added, on a device once they are
+  /// copied.
   void release_sources();
   bool has_gradients() const {
     return gradients_.defined();

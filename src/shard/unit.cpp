@@ -205,7 +205,12 @@ void Unit::make_bundles(const std::vector<NamedParam>& params) {
           .copy_(whole.reshape({-1}).narrow(0, run.param_begin, run.numel));
     }
     bundles_.emplace_back(
-        std::move(layout), shard, device, groups_, options_, schedule_->resources());
+        std::move(layout),
+        shard,
+        device,
+        groups_,
+        options_,
+        schedule_->resources());
     set_owner(bundles_.back().storage(), {this, false});
     set_owner(storage_of(shard), {this, true});
   }

@@ -95,12 +95,16 @@ class Unit : public std::enable_shared_from_this<Unit> {
     return *schedule_;
   }
 
-  /// The module that was sharded, to be recognized by; never followed.
+  /// The module that was sharded, to be recognized by; never followed. Null
+  /// once it is gone: its address may be another's by then. `alive` is empty
+  /// for a module that no shared_ptr owns.
   const void* home() const {
-    return home_;
+    return is_home_tracked_ && home_alive_.expired() ? nullptr : home_;
   }
-  void set_home(const void* module) {
+  void set_home(const void* module, std::weak_ptr<const void> alive) {
     home_ = module;
+    is_home_tracked_ = !alive.expired();
+    home_alive_ = std::move(alive);
   }
   /// The unit whose module contains this one's, if any.
   const std::shared_ptr<Unit>& parent() const {
@@ -219,6 +223,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const UnitOptions options_;
   const std::shared_ptr<Schedule> schedule_;
   const void* home_ = nullptr;
+  std::weak_ptr<const void> home_alive_;
+  bool is_home_tracked_ = false;
   std::shared_ptr<Unit> parent_;
   std::vector<Param> params_;
   std::vector<Bundle> bundles_;

@@ -244,6 +244,30 @@ TEST(FsdpTest, AUnitWithoutParametersMakesTheOnesBelowReshard) {
   });
 }
 
+TEST(FsdpTest, AUnitOutlivesTheModuleThatNamedIt) {
+  on_ranks(2, [](const Group& world) {
+    auto reference = train_plain(world.size());
+    auto model = make_stack();
+    for (int64_t i = 0; i < kDepth; ++i) {
+      // Containers that go at once: their addresses are taken by the next.
+      torch::nn::Sequential container(
+          Block(std::dynamic_pointer_cast<BlockImpl>(
+              model->blocks->ptr(static_cast<size_t>(i)))));
+      fully_shard(*container);
+    }
+    fully_shard(*model);
+    auto& schedule = *shard::Schedule::of(world);
+    schedule.reset_counts();
+    loss_of(model, tokens(world.rank(), 0)).backward();
+    EXPECT_EQ(schedule.counts().gathers, 1 + 2 * kDepth);
+    for (auto& leaf : parameters(*model)) {
+      leaf.mutable_grad().reset();
+    }
+    train_sharded(model, world.rank());
+    expect_same_parameters(model, reference.model, 1e-9);
+  });
+}
+
 TEST(FsdpTest, TiedParametersGoToTheLowestUnitThatContainsThem) {
   on_ranks(2, [](const Group& world) {
     auto reference = train_plain(world.size(), /*tied=*/true);

@@ -1,0 +1,129 @@
+#pragma once
+
+#include <tessera/api.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace tessera {
+
+struct TESSERA_API RecomputeOptions {
+  /// Gives the second run the random numbers of the first, so that dropout
+  /// drops the same: those of the CPU, of the devices of the inputs and of the
+  /// current one. Off: saves a few KB and microseconds a call.
+  TORCH_ARG(bool, preserve_rng_state) = true;
+};
+
+namespace detail {
+
+TESSERA_API std::vector<at::Tensor> recompute(
+    std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> fn,
+    const std::vector<at::Tensor>& inputs,
+    const RecomputeOptions& options);
+
+template <class F>
+inline constexpr bool kMapsTensor =
+    std::is_invocable_r_v<at::Tensor, F&, const at::Tensor&>;
+
+} // namespace detail
+
+/// Activation checkpointing: returns fn(inputs), keeps the inputs alone, and
+/// has backward run `fn` once more for the activations it needs. `fn` takes and
+/// returns vectors of tensors. Gradients are bit-equal to those without, except
+/// of what is used more than 4 times in `fn` and outside of it too, and of
+/// unsharded parameters that several calls share under autocast: those are
+/// added up in another order.
+///
+/// Whatever `fn` uses gets its gradients, also parameters and activations that
+/// it captures, and also if no input requires one. Inputs may be undefined, of
+/// any dtype, and with or without gradient; so may outputs. The second run has
+/// the random numbers and the autocast state of the first. Nesting,
+/// retain_graph, torch::autograd::grad() and gradients of gradients work.
+/// Without grad mode it just calls `fn`.
+///
+/// `fn` is kept until its part of the graph is freed: capture by value what
+/// does not live that long (holders of modules are pointers). It must do the
+/// same both times; backward throws if shapes, dtypes or the parameters used
+/// differ, or if an input or a parameter was changed in place since. What `fn`
+/// throws in backward comes out of backward(). Its side effects happen twice:
+/// batch norm counts a batch twice, a hook it adds to an input runs twice.
+///
+/// Not collective in itself; with sharded parameters `fn` is, as any use is.
+template <class F>
+std::enable_if_t<!detail::kMapsTensor<F>, std::vector<at::Tensor>> recompute(
+    F fn,
+    const std::vector<at::Tensor>& inputs,
+    const RecomputeOptions& options = {}) {
+  return detail::recompute(std::move(fn), inputs, options);
+}
+
+/// The same from one tensor to one tensor: recompute(block, x).
+template <class F>
+std::enable_if_t<detail::kMapsTensor<F>, at::Tensor> recompute(
+    F fn,
+    const at::Tensor& input,
+    const RecomputeOptions& options = {}) {
+  const auto run =
+      [fn = std::move(fn)](const std::vector<at::Tensor>& inputs) mutable {
+        return std::vector<at::Tensor>{fn(inputs.front())};
+      };
+  return detail::recompute(run, {input}, options).front();
+}
+
+/// Puts the submodules for which `which` says yes under recompute() and returns
+/// how many. Each must be an element of a torch::nn::Sequential: there it is
+/// replaced by a module that calls it, and that has it as its child
+/// `_checkpoint_wrapped_module`. That segment shows in the names LibTorch
+/// gives, also in what torch::save writes, but not in tessera's names. The
+/// module itself is not asked about, nor is what is under recompute already.
+/// Before or after fully_shard.
+///
+/// Elements take up to 8 arguments of any type and return a tensor; if one
+/// returns something else, its forward throws. Calls that do not go through the
+/// Sequential are as they were; Sequential::at<Block>(i) finds the Block no
+/// more.
+///
+/// Throws, with nothing changed, if a submodule for which `which` says yes is
+/// not an element of a Sequential: its parent calls it through a member whose
+/// type cannot be replaced. Call recompute() in the parent's forward instead.
+TESSERA_API int64_t apply_activation_checkpointing(
+    torch::nn::Module& module,
+    const std::function<bool(const torch::nn::Module&)>& which,
+    const RecomputeOptions& options = {});
+
+namespace detail {
+
+template <class M>
+bool is_module_of(const torch::nn::Module& module) {
+  if constexpr (requires { typename M::ContainedType; }) { // a holder
+    return dynamic_cast<const typename M::ContainedType*>(&module) != nullptr;
+  } else {
+    return dynamic_cast<const M*>(&module) != nullptr;
+  }
+}
+
+} // namespace detail
+
+/// The same for all submodules of these classes, given as holders or as Impls:
+/// apply_activation_checkpointing<Block>(*model).
+template <class M, class... Others>
+int64_t apply_activation_checkpointing(
+    torch::nn::Module& module,
+    const RecomputeOptions& options = {}) {
+  return apply_activation_checkpointing(
+      module,
+      [](const torch::nn::Module& submodule) {
+        return detail::is_module_of<M>(submodule) ||
+            (detail::is_module_of<Others>(submodule) || ...);
+      },
+      options);
+}
+
+} // namespace tessera
