@@ -120,6 +120,7 @@ class Trainer {
 
 /// Megabytes that a model and its training take at most on a GPU.
 double peak_megabytes(const Setting& setting, bool sharded) {
+  torch::empty({1}, setting.device); // there are no figures before first use
   auto* allocator = c10::getDeviceAllocator(torch::kCUDA);
   allocator->emptyCache();
   allocator->resetPeakStats(0);

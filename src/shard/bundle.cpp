@@ -18,12 +18,11 @@ Bundle::Bundle(
     at::Device device,
     const Groups& groups,
     const UnitOptions& options,
-    Resources& resources)
+    BufferPool& pool)
     : layout_(std::move(layout)),
       groups_(groups),
       options_(options),
-      resources_(resources),
-      pool_(resources.pool),
+      pool_(pool),
       device_(device),
       shard_(std::move(shard)),
       used_(layout_.num_params(), false) {
@@ -64,7 +63,6 @@ void Bundle::start_gather(std::string_view label) {
   }
   const at::Tensor& target = in_place ? full_ : gathered_;
   at::Tensor mine = shard_;
-  const auto beside = resources_.gathers.enter(device_);
   if (shard_.scalar_type() != full_.scalar_type() ||
       shard_.device() != full_.device()) {
     // Straight into this rank's part of the result.
@@ -73,11 +71,9 @@ void Bundle::start_gather(std::string_view label) {
     mine.copy_(shard_, /*non_blocking=*/true);
   }
   gather_ = groups_.shard.all_gather_into_async(target, mine, label);
-  gather_copied_ = beside.record();
 }
 
 void Bundle::finish_gather() {
-  gather_copied_.wait();
   std::exchange(gather_, Work()).wait();
   if (gathered_.defined()) {
     give_bytes();
@@ -152,7 +148,6 @@ void Bundle::add_gradients(
     const std::vector<bool>& trainable) {
   const auto dtype = options_.reduce_dtype.value_or(shard_.scalar_type());
   const auto options = full_.options().dtype(dtype);
-  const auto beside = resources_.reductions.enter(device_);
   // On one rank it becomes the gradient of the leaves and does not come back.
   at::Tensor buffer = layout_.num_ranks() == 1
       ? at::empty({1, layout_.shard_numel()}, options)
@@ -209,20 +204,10 @@ void Bundle::add_gradients(
     }
   }
   gradients_ = std::move(buffer);
-  if (!device_.is_cpu()) {
-    copied_from_.insert(copied_from_.end(), from.begin(), from.end());
-    gradients_copied_ = beside.record();
-  }
-}
-
-void Bundle::release_sources() {
-  gradients_copied_.wait();
-  copied_from_.clear();
 }
 
 void Bundle::start_reduction(bool all_reduce, std::string_view label) {
   all_reduces_ = all_reduce;
-  const auto beside = resources_.reductions.enter(device_);
   if (layout_.num_ranks() == 1) {
     reduced_ = std::exchange(gradients_, at::Tensor()).view({-1});
     if (groups_.replicate.valid() && all_reduce) {
@@ -240,7 +225,6 @@ void Bundle::start_reduction(bool all_reduce, std::string_view label) {
 }
 
 Bundle::Reduced Bundle::finish_reduction(std::string_view label) {
-  release_sources();
   std::exchange(reduction_, Work()).wait();
   at::Tensor mean = std::exchange(reduced_, at::Tensor());
   if (gradients_.defined()) { // what was scattered
@@ -272,8 +256,6 @@ void Bundle::drop_reduction() noexcept {
 }
 
 void Bundle::settle() noexcept {
-  gather_copied_.wait();
-  release_sources();
   for (Work* work : {&gather_, &reduction_}) {
     try {
       std::exchange(*work, Work()).wait();

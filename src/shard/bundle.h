@@ -13,9 +13,9 @@
 #include <string_view>
 #include <vector>
 
+#include "shard/buffer_pool.h"
 #include "shard/layout.h"
 #include "shard/options.h"
-#include "shard/resources.h"
 
 namespace tessera::shard {
 
@@ -46,7 +46,7 @@ class Bundle {
       at::Device device,
       const Groups& groups,
       const UnitOptions& options,
-      Resources& resources);
+      BufferPool& pool);
 
   const Layout& layout() const {
     return layout_;
@@ -127,7 +127,6 @@ class Bundle {
   const Layout layout_;
   const Groups groups_;
   const UnitOptions options_;
-  Resources& resources_;
   BufferPool& pool_;
   const at::Device device_;
   const at::Tensor shard_;
@@ -141,7 +140,6 @@ class Bundle {
   // A gather in flight.
   at::Tensor gathered_; // (ranks, shard_numel), where a copy-out is needed
   Work gather_;
-  StreamEvent gather_copied_;
 
   // Gradients that wait, or are being reduced.
   at::Tensor gradients_; // (ranks, shard_numel) in the reduce dtype
@@ -149,8 +147,6 @@ class Bundle {
   at::Tensor partial_; // (shard_numel): reduced, but not over the copies
   std::vector<bool> used_; // by index: got a gradient
   bool all_reduces_ = true;
-  std::vector<at::Tensor> copied_from_; // held until that has happened
-  StreamEvent gradients_copied_;
   Work reduction_;
 };
 

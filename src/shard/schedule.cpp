@@ -196,7 +196,7 @@ void Schedule::end_backward() {
   for (Unit* unit : std::vector<Unit*>(full_)) {
     unit->reshard();
   }
-  resources_.pool.trim(kIdleBetweenSteps);
+  pool_.trim(kIdleBetweenSteps);
   last_touched_ = nullptr;
   iteration_ended_ = true;
   compare_hash();

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "shard/buffer_pool.h"
 #include "shard/observer.h"
-#include "shard/resources.h"
 
 namespace tessera::shard {
 
@@ -122,8 +122,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void reset_counts() {
     counts_ = {};
   }
-  Resources& resources() {
-    return resources_;
+  BufferPool& pool() {
+    return pool_;
   }
 
  private:
@@ -157,7 +157,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   bool starts_ahead_ = false;
   Observer observer_;
   ScheduleCounts counts_;
-  Resources resources_;
+  BufferPool pool_;
 };
 
 } // namespace tessera::shard

@@ -205,12 +205,7 @@ void Unit::make_bundles(const std::vector<NamedParam>& params) {
           .copy_(whole.reshape({-1}).narrow(0, run.param_begin, run.numel));
     }
     bundles_.emplace_back(
-        std::move(layout),
-        shard,
-        device,
-        groups_,
-        options_,
-        schedule_->resources());
+        std::move(layout), shard, device, groups_, options_, schedule_->pool());
     set_owner(bundles_.back().storage(), {this, false});
     set_owner(storage_of(shard), {this, true});
   }
@@ -759,9 +754,6 @@ void Unit::take_gradients(std::vector<at::Tensor>&& gradients) {
     reshard();
   }
   if (!any || !syncs_gradients_) {
-    for (Bundle& bundle : bundles_) {
-      bundle.release_sources(); // nothing will wait for them soon
-    }
     return;
   }
   for (Bundle& bundle : bundles_) {

@@ -82,20 +82,19 @@ TEST_P(CudaRecomputeTest, HasTheSameGradientsAsWithout) {
             at::autocast::set_autocast_dtype(at::kCUDA, at::kHalf);
           }
           auto x = call(model->embed, ids);
-          const auto blocks =
-              [=](at::Tensor h, int64_t begin, int64_t end) mutable {
-                for (int64_t i = begin; i < end; ++i) {
-                  tessera::testing::Block block(
-                      std::dynamic_pointer_cast<tessera::testing::BlockImpl>(
-                          model->blocks->ptr(i)));
-                  h = call(
-                      [block](const at::Tensor& in) mutable {
-                        return torch::dropout(block(in), 0.3, true);
-                      },
-                      h);
-                }
-                return h;
-              };
+          auto blocks = [=](at::Tensor h, int64_t begin, int64_t end) mutable {
+            for (int64_t i = begin; i < end; ++i) {
+              tessera::testing::Block block(
+                  std::dynamic_pointer_cast<tessera::testing::BlockImpl>(
+                      model->blocks->ptr(i)));
+              h = call(
+                  [block](const at::Tensor& in) mutable {
+                    return torch::dropout(block(in), 0.3, true);
+                  },
+                  h);
+            }
+            return h;
+          };
           if (mode == 2) {
             for (int64_t i = 0; i < 4; i += 2) {
               x = recompute(
