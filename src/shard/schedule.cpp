@@ -126,10 +126,17 @@ void Schedule::ensure_full(Unit& unit) {
   }
 }
 
-void Schedule::begin_iteration() {
-  predicts_ = !next_order_.empty();
-  order_.swap(next_order_);
+/// Iterations that begin with the same unit are taken for the same: a program
+/// may train several models in turns.
+void Schedule::begin_iteration(Unit& unit) {
+  if (!next_order_.empty()) {
+    Unit* first = next_order_.front();
+    orders_[first] = std::move(next_order_);
+  }
   next_order_.clear();
+  const auto known = orders_.find(&unit);
+  order_ = known == orders_.end() ? std::vector<Unit*>() : known->second;
+  predicts_ = !order_.empty();
   position_ = 0;
   iteration_ended_ = false;
 }
@@ -141,7 +148,7 @@ void Schedule::gather_ahead(Unit& unit) {
     return;
   }
   if (iteration_ended_) {
-    begin_iteration();
+    begin_iteration(unit);
   }
   constexpr size_t kMaxRecord = 1 << 16; // evaluation loops never end
   if (next_order_.size() < kMaxRecord) {
@@ -319,6 +326,10 @@ void Schedule::forget(Unit& unit) {
   std::erase(reducing_, &unit);
   std::erase(order_, &unit);
   std::erase(next_order_, &unit);
+  orders_.erase(&unit);
+  for (auto& [first, order] : orders_) {
+    std::erase(order, &unit);
+  }
   std::erase(in_forward_, &unit);
   predicts_ = false;
   if (last_touched_ == &unit) {
@@ -340,6 +351,7 @@ void Schedule::recover() {
   }
   order_.clear();
   next_order_.clear();
+  orders_.clear();
   predicts_ = false;
   iteration_ended_ = true;
   last_touched_ = nullptr;

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <span>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -129,7 +130,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
  private:
   void make_room(std::span<Unit* const> units);
   void ensure_full(Unit& unit);
-  void begin_iteration();
+  void begin_iteration(Unit& unit);
   void gather_ahead(Unit& unit);
   void tell(const ShardEvent& event) const;
   void end_backward();
@@ -144,9 +145,11 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::vector<const Unit*> in_forward_; // innermost last
   Unit* last_touched_ = nullptr;
 
-  // The gather order of the iteration before, and of this one.
+  // The gather order that is expected of this iteration, what it is, and those
+  // of earlier ones by their first unit.
   std::vector<Unit*> order_;
   std::vector<Unit*> next_order_;
+  std::unordered_map<const Unit*, std::vector<Unit*>> orders_;
   size_t position_ = 0;
   bool predicts_ = false;
   bool iteration_ended_ = true;

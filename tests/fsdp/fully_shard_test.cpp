@@ -255,6 +255,24 @@ TEST(FullyShardGroupsTest, UnitsOverSeveralGroupsAreClippedTogether) {
   });
 }
 
+TEST(FullyShardGroupsTest, TwoModelsInTurnsAreBothGatheredAhead) {
+  on_ranks(2, [](const Group& world) {
+    auto first = make_stack();
+    auto second = make_stack();
+    shard_blocks(first);
+    shard_blocks(second);
+    auto& schedule = *shard::Schedule::of(world);
+    for (int step = 0; step < 3; ++step) {
+      for (Stack* model : {&first, &second}) {
+        schedule.reset_counts();
+        loss_of(*model, tokens(world.rank(), step)).backward();
+        EXPECT_EQ(schedule.counts().gathers, 1 + 2 * kDepth);
+        EXPECT_EQ(schedule.counts().prefetched, step == 0 ? 0 : 2 * kDepth - 1);
+      }
+    }
+  });
+}
+
 TEST(FullyShardGroupsTest, GradientSyncIsTheModulesOwn) {
   on_ranks(2, [](const Group& world) {
     auto quiet = make_stack();
