@@ -12,5 +12,6 @@
 #include <tessera/fsdp/summon.h>
 #include <tessera/fsdp/wrap_policy.h>
 #include <tessera/optim/adamw.h>
+#include <tessera/shard/deferred_init.h>
 #include <tessera/shard/sharded_tensor.h>
 #include <tessera/version.h>

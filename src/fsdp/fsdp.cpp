@@ -1,6 +1,7 @@
 #include <tessera/comm/init.h>
 #include <tessera/error.h>
 #include <tessera/fsdp/fsdp.h>
+#include <tessera/shard/deferred_init.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
@@ -87,14 +88,19 @@ shard::Groups groups_for(
   return groups;
 }
 
+/// Has no values, and nobody knows which it should have.
+bool is_plain_meta(const at::Tensor& tensor) {
+  return tensor.is_meta() && !is_deferred(tensor);
+}
+
 void move_to(torch::nn::Module& module, at::Device device) {
   for (const at::Tensor& tensor : module.parameters()) {
-    if (!tensor.is_meta() && shard::unit_of(tensor) == nullptr) {
+    if (!is_plain_meta(tensor) && shard::unit_of(tensor) == nullptr) {
       at::Tensor(tensor).set_data(tensor.detach().to(device));
     }
   }
   for (const at::Tensor& buffer : module.buffers()) {
-    if (!buffer.is_meta()) {
+    if (!is_plain_meta(buffer)) {
       at::Tensor(buffer).set_data(buffer.to(device));
     }
   }
@@ -117,7 +123,7 @@ void initialize_meta(
   const auto visit = [&](torch::nn::Module& one) {
     bool any = false;
     const auto give_memory = [&](const at::Tensor& tensor) {
-      if (tensor.is_meta()) {
+      if (is_plain_meta(tensor)) {
         shard::show(
             tensor, at::empty_like(tensor, tensor.options().device(device)));
         any = true;

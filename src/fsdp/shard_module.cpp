@@ -16,6 +16,7 @@
 
 #include "comm/group_impl.h"
 #include "fsdp/module_units.h"
+#include "shard/deferred_init.h"
 #include "shard/names.h"
 #include "shard/schedule.h"
 #include "shard/unit.h"
@@ -34,6 +35,11 @@ struct Plan {
   std::vector<NamedParam> params;
 };
 
+/// Where a parameter is, or will be.
+at::Device place_of(const at::Tensor& tensor) {
+  return is_deferred(tensor) ? shard::intended_device(tensor) : tensor.device();
+}
+
 std::string describe(const NamedParam& param) {
   const at::Tensor& tensor = param.tensor;
   return fmt::format(
@@ -41,7 +47,7 @@ std::string describe(const NamedParam& param) {
       param.name,
       c10::toString(tensor.scalar_type()),
       fmt::join(tensor.sizes(), ", "),
-      tensor.device().type() == at::kCPU ? "the CPU" : "a device",
+      place_of(tensor).type() == at::kCPU ? "the CPU" : "a device",
       tensor.requires_grad() ? "" : ", frozen");
 }
 
@@ -54,7 +60,7 @@ std::optional<std::string> objection_to(
   const auto because = [&](std::string_view what) {
     return fmt::format("parameter \"{}\": {}", param.name, what);
   };
-  if (tensor.is_meta()) {
+  if (tensor.is_meta() && !is_deferred(tensor)) {
     return because(
         "still on the meta device. Give it memory and values first, or build the model under tessera::DeferredInit.");
   }
@@ -63,11 +69,11 @@ std::optional<std::string> objection_to(
         "{} cannot have gradients. Register it as a buffer, or name it in ignored_params.",
         c10::toString(tensor.scalar_type())));
   }
-  if (tensor.device() != first.tensor.device()) {
+  if (place_of(tensor) != place_of(first.tensor)) {
     return because(fmt::format(
         "on {}, while the unit's first parameter is on {}. Move the module to one device first.",
-        tensor.device().str(),
-        first.tensor.device().str()));
+        place_of(tensor).str(),
+        place_of(first.tensor).str()));
   }
   if (!tensor.is_leaf()) {
     return because(
@@ -307,6 +313,7 @@ void shard_module(torch::nn::Module& module, const ShardRequest& request) {
     }
     adopt(*plan.module, unit);
   }
+  materialize(module); // buffers, and what was to be left as it is
   if (request.sync_buffers) {
     broadcast_buffers(module, all);
   }

@@ -17,6 +17,7 @@
 #include "shard/alias.h"
 #include "shard/autograd_compat.h"
 #include "shard/boxes.h"
+#include "shard/deferred_init.h"
 #include "shard/first_touch.h"
 #include "shard/gather_node.h"
 #include "shard/schedule.h"
@@ -187,8 +188,9 @@ void Unit::make_bundles(const std::vector<NamedParam>& params) {
         groups_.shard.size(),
         options_.alignment);
     const at::Tensor& first = params[positions.front()].tensor;
-    const at::Device device = first.device();
-    auto options = first.options().requires_grad(false);
+    const at::Device device =
+        is_deferred(first) ? intended_device(first) : first.device();
+    auto options = at::TensorOptions(device).dtype(first.scalar_type());
     if (options_.offload) {
       options = options.device(at::kCPU).pinned_memory(device.is_cuda());
     }
@@ -196,7 +198,8 @@ void Unit::make_bundles(const std::vector<NamedParam>& params) {
     for (size_t index = 0; index < positions.size(); ++index) {
       const Run run = layout.run(index, groups_.shard.rank());
       const NamedParam& param = params[positions[index]];
-      at::Tensor whole = param.tensor.detach();
+      at::Tensor whole = is_deferred(param.tensor) ? replay(param.tensor)
+                                                   : param.tensor.detach();
       if (options_.sync_from_rank0) {
         whole = whole.contiguous();
         groups_.all.broadcast(whole, 0, param.name);
