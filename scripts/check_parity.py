@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Compares the parity tests that ran with the list of PyTorch's.
 
-Usage: check_parity.py CHECKLIST XML SEED...
+Usage: check_parity.py CHECKLIST XML REPORT SEED...
 
 CHECKLIST has a line for each test: id (seed-number), suite, test, leaf_runs.
 XML is what the test binary wrote. For the named seeds every test must be there,
-must have passed, and must have made exactly its leaf runs.
+must have passed, and must have made exactly its leaf runs. REPORT gets a test
+case for each, as JUnit XML.
 """
 import csv
 import sys
@@ -29,30 +30,52 @@ def cases_of(path):
     return cases
 
 
+def write_report(path, results):
+    """results: name -> problem, or None."""
+    suite = ElementTree.Element("testsuite", name="parity_checklist")
+    for name, problem in results.items():
+        case = ElementTree.SubElement(
+            suite, "testcase", classname="parity_checklist", name=name,
+            status="run", result="completed", time="0")
+        if problem:
+            ElementTree.SubElement(case, "failure", message=problem)
+    failures = sum(problem is not None for problem in results.values())
+    suite.set("tests", str(len(results)))
+    suite.set("failures", str(failures))
+    root = ElementTree.Element("testsuites", tests=str(len(results)), failures=str(failures))
+    root.append(suite)
+    ElementTree.ElementTree(root).write(path, encoding="UTF-8", xml_declaration=True)
+
+
+def problem_of(row, found):
+    if not found:
+        return "did not run"
+    if not all(passed for _, passed in found):
+        return "failed"
+    runs = sum(count for count, _ in found)
+    if runs != int(row["leaf_runs"]):
+        return f'{runs} leaf runs, expected {row["leaf_runs"]}'
+    return None
+
+
 def main():
-    checklist, xml, *seeds = sys.argv[1:]
+    checklist, xml, report, *seeds = sys.argv[1:]
     cases = cases_of(xml)
-    problems, tests, leaves = [], 0, 0
     with open(checklist, newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["id"][:3] in seeds]
+    results, leaves = {}, 0
     for row in rows:
-        found = cases.get((row["suite"], row["test"]))
+        found = cases.get((row["suite"], row["test"]), [])
         name = f'{row["id"]} {row["suite"]}.{row["test"]}'
-        if not found:
-            problems.append(f"{name}: did not run")
-            continue
-        runs = sum(count for count, _ in found)
-        if not all(passed for _, passed in found):
-            problems.append(f"{name}: failed")
-        if runs != int(row["leaf_runs"]):
-            problems.append(f'{name}: {runs} leaf runs, expected {row["leaf_runs"]}')
-        tests += 1
-        leaves += runs
-    for problem in problems:
-        print(problem)
-    print(f"check_parity: seeds {' '.join(seeds)}: {tests} of {len(rows)} tests, "
+        results[name] = problem_of(row, found)
+        leaves += sum(count for count, _ in found)
+        if results[name]:
+            print(f"{name}: {results[name]}")
+    write_report(report, results)
+    good = sum(problem is None for problem in results.values())
+    print(f"check_parity: seeds {' '.join(seeds)}: {good} of {len(rows)} tests, "
           f"{leaves} leaf runs")
-    return 1 if problems or not rows else 0
+    return 0 if rows and good == len(rows) else 1
 
 
 if __name__ == "__main__":
