@@ -1,9 +1,14 @@
+#include <tessera/error.h>
 #include <tessera/fsdp/fully_shard.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/abs.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -50,15 +55,22 @@ std::vector<GroupGradients> gradients_of(torch::nn::Module& module) {
   return result;
 }
 
+/// std::max would lose a NaN.
+double larger(double a, double b) {
+  return std::isnan(a) || a > b ? a : b;
+}
+
 /// Sum of |g|^p of the gradients, or their largest |g|, in double.
 double local_power(const std::vector<at::Tensor>& gradients, double p) {
   const bool is_max = std::isinf(p);
   double total = 0;
   for (const at::Tensor& gradient : gradients) {
+    const at::Tensor real =
+        gradient.is_complex() ? at::abs(gradient) : gradient;
     const double norm =
-        at::linalg_vector_norm(gradient, p, std::nullopt, false, at::kDouble)
+        at::linalg_vector_norm(real, p, std::nullopt, false, at::kDouble)
             .item<double>();
-    total = is_max ? std::max(total, norm) : total + std::pow(norm, p);
+    total = is_max ? larger(total, norm) : total + std::pow(norm, p);
   }
   return total;
 }
@@ -69,6 +81,13 @@ double clip_grad_norm_(
     torch::nn::Module& module,
     double max_norm,
     double norm_type) {
+  if (!(norm_type > 0)) {
+    raise<c10::ValueError>(
+        {.call = "clip_grad_norm_"},
+        fmt::format(
+            "norm_type is {}; expected a positive number or infinity.",
+            norm_type));
+  }
   at::NoGradGuard no_grad;
   const bool is_max = std::isinf(norm_type);
   double total = 0;
@@ -80,11 +99,11 @@ double clip_grad_norm_(
           power, is_max ? ReduceOp::Max : ReduceOp::Sum, "clip_grad_norm_");
     }
     const double part = power.item<double>();
-    total = is_max ? std::max(total, part) : total + part;
+    total = is_max ? larger(total, part) : total + part;
   }
   const double norm = is_max ? total : std::pow(total, 1.0 / norm_type);
   const double scale = max_norm / (norm + 1e-6);
-  if (scale < 1) {
+  if (!(scale >= 1)) { // a NaN goes into the gradients, as in Python
     for (auto& [group, gradients] : by_group) {
       if (!gradients.empty()) {
         at::_foreach_mul_(gradients, scale);

@@ -231,11 +231,6 @@ FsdpHandle::FsdpHandle(
     strategy_ = ShardingStrategy::NO_SHARD;
   }
   const MixedPrecision& precision = options_.mixed_precision();
-  const auto compute_bytes = [&](int64_t bytes) {
-    return bytes /
-        static_cast<int64_t>(
-               c10::elementSize(precision.param_dtype().value_or(at::kFloat)));
-  };
   fsdp::ShardRequest request{
       .call = "FSDP",
       .description = describe(options_, strategy_),
@@ -243,9 +238,8 @@ FsdpHandle::FsdpHandle(
       .unit =
           {.layout = shard::Layout::Kind::Flat,
            // Python's: 16 bytes of the compute dtype, so that sizes agree.
-           .alignment =
-               {.param = options_.use_orig_params() ? compute_bytes(16) : 1,
-                .shard = 1},
+           .alignment = {.param = 1, .shard = 1},
+           .param_alignment_bytes = options_.use_orig_params() ? 16 : 0,
            .reshard_after_forward = strategy_ == ShardingStrategy::FULL_SHARD ||
                strategy_ == ShardingStrategy::HYBRID_SHARD,
            .param_dtype = precision.param_dtype(),

@@ -103,12 +103,23 @@ void set_requires_all_reduce(torch::nn::Module& module, bool on) {
   }
 }
 
-NoSync::NoSync(torch::nn::Module& module) : module_(module) {
-  set_requires_gradient_sync(module_, false);
+struct NoSync::Data {
+  std::vector<std::shared_ptr<shard::Unit>> units; // those that it turned off
+};
+
+NoSync::NoSync(torch::nn::Module& module) : data_(std::make_unique<Data>()) {
+  for (const auto& unit : fsdp::units_in(module)) {
+    if (unit->syncs_gradients()) {
+      unit->set_syncs_gradients(false);
+      data_->units.push_back(unit);
+    }
+  }
 }
 
 NoSync::~NoSync() {
-  set_requires_gradient_sync(module_, true);
+  for (const auto& unit : data_->units) {
+    unit->set_syncs_gradients(true);
+  }
 }
 
 void recover(torch::nn::Module& module) {

@@ -1,6 +1,6 @@
 #include "fsdp/module_units.h"
 
-#include <algorithm>
+#include <mutex>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -24,7 +24,13 @@ std::unordered_map<const torch::nn::Module*, Remembered>& remembered() {
   return map;
 }
 
+std::mutex& remembered_mutex() {
+  static auto& mutex = *new std::mutex;
+  return mutex;
+}
+
 std::shared_ptr<Unit> remembered_at(const torch::nn::Module& module) {
+  const std::scoped_lock lock(remembered_mutex());
   const auto found = remembered().find(&module);
   return found == remembered().end() || found->second.module.expired()
       ? nullptr
@@ -36,6 +42,7 @@ std::shared_ptr<Unit> remembered_at(const torch::nn::Module& module) {
 void remember(
     const torch::nn::Module& module,
     const std::shared_ptr<Unit>& unit) {
+  const std::scoped_lock lock(remembered_mutex());
   std::erase_if(remembered(), [](const auto& entry) {
     return entry.second.module.expired();
   });

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 #include <unordered_map>
 #include <utility>
 
@@ -111,6 +112,14 @@ Registrars registrars_in(const torch::nn::Module& root) {
   return result;
 }
 
+std::unordered_set<const void*> modules_in(const torch::nn::Module& root) {
+  std::unordered_set<const void*> result{&root};
+  for (const auto& item : root.named_modules("", /*include_self=*/false)) {
+    result.insert(item.value().get());
+  }
+  return result;
+}
+
 /// Walks the tree bottom-up, as the policy says.
 class Planner {
  public:
@@ -154,7 +163,8 @@ class Planner {
     for (const auto& child : module.named_children()) {
       descend(*child.value(), name + "." + child.key());
     }
-    if (policy.wraps(module, free_numel(module))) {
+    if (policy.wraps(module, free_numel(module)) &&
+        unit_at(module) == nullptr) {
       add(module, name);
     }
   }
@@ -162,10 +172,7 @@ class Planner {
   /// Takes what is free in the module, but leaves what a module outside
   /// registers too: tied parameters go to a unit that contains all their uses.
   void add(torch::nn::Module& module, const std::string& name) {
-    std::unordered_set<const void*> inside{&module};
-    for (const auto& item : module.named_modules("", /*include_self=*/false)) {
-      inside.insert(item.value().get());
-    }
+    const auto inside = modules_in(module);
     Plan plan{&module, name, {}};
     for (NamedParam& param : distinct_parameters(module)) {
       const auto& users = registrars_.at(param.tensor.unsafeGetTensorImpl());
@@ -197,6 +204,8 @@ int next_unit_number(const Group& group) {
     int number = 0;
   };
   static auto& counts = *new std::map<const comm::GroupImpl*, Count>;
+  static auto& mutex = *new std::mutex;
+  const std::scoped_lock lock(mutex);
   std::erase_if(
       counts, [](const auto& entry) { return entry.second.group.expired(); });
   Count& count = counts[&group.impl()];
@@ -226,10 +235,7 @@ std::optional<std::string> objection_to(
 
 /// A parameter of the module that a unit from outside has taken.
 std::optional<std::string> taken_from_outside(const torch::nn::Module& module) {
-  std::unordered_set<const void*> inside{&module};
-  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
-    inside.insert(item.value().get());
-  }
+  const auto inside = modules_in(module);
   const auto params = distinct_parameters(module);
   const bool is_all_taken = !params.empty() &&
       std::all_of(params.begin(), params.end(), [&](const NamedParam& param) {
@@ -247,7 +253,12 @@ std::optional<std::string> taken_from_outside(const torch::nn::Module& module) {
 /// Units inside `module` get their place in it as a name; those without a
 /// parent get this one.
 void adopt(torch::nn::Module& module, const std::shared_ptr<Unit>& parent) {
-  const auto inner = units_in(module);
+  auto inner = units_in(module);
+  // Not those that only a tied parameter leads to.
+  const auto inside = modules_in(module);
+  std::erase_if(inner, [&](const auto& unit) {
+    return unit->home() != nullptr && !inside.contains(unit->home());
+  });
   for (const auto& unit : inner) {
     if (unit->is_root() && unit != parent) {
       unit->set_parent(parent);
@@ -280,6 +291,16 @@ void broadcast_buffers(torch::nn::Module& module, const Group& group) {
 } // namespace
 
 void shard_module(torch::nn::Module& module, const ShardRequest& request) {
+  for (const auto& dtype :
+       {request.unit.param_dtype, request.unit.reduce_dtype}) {
+    if (dtype && !c10::isFloatingType(*dtype)) {
+      raise<c10::ValueError>(
+          {.call = request.call},
+          fmt::format(
+              "{} is no floating-point dtype to compute or reduce in.",
+              c10::toString(*dtype)));
+    }
+  }
   const Group& all = request.groups.all;
   const auto plans = Planner(module, request).plan();
 
@@ -300,9 +321,10 @@ void shard_module(torch::nn::Module& module, const ShardRequest& request) {
 
   const auto schedule = Schedule::of(all);
   for (const Plan& plan : plans) {
-    // Told apart by a number until a larger module gives it a place.
+    // Called by its class until a larger module gives it a place.
     auto unit = Unit::create(
-        fmt::format("{}#{}", plan.module->name(), next_unit_number(all)),
+        plan.module->name(),
+        next_unit_number(all),
         plan.params,
         request.groups,
         request.unit,

@@ -34,8 +34,8 @@ template <class E = c10::NotImplementedError>
   raise<E>({.call = "summon_full_params", .unit = unit.name()}, what);
 }
 
-/// The same on all ranks: it looks at nothing that differs between them.
-void check(const Units& units, const SummonOptions& options) {
+/// What a rank sees by itself.
+void check_moment(const Units& units) {
   for (const auto& unit : units) {
     if (unit->schedule().in_backward() || unit->schedule().in_forward(*unit)) {
       refuse<c10::Error>(
@@ -47,6 +47,12 @@ void check(const Units& units, const SummonOptions& options) {
           *unit,
           "Cannot manually unshard parameters when already unsharding parameters. Close the other guard first.");
     }
+  }
+}
+
+/// The same on all ranks, once they agree on the options.
+void check_options(const Units& units, const SummonOptions& options) {
+  for (const auto& unit : units) {
     if (options.writeback() && options.rank0_only()) {
       refuse(
           *unit,
@@ -129,8 +135,9 @@ SummonGuard summon_full_params(
     torch::nn::Module& module,
     const SummonOptions& options) {
   const Units units = units_to_summon(module, options.recurse());
-  check(units, options);
+  check_moment(units);
   agree_on(units, options);
+  check_options(units, options);
   if (options.offload_to_cpu() && !options.rank0_only() && !units.empty()) {
     TORCH_WARN_ONCE(
         "summon_full_params(offload_to_cpu) without rank0_only puts a copy of all parameters into host memory for each rank of the host.");

@@ -12,6 +12,17 @@
 namespace tessera::shard {
 
 using NodePtr = decltype(torch::autograd::Edge::function);
+#if TESSERA_TORCH_AT_LEAST(2, 13)
+using WeakNodePtr = c10::weak_intrusive_ptr<torch::autograd::Node>;
+inline WeakNodePtr no_node() {
+  return WeakNodePtr(NodePtr());
+}
+#else
+using WeakNodePtr = std::weak_ptr<torch::autograd::Node>;
+inline WeakNodePtr no_node() {
+  return {};
+}
+#endif
 
 template <class T, class... Arguments>
 auto make_node(Arguments&&... arguments) {

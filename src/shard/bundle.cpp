@@ -2,6 +2,7 @@
 
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <exception>
@@ -49,7 +50,6 @@ void Bundle::give_bytes() {
 }
 
 void Bundle::start_gather(std::string_view label) {
-  gathered_version_ = version();
   const bool in_place = layout_.kind() == Layout::Kind::Flat || shows_shard_;
   if (in_place) {
     give_bytes();
@@ -69,8 +69,20 @@ void Bundle::start_gather(std::string_view label) {
     mine = target.view({-1}).narrow(
         0, groups_.shard.rank() * shard_numel, shard_numel);
     mine.copy_(shard_, /*non_blocking=*/true);
+    if (shard_.is_pinned() && !device_.is_cpu()) {
+      offload_copied_.emplace(device_.type());
+      offload_copied_->record(
+          c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+    }
   }
   gather_ = groups_.shard.all_gather_into_async(target, mine, label);
+}
+
+void Bundle::before_write() {
+  if (offload_copied_) {
+    offload_copied_->synchronize();
+    offload_copied_.reset();
+  }
 }
 
 void Bundle::finish_gather() {
@@ -146,7 +158,9 @@ at::Tensor Bundle::gradient_slot(const at::Tensor& buffer, size_t index) const {
 void Bundle::add_gradients(
     const std::vector<at::Tensor>& gradients,
     const std::vector<bool>& trainable) {
-  const auto dtype = options_.reduce_dtype.value_or(shard_.scalar_type());
+  const auto dtype = shard_.is_floating_point()
+      ? options_.reduce_dtype.value_or(shard_.scalar_type())
+      : shard_.scalar_type(); // complex
   const auto options = full_.options().dtype(dtype);
   // On one rank it becomes the gradient of the leaves and does not come back.
   at::Tensor buffer = layout_.num_ranks() == 1
@@ -164,11 +178,8 @@ void Bundle::add_gradients(
     }
   };
   for (size_t index = 0; index < layout_.num_params(); ++index) {
-    if (!trainable[index]) {
-      continue;
-    }
     const at::Tensor slot = gradient_slot(buffer, index);
-    if (!gradients[index].defined()) {
+    if (!trainable[index] || !gradients[index].defined()) {
       slot.zero_();
       continue;
     }

@@ -5,10 +5,12 @@
 #include <tessera/comm/group.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 #include <c10/core/StorageImpl.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -66,17 +68,9 @@ class Bundle {
     return shows_shard_;
   }
 
-  /// Counts every write to the shard that anybody saw.
-  int64_t version() const {
-    return shard_._version() + num_writes_;
-  }
-  void count_write() {
-    ++num_writes_;
-  }
-  /// True if the shard was written since it was gathered last.
-  bool is_stale() const {
-    return gathered_version_ != -1 && gathered_version_ != version();
-  }
+  /// Somebody is about to write to the shard: a copy of it to a device that is
+  /// still queued must come first.
+  void before_write();
 
   void start_gather(std::string_view label);
   void finish_gather();
@@ -88,8 +82,7 @@ class Bundle {
   at::Tensor gather_copy(const at::Tensor& part, std::string_view label) const;
 
   /// Adds full gradients, by index in the layout, to those that wait; an
-  /// undefined one of a trainable parameter counts as zeros, since a peer may
-  /// have one.
+  /// undefined one counts as zeros, since a peer may have one.
   void add_gradients(
       const std::vector<at::Tensor>& gradients,
       const std::vector<bool>& trainable);
@@ -134,10 +127,8 @@ class Bundle {
   c10::StorageImpl* storage_ = nullptr;
   bool shows_shard_ = false;
 
-  int64_t num_writes_ = 0; // to the shard, as first touch saw them
-  int64_t gathered_version_ = -1;
-
   // A gather in flight.
+  std::optional<c10::Event> offload_copied_; // from host memory
   at::Tensor gathered_; // (ranks, shard_numel), where a copy-out is needed
   Work gather_;
 

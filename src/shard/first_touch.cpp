@@ -52,7 +52,7 @@ void collect(
   }
   if (owner.is_shard) {
     if (is_write) {
-      owner.unit->count_write(storage);
+      owner.unit->count_write();
     }
     return;
   }

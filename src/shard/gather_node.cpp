@@ -14,26 +14,20 @@ namespace tessera::shard {
 
 torch::autograd::variable_list GatherNode::apply(
     torch::autograd::variable_list&& gradients) {
-  if (unit_ == nullptr) {
-    raise(
-        {.call = "backward"},
-        "this graph belongs to a sharded model that no longer exists. Keep the model until backward is done.");
-  }
   if (at::GradMode::is_enabled()) {
     raise<c10::NotImplementedError>(
         {.call = "backward", .unit = unit_->name()},
         "a backward with create_graph=true through sharded parameters is not supported. Gradients of inputs, torch::autograd::grad(output, {input}, ..., create_graph=true), are.");
   }
-  const auto alive = unit_->shared_from_this();
   at::NoGradGuard no_grad;
-  alive->schedule().enter_backward();
-  alive->take_gradients(std::move(gradients));
+  unit_->schedule().enter_backward();
+  unit_->take_gradients(std::move(gradients));
   // Only grad(loss, leaves) and backward(inputs = leaves) want results here.
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
   if (wanted == nullptr || wanted->empty()) {
     return torch::autograd::variable_list(num_outputs());
   }
-  return alive->finish_reduction_apart();
+  return unit_->finish_reduction_apart();
 }
 
 } // namespace tessera::shard

@@ -4,7 +4,11 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
+
+#include "compat.h"
 
 namespace tessera::shard {
 
@@ -24,9 +28,13 @@ class Unit;
 ///
 /// An optimizer built on faces fails loudly ("can't optimize a non-leaf
 /// Tensor"), which is what it should do.
+/// It owns its unit, and faces own it: so a unit lives as long as its module,
+/// or as a graph that was made with it. Where all parameters are frozen there
+/// is no node.
 class GatherNode : public torch::autograd::Node {
  public:
-  explicit GatherNode(Unit* unit) : Node(UINT64_MAX), unit_(unit) {}
+  explicit GatherNode(std::shared_ptr<Unit> unit)
+      : Node(UINT64_MAX), unit_(std::move(unit)) {}
 
   torch::autograd::variable_list apply(
       torch::autograd::variable_list&& gradients) override;
@@ -34,13 +42,21 @@ class GatherNode : public torch::autograd::Node {
     return "TesseraGather";
   }
 
-  /// The unit is gone; a graph that outlived it can no longer run.
-  void cut_loose() {
-    unit_ = nullptr;
+  Unit& unit() const {
+    return *unit_;
   }
 
+#if TESSERA_TORCH_AT_LEAST(2, 13)
+  /// The last owner is gone. The unit's weak pointer would keep this object,
+  /// and this object the unit.
+  void release_resources() override {
+    Node::release_resources();
+    unit_.reset();
+  }
+#endif
+
  private:
-  Unit* unit_;
+  std::shared_ptr<Unit> unit_;
 };
 
 } // namespace tessera::shard

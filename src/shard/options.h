@@ -27,6 +27,9 @@ struct Groups {
 struct UnitOptions {
   Layout::Kind layout = Layout::Kind::Flat;
   Layout::Alignment alignment = {};
+  /// Where parameters begin, in bytes of the compute dtype; 0: as `alignment`
+  /// says.
+  int64_t param_alignment_bytes = 0;
   bool reshard_after_forward = true;
   /// dtype of the full parameters; shards keep theirs.
   std::optional<at::ScalarType> param_dtype = std::nullopt;

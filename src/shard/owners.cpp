@@ -1,5 +1,7 @@
 #include "shard/owners.h"
 
+#include <mutex>
+#include <shared_mutex>
 #include <unordered_map>
 
 namespace tessera::shard {
@@ -12,18 +14,27 @@ std::unordered_map<const c10::StorageImpl*, StorageOwner>& owners() {
   return map;
 }
 
+/// Models over different groups may live in different threads.
+std::shared_mutex& owners_mutex() {
+  static auto& mutex = *new std::shared_mutex;
+  return mutex;
+}
+
 } // namespace
 
 StorageOwner find_owner(const c10::StorageImpl* storage) {
+  const std::shared_lock lock(owners_mutex());
   const auto found = owners().find(storage);
   return found == owners().end() ? StorageOwner{} : found->second;
 }
 
 void set_owner(const c10::StorageImpl* storage, const StorageOwner& owner) {
+  const std::unique_lock lock(owners_mutex());
   owners()[storage] = owner;
 }
 
 void forget_owner(const c10::StorageImpl* storage) {
+  const std::unique_lock lock(owners_mutex());
   owners().erase(storage);
 }
 

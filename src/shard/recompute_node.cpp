@@ -21,6 +21,8 @@
 #include <utility>
 
 #include "shard/autograd_compat.h"
+#include "shard/gather_node.h"
+#include "shard/unit.h"
 
 namespace tessera::shard {
 namespace {
@@ -187,19 +189,33 @@ const at::Tensor* leaf_of(const autograd::Edge& edge) {
   return node == nullptr ? nullptr : &node->variable;
 }
 
+/// The unit whose parameters an edge leads to, if it does.
+const Unit* unit_of(const autograd::Edge& edge) {
+  const auto* node = dynamic_cast<const GatherNode*>(edge.function.get());
+  return node == nullptr ? nullptr : &node->unit();
+}
+
 int64_t leaf_version(const autograd::Edge& exit) {
+  if (const Unit* unit = unit_of(exit)) {
+    return unit->num_writes();
+  }
   const at::Tensor* leaf = leaf_of(exit);
   return leaf == nullptr ? -1 : leaf->_version();
 }
 
-using Run = RecomputeNode::Run;
+using FirstRun = RecomputeNode::Run;
 using Output = RecomputeNode::Output;
 
 /// What a graph saves is checked by autograd, but this graph is gone.
-void check_leaves(const Run& run) {
+void check_leaves(const FirstRun& run) {
   for (size_t i = 0; i < run.exits.size(); ++i) {
     const int64_t version = leaf_version(run.exits[i]);
     if (version != run.leaf_versions[i]) {
+      if (const Unit* unit = unit_of(run.exits[i])) {
+        raise(
+            {.call = "recompute", .unit = unit->name()},
+            "the shard was changed (by an optimizer step?) between forward and backward. Run forward again.");
+      }
       const at::Tensor& leaf = *leaf_of(run.exits[i]);
       raise(
           {.call = "recompute"},
@@ -213,7 +229,9 @@ void check_leaves(const Run& run) {
   }
 }
 
-void check_outputs(const Run& run, const std::vector<at::Tensor>& outputs) {
+void check_outputs(
+    const FirstRun& run,
+    const std::vector<at::Tensor>& outputs) {
   constexpr auto kAdvice =
       "It must do the same both times: it may not depend on what changes in between.";
   if (outputs.size() != run.outputs.size()) {
@@ -240,7 +258,7 @@ void check_outputs(const Run& run, const std::vector<at::Tensor>& outputs) {
   }
 }
 
-void check_exits(const Run& run, const autograd::edge_list& exits) {
+void check_exits(const FirstRun& run, const autograd::edge_list& exits) {
   if (exits != run.exits) {
     raise(
         {.call = "recompute"},
@@ -252,7 +270,7 @@ void check_exits(const Run& run, const autograd::edge_list& exits) {
 }
 
 /// The graph of a second run. Its outputs are let go; it holds what it needs.
-RunGraph run_again(const Run& run) {
+RunGraph run_again(const FirstRun& run) {
   check_leaves(run);
   std::vector<at::Tensor> inputs;
   for (const autograd::SavedVariable& input : run.inputs) {
@@ -351,7 +369,7 @@ std::vector<at::Tensor> run_without_graph(
     const TensorFunction& first,
     TensorFunction again,
     const std::vector<at::Tensor>& inputs) {
-  Run run{.again = std::move(again)};
+  FirstRun run{.again = std::move(again)};
   // Saved before the run, so that a function that writes to them is noticed.
   for (const at::Tensor& input : inputs) {
     run.inputs.emplace_back(input, /*is_output=*/false);

@@ -10,6 +10,9 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
+#include <unordered_set>
+#include <utility>
 
 #include "shard/unit.h"
 
@@ -31,6 +34,8 @@ bool is_among(std::span<Unit* const> units, const Unit* unit) {
 std::shared_ptr<Schedule> Schedule::of(const Group& group) {
   // Never destroyed: units may die in static destructors.
   static auto& schedules = *new std::map<const void*, std::weak_ptr<Schedule>>;
+  static auto& mutex = *new std::mutex;
+  const std::scoped_lock lock(mutex);
   auto& entry = schedules[&group.impl()];
   auto schedule = entry.lock();
   if (!schedule) {
@@ -88,6 +93,7 @@ void Schedule::gather(Unit& unit) {
   at::NoGradGuard no_grad;
   unit.check_faces("unshard"); // also where it is Full already
   ensure_full(unit);
+  unit.pin();
 }
 
 void Schedule::make_room(std::span<Unit* const> units) {
@@ -95,8 +101,8 @@ void Schedule::make_room(std::span<Unit* const> units) {
   int kept = 0;
   // Newest first: in backward the newest stay.
   for (Unit* unit : std::vector<Unit*>(full_.rbegin(), full_.rend())) {
-    const bool needed = unit->is_root() || is_among(units, unit) ||
-        unit->state() == UnitState::Gathering ||
+    const bool needed = unit->is_root() || unit->is_pinned() ||
+        is_among(units, unit) || unit->state() == UnitState::Gathering ||
         !unit->options().reshard_after_forward ||
         std::any_of(units.begin(), units.end(), [&](const Unit* touched) {
                           return unit->contains(*touched);
@@ -109,6 +115,9 @@ void Schedule::make_room(std::span<Unit* const> units) {
 }
 
 void Schedule::ensure_full(Unit& unit) {
+  if (!in_backward()) {
+    unit.follow_requires_grad();
+  }
   if (unit.state() == UnitState::Full && !unit.is_stale()) {
     return;
   }
@@ -122,14 +131,14 @@ void Schedule::ensure_full(Unit& unit) {
   unit.finish_gather();
   gather_ahead(unit);
   if (!in_backward() && unchecked_gathers_ >= kGathersPerCheck) {
-    compare_hash();
+    compare_hash(false);
   }
 }
 
 /// Iterations that begin with the same unit are taken for the same: a program
 /// may train several models in turns.
 void Schedule::begin_iteration(Unit& unit) {
-  if (!next_order_.empty()) {
+  if (!next_order_.empty() && next_order_.front() != nullptr) {
     Unit* first = next_order_.front();
     orders_[first] = std::move(next_order_);
   }
@@ -157,10 +166,19 @@ void Schedule::gather_ahead(Unit& unit) {
   predicts_ =
       predicts_ && position_ < order_.size() && order_[position_] == &unit;
   ++position_;
-  if (predicts_ && position_ < order_.size()) {
-    starts_ahead_ = true;
-    order_[position_]->start_gather();
-    starts_ahead_ = false;
+  Unit* next =
+      predicts_ && position_ < order_.size() ? order_[position_] : nullptr;
+  if (next != nullptr) { // not one that is gone
+    struct Ahead {
+      bool& flag;
+      explicit Ahead(bool& on) : flag(on) {
+        flag = true;
+      }
+      ~Ahead() {
+        flag = false;
+      }
+    } const ahead(starts_ahead_);
+    next->start_gather();
   }
 }
 
@@ -189,24 +207,75 @@ void Schedule::enter_backward() {
   };
   auto token = std::make_shared<Token>(shared_from_this(), task);
   torch::autograd::Engine::get_default_engine().queue_callback([token] {
-    token->done = true;
     std::erase(token->schedule->open_tasks_, token->task);
     if (token->schedule->open_tasks_.empty()) {
       token->schedule->end_backward();
     }
+    token->done = true; // last: if that threw, there is something to recover
   });
 }
 
 void Schedule::end_backward() {
   at::NoGradGuard no_grad;
   finish_reductions();
+  reduce_what_waits();
   for (Unit* unit : std::vector<Unit*>(full_)) {
     unit->reshard();
   }
   pool_.trim(kIdleBetweenSteps);
   last_touched_ = nullptr;
   iteration_ended_ = true;
-  compare_hash();
+  compare_order_and_use();
+}
+
+/// Gradients of earlier backwards without synchronisation whose units this one
+/// did not use: they belong to this step all the same.
+void Schedule::reduce_what_waits() {
+  std::unordered_set<const Unit*> models;
+  for (const auto& [unit, used] : reduced_) {
+    models.insert(&unit->root());
+  }
+  for (Unit* unit : std::vector<Unit*>(units_)) {
+    if (unit->syncs_gradients() && unit->has_waiting_gradients() &&
+        models.contains(&unit->root())) {
+      unit->start_reduction();
+      finish_reductions();
+    }
+  }
+}
+
+/// See [Note: schedule].
+void Schedule::compare_order_and_use() {
+  const auto reduced = std::exchange(reduced_, {});
+  int64_t count = 0;
+  bool in_doubt = false;
+  for (const auto& [unit, used] : reduced) {
+    count += static_cast<int64_t>(used.size());
+    in_doubt =
+        in_doubt || std::find(used.begin(), used.end(), false) != used.end();
+  }
+  at::Tensor flags = at::zeros({count + 1}, at::kByte);
+  auto* bytes = flags.mutable_data_ptr<uint8_t>();
+  for (const auto& [unit, used] : reduced) {
+    for (const bool one : used) {
+      *bytes++ = one ? 1 : 0;
+    }
+  }
+  in_doubt = compare_hash(in_doubt);
+  if (in_doubt && group_.size() > 1) {
+    group_.all_reduce(flags, ReduceOp::Max, "unused parameters");
+  }
+  if (!in_doubt) {
+    return;
+  }
+  bytes = flags.mutable_data_ptr<uint8_t>();
+  for (const auto& [unit, used] : reduced) {
+    std::vector<bool> unused;
+    for (size_t position = 0; position < used.size(); ++position) {
+      unused.push_back(*bytes++ == 0);
+    }
+    unit->drop_gradients(unused);
+  }
 }
 
 void Schedule::tell(const ShardEvent& event) const {
@@ -316,32 +385,43 @@ bool Schedule::in_forward(const Unit& unit) const {
 void Schedule::finish_reductions() {
   while (!reducing_.empty()) {
     Unit* oldest = reducing_.front();
-    reducing_.pop_front(); // first: finishing may throw
-    oldest->finish_reduction();
+    reducing_.pop_front();
+    auto used = oldest->finish_reduction();
+    if (!used.empty()) {
+      reduced_.emplace_back(oldest, std::move(used));
+    }
   }
 }
 
+void Schedule::add(Unit& unit) {
+  units_.push_back(&unit);
+}
+
 void Schedule::forget(Unit& unit) {
+  std::erase(units_, &unit);
   std::erase(full_, &unit);
   std::erase(reducing_, &unit);
-  std::erase(order_, &unit);
-  std::erase(next_order_, &unit);
+  std::erase_if(
+      reduced_, [&](const auto& entry) { return entry.first == &unit; });
+  std::erase(in_forward_, &unit);
+  Unit* const gone = nullptr;
+  std::replace(order_.begin(), order_.end(), &unit, gone);
+  std::replace(next_order_.begin(), next_order_.end(), &unit, gone);
   orders_.erase(&unit);
   for (auto& [first, order] : orders_) {
-    std::erase(order, &unit);
+    std::replace(order.begin(), order.end(), &unit, gone);
   }
-  std::erase(in_forward_, &unit);
-  predicts_ = false;
   if (last_touched_ == &unit) {
     last_touched_ = nullptr;
   }
 }
 
 void Schedule::recover() {
-  for (Unit* unit : std::deque<Unit*>(reducing_)) {
+  reducing_.clear();
+  reduced_.clear();
+  for (Unit* unit : units_) {
     unit->drop_reduction();
   }
-  reducing_.clear();
   for (Unit* unit : std::vector<Unit*>(full_)) {
     try {
       unit->reshard();
@@ -363,35 +443,36 @@ void Schedule::mix_hash(char kind, const Unit& unit) {
   constexpr uint64_t kPrime = 1099511628211ULL; // FNV-1a
   const auto mix = [this](uint64_t value) { hash_ = (hash_ ^ value) * kPrime; };
   mix(static_cast<uint64_t>(kind));
-  for (char c : unit.name()) {
-    mix(static_cast<uint64_t>(c));
-  }
+  mix(static_cast<uint64_t>(unit.number()));
 }
 
-void Schedule::compare_hash() {
+/// Throws on all ranks unless they did the same. Returns whether any of them
+/// passed true.
+bool Schedule::compare_hash(bool flag) {
   unchecked_gathers_ = 0;
+  const auto mine = static_cast<int64_t>(std::exchange(hash_, 0));
   if (group_.size() == 1) {
-    hash_ = 0;
-    return;
+    return flag;
   }
-  at::Tensor mine = at::empty({1}, at::kLong);
-  mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(hash_);
-  at::Tensor all = at::empty({group_.size()}, at::kLong);
-  hash_ = 0;
-  group_.all_gather_into(all, mine, "order of collectives");
-  const int64_t* hashes = all.const_data_ptr<int64_t>();
-  const bool equal =
-      std::all_of(hashes, hashes + group_.size(), [&](int64_t h) {
-        return h == hashes[0];
-      });
-  if (!equal) {
-    recover();
-    raise<DisagreementError>(
-        {.call = "backward",
-         .rank = group_.rank(),
-         .world_size = group_.size()},
-        "ranks gathered or reduced different units in this step, so gradients may be mixed up. A forward must touch the same units in the same order on every rank; look for a branch that depends on the rank or its data. TESSERA_CHECK=1 names the first call that differs.");
+  const at::Tensor sent = at::empty({2}, at::kLong);
+  sent.mutable_data_ptr<int64_t>()[0] = mine;
+  sent.mutable_data_ptr<int64_t>()[1] = flag ? 1 : 0;
+  const at::Tensor all = at::empty({group_.size(), 2}, at::kLong);
+  group_.all_gather_into(all, sent, "order of collectives");
+  const int64_t* received = all.const_data_ptr<int64_t>();
+  bool any = false;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    any = any || received[2 * rank + 1] != 0;
+    if (received[2 * rank] != received[0]) {
+      recover();
+      raise<DisagreementError>(
+          {.call = "backward",
+           .rank = group_.rank(),
+           .world_size = group_.size()},
+          "ranks gathered or reduced different units in this step, so gradients may be mixed up. A forward must touch the same units in the same order on every rank; look for a branch that depends on the rank or its data. TESSERA_CHECK=1 names the first call that differs.");
+    }
   }
+  return any;
 }
 
 } // namespace tessera::shard

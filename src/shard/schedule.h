@@ -56,6 +56,13 @@ struct ScheduleCounts {
 /// callback of the engine, queued by the first touch or node of a graph task.
 /// If backward throws, the engine drops the callback; a token that it holds
 /// then recovers.
+///
+/// A parameter that no rank used keeps an undefined gradient; one that any rank
+/// used has one on all. Ranks exchange that at the end of a backward, if one of
+/// them has a parameter in doubt.
+///
+/// Units that die stay in recorded orders as gaps, so that ranks go on
+/// foreseeing the same gathers.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
   explicit Schedule(const Group& group) : group_(group) {}
@@ -82,7 +89,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// backward of the next unit; more in flight would each hold a full gradient.
   void finish_reductions();
 
-  /// Units report what they do.
+  /// Units report that they are there, and what they do.
+  void add(Unit& unit);
   void note_gather(Unit& unit);
   void note_reshard(Unit& unit);
   void note_reduction(Unit& unit);
@@ -134,13 +142,19 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void gather_ahead(Unit& unit);
   void tell(const ShardEvent& event) const;
   void end_backward();
+  void reduce_what_waits();
   void mix_hash(char kind, const Unit& unit);
-  void compare_hash();
+  bool compare_hash(bool flag);
+  void compare_order_and_use();
 
   const Group group_;
   std::mutex mutex_; // refuses a second thread
+  std::vector<Unit*> units_; // all, by number
   std::vector<Unit*> full_; // Gathering or Full, oldest first
   std::deque<Unit*> reducing_; // oldest first
+  /// Units reduced in this backward, in order, with what finish_reduction()
+  /// said.
+  std::vector<std::pair<Unit*, std::vector<bool>>> reduced_;
   std::vector<int> open_tasks_; // graph tasks of a backward under way
   std::vector<const Unit*> in_forward_; // innermost last
   Unit* last_touched_ = nullptr;

@@ -3,6 +3,7 @@
 #include <tessera/shard/sharded_tensor.h>
 
 #include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
@@ -75,6 +76,11 @@ Bytes to_bytes(const std::vector<ShardedTensor::Piece>& pieces) {
     numbers.insert(
         numbers.end(), piece.box.sizes.begin(), piece.box.sizes.end());
   }
+  // Where the pieces are, for ranks that have none.
+  numbers.push_back(
+      pieces.empty()
+          ? -1
+          : static_cast<int64_t>(pieces.front().tensor.device().type()));
   // A tensor of no dims has boxes without numbers: count them.
   numbers.push_back(static_cast<int64_t>(pieces.size()));
   Bytes bytes(numbers.size() * sizeof(int64_t));
@@ -82,9 +88,13 @@ Bytes to_bytes(const std::vector<ShardedTensor::Piece>& pieces) {
   return bytes;
 }
 
-std::vector<Box> from_bytes(const Bytes& bytes, size_t ndim) {
+std::vector<Box> from_bytes(
+    const Bytes& bytes,
+    size_t ndim,
+    int64_t& device_type) {
   std::vector<int64_t> numbers(bytes.size() / sizeof(int64_t));
   std::memcpy(numbers.data(), bytes.data(), bytes.size());
+  device_type = std::max(device_type, *(numbers.end() - 2));
   const auto count = static_cast<size_t>(numbers.back());
   std::vector<Box> boxes(count);
   const int64_t* next = numbers.data();
@@ -177,9 +187,10 @@ int64_t ShardedTensor::local_numel() const {
 at::Tensor ShardedTensor::full_tensor() const {
   std::vector<std::vector<Box>> by_rank;
   int64_t largest = 0;
+  int64_t device_type = 0;
   for (const Bytes& bytes :
        group_.all_gather_bytes(to_bytes(pieces_), "boxes")) {
-    by_rank.push_back(from_bytes(bytes, sizes_.size()));
+    by_rank.push_back(from_bytes(bytes, sizes_.size(), device_type));
     int64_t numel = 0;
     for (const Box& box : by_rank.back()) {
       numel += box.numel();
@@ -188,8 +199,11 @@ at::Tensor ShardedTensor::full_tensor() const {
   }
   fail_together(group_, "full_tensor", objection_to(by_rank, sizes_));
 
-  const at::Device device =
-      pieces_.empty() ? at::Device(at::kCPU) : pieces_.front().tensor.device();
+  // All ranks must take the same backend.
+  const auto type = static_cast<c10::DeviceType>(device_type);
+  const at::Device device = !pieces_.empty() ? pieces_.front().tensor.device()
+      : type == at::kCPU                     ? at::Device(at::kCPU)
+                         : c10::impl::VirtualGuardImpl(type).getDevice();
   const auto options = at::TensorOptions(device).dtype(dtype_);
   const at::Tensor mine = at::empty({largest}, options);
   int64_t end = 0;

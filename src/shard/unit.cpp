@@ -12,6 +12,8 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <exception>
+#include <sstream>
 #include <utility>
 
 #include "shard/alias.h"
@@ -30,8 +32,8 @@ namespace autograd = torch::autograd;
 using WeakImpl =
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-/// Keeps a unit alive from the autograd metadata of its faces, and tells which
-/// unit that is.
+/// Keeps a unit alive from the autograd metadata of a face that is frozen.
+/// Registering hooks clears these, but needs a face that requires grad.
 struct KeepAlive : autograd::FunctionPreHook {
   explicit KeepAlive(std::shared_ptr<Unit> owned) : unit(std::move(owned)) {}
   autograd::variable_list operator()(
@@ -51,6 +53,9 @@ Unit* unit_of(const at::Tensor& tensor) {
   if (!tensor.defined() ||
       autograd::impl::get_autograd_meta(tensor) == nullptr) {
     return nullptr;
+  }
+  if (auto* node = dynamic_cast<GatherNode*>(tensor.grad_fn().get())) {
+    return &node->unit();
   }
   for (const auto& hook : autograd::impl::hooks(tensor)) {
     if (auto* keep = dynamic_cast<KeepAlive*>(hook.get())) {
@@ -79,6 +84,7 @@ struct Unit::Param {
 };
 
 struct Unit::Summoning {
+  NodePtr node; // no face owns it meanwhile
   SummonOptions options;
   UnitState before = UnitState::Sharded;
   bool shown = false; // on this rank
@@ -88,15 +94,22 @@ struct Unit::Summoning {
 
 Unit::Unit(
     std::string name,
+    int number,
     const Groups& groups,
     const UnitOptions& options,
     std::shared_ptr<Schedule> schedule)
-    : groups_(groups), options_(options), schedule_(std::move(schedule)) {
+    : number_(number),
+      groups_(groups),
+      options_(options),
+      schedule_(std::move(schedule)),
+      node_(no_node()) {
   set_name(std::move(name));
+  schedule_->add(*this);
 }
 
 std::shared_ptr<Unit> Unit::create(
     std::string name,
+    int number,
     const std::vector<NamedParam>& params,
     const Groups& groups,
     const UnitOptions& options,
@@ -105,7 +118,7 @@ std::shared_ptr<Unit> Unit::create(
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   std::shared_ptr<Unit> unit(
-      new Unit(std::move(name), groups, options, std::move(schedule)));
+      new Unit(std::move(name), number, groups, options, std::move(schedule)));
   unit->make_bundles(params);
   unit->make_leaves();
   unit->make_faces(params);
@@ -113,19 +126,20 @@ std::shared_ptr<Unit> Unit::create(
 }
 
 Unit::~Unit() {
-  if (node_ != nullptr) {
-    node_->cut_loose();
-  }
   for (Bundle& bundle : bundles_) {
     forget_owner(bundle.storage());
     forget_owner(storage_of(bundle.shard()));
     bundle.settle(); // it writes into memory that goes now
+    if (bundle.shows_shard()) {
+      bundle.free_full(raw_access_error_); // a view must not outlive the shard
+    }
   }
   schedule_->forget(*this);
 }
 
 void Unit::set_name(std::string name) {
   name_ = std::move(name);
+  label_ = name_ + "#" + std::to_string(number_);
   raw_access_error_ = format_error(
       {.call = "data_ptr", .unit = name_},
       "raw access to a sharded parameter, which has no memory now. Use operators, which gather it, or tessera::unshard(module) first.");
@@ -139,6 +153,14 @@ bool Unit::contains(const Unit& other) const {
     }
   }
   return false;
+}
+
+const Unit& Unit::root() const {
+  const Unit* up = this;
+  while (up->parent_) {
+    up = up->parent_.get();
+  }
+  return *up;
 }
 
 void Unit::fail(
@@ -182,12 +204,15 @@ void Unit::make_bundles(const std::vector<NamedParam>& params) {
     for (size_t position : positions) {
       shapes.push_back(params[position].tensor.sizes().vec());
     }
-    Layout layout(
-        options_.layout,
-        std::move(shapes),
-        groups_.shard.size(),
-        options_.alignment);
     const at::Tensor& first = params[positions.front()].tensor;
+    Layout::Alignment alignment = options_.alignment;
+    if (options_.param_alignment_bytes > 0) {
+      alignment.param = options_.param_alignment_bytes /
+          static_cast<int64_t>(c10::elementSize(
+              options_.param_dtype.value_or(first.scalar_type())));
+    }
+    Layout layout(
+        options_.layout, std::move(shapes), groups_.shard.size(), alignment);
     const at::Device device =
         is_deferred(first) ? intended_device(first) : first.device();
     auto options = at::TensorOptions(device).dtype(first.scalar_type());
@@ -244,32 +269,33 @@ at::Tensor Unit::face_alias(const Param& param) const {
       true);
 }
 
-/// Turns the module's parameters into faces.
-void Unit::make_faces(const std::vector<NamedParam>& params) {
-  auto node = make_node<GatherNode>(this);
-  node_ = node.get();
+/// The node behind the faces; made anew if all of them were frozen.
+NodePtr Unit::node() {
+  if (NodePtr node = node_.lock()) {
+    return node;
+  }
+  auto node = make_node<GatherNode>(shared_from_this());
   // Next edges to the leaves, so that grad(loss, leaves) finds them: to frozen
   // ones too, since edges cannot be added once a graph hangs on the node.
   for (Param& param : params_) {
+    const bool requires_grad = param.leaf.requires_grad();
     param.leaf.set_requires_grad(true);
     node->add_next_edge(autograd::impl::gradient_edge(param.leaf));
-    param.leaf.set_requires_grad(param.trainable);
+    param.leaf.set_requires_grad(requires_grad);
+    node->add_input_metadata(face_alias(param));
   }
+  node_ = WeakNodePtr(NodePtr(node));
+  return node;
+}
+
+/// Turns the module's parameters into faces.
+void Unit::make_faces(const std::vector<NamedParam>& params) {
   for (size_t position = 0; position < params_.size(); ++position) {
-    Param& param = params_[position];
-    at::Tensor face = params[position].tensor;
-    auto* impl = face.unsafeGetTensorImpl();
-    show(face, face_alias(param));
-    impl->set_autograd_meta(nullptr);
-    autograd::impl::add_hook(
-        face, std::make_unique<KeepAlive>(shared_from_this()));
-    // A frozen one has no edge, but keeps its place among the inputs.
-    const auto input = node->add_input_metadata(face);
-    if (param.trainable) {
-      autograd::impl::set_gradient_edge(face, {node, input});
-    }
+    const at::Tensor& face = params[position].tensor;
+    show(face, face_alias(params_[position]));
+    face.unsafeGetTensorImpl()->set_autograd_meta(nullptr);
+    set_trainable(params_[position], params_[position].trainable);
   }
-  node_edge_ = autograd::Edge(node, 0);
   for (Bundle& bundle : bundles_) {
     bundle.free_full(raw_access_error_);
   }
@@ -338,6 +364,9 @@ at::Tensor Unit::flat_param() const {
   return options_.one_leaf ? params_.front().leaf : bundle.shard();
 }
 
+/// A trainable face has a gradient edge. Its flag, which means nothing beside
+/// one, is set too: so a user who clears it is noticed. A frozen one has
+/// neither.
 void Unit::set_trainable(Param& param, bool on) {
   param.trainable = on;
   param.leaf.set_requires_grad(on);
@@ -345,13 +374,24 @@ void Unit::set_trainable(Param& param, bool on) {
     param.leaf.mutable_grad().reset();
   }
   const at::Tensor face = param.lock();
-  if (!face.defined() || state_ == UnitState::Summoned) {
+  if (!face.defined()) {
     return;
   }
+  const auto alive = shared_from_this(); // while the owner changes
   auto& meta = meta_of(face);
-  const auto position = static_cast<uint32_t>(&param - params_.data());
-  meta.grad_fn_ = on ? node_edge_.function : NodePtr();
-  meta.output_nr_ = on ? position : 0;
+  meta.requires_grad_ = on;
+  if (state_ == UnitState::Summoned) {
+    return; // a leaf meanwhile; hide_summoned() does the rest
+  }
+  if (on) {
+    meta.grad_fn_ = node();
+    meta.output_nr_ = static_cast<uint32_t>(&param - params_.data());
+  } else {
+    meta.grad_fn_ = NodePtr();
+    meta.output_nr_ = 0;
+    autograd::impl::clear_hooks(face);
+    autograd::impl::add_hook(face, std::make_unique<KeepAlive>(alive));
+  }
 }
 
 void Unit::set_requires_grad(const c10::TensorImpl* face, bool on) {
@@ -374,35 +414,42 @@ void Unit::set_requires_grad(const c10::TensorImpl* face, bool on) {
   }
 }
 
-/// Users also freeze through the leaf that they hold.
+/// Users also freeze through what they hold: the module's parameter, or the
+/// leaf. Whichever differs from what was so far is what they want.
 void Unit::follow_requires_grad() {
   for (Param& param : params_) {
-    if (param.leaf.requires_grad() != param.trainable) {
-      set_trainable(param, param.leaf.requires_grad());
+    const bool by_leaf = param.leaf.requires_grad();
+    const auto face = param.face.lock();
+    const auto* meta = face
+        ? static_cast<autograd::AutogradMeta*>(face->autograd_meta())
+        : nullptr;
+    const bool by_face =
+        meta == nullptr ? param.trainable : meta->requires_grad_;
+    if (by_leaf != param.trainable || by_face != param.trainable) {
+      set_trainable(param, !param.trainable);
     }
   }
 }
 
-bool Unit::is_stale() const {
-  return std::any_of(
-      bundles_.begin(), bundles_.end(), [](const Bundle& bundle) {
-        return bundle.is_stale();
-      });
+bool Unit::exposes_shard() const {
+  return groups_.shard.size() == 1 && !options_.offload;
 }
 
-void Unit::run_write_hooks() {
+void Unit::count_write() {
+  if (state_ == UnitState::Summoned && summoned_->options.writeback &&
+      !exposes_shard()) {
+    fail(
+        "write",
+        "",
+        "this writes to a shard inside summon_full_params, which would write its own values back over it. Close the guard first.");
+  }
   for (const auto& hook : std::exchange(write_hooks_, {})) {
     hook();
   }
-}
-
-void Unit::count_write(const c10::StorageImpl* shard) {
-  run_write_hooks();
   for (Bundle& bundle : bundles_) {
-    if (storage_of(bundle.shard()) == shard) {
-      bundle.count_write();
-    }
+    bundle.before_write();
   }
+  ++const_cast<Unit&>(root()).writes_;
 }
 
 void Unit::before_next_write(std::function<void()> hook) {
@@ -437,10 +484,19 @@ void Unit::start_gather() {
   check_faces("gather");
   follow_requires_grad();
   const bool changed = is_stale();
-  state_ = UnitState::Gathering;
-  for (Bundle& bundle : bundles_) {
-    bundle.start_gather(name_);
+  try {
+    for (Bundle& bundle : bundles_) {
+      bundle.start_gather(label_);
+    }
+  } catch (...) { // not gathering: nobody may take this for a gather
+    for (Bundle& bundle : bundles_) {
+      bundle.settle();
+      bundle.free_full(raw_access_error_);
+    }
+    throw;
   }
+  state_ = UnitState::Gathering;
+  gathered_at_ = num_writes();
   schedule_->note_gather(*this);
   if (changed) {
     // A graph of the old values must not run backward with the new ones.
@@ -481,6 +537,7 @@ void Unit::reshard() {
     return;
   }
   state_ = UnitState::Sharded;
+  is_pinned_ = false;
   for (Bundle& bundle : bundles_) {
     bundle.free_full(raw_access_error_);
   }
@@ -497,7 +554,7 @@ std::vector<at::Tensor> Unit::gather_gradients() {
       defined[static_cast<int64_t>(position)] = 1;
     }
   }
-  groups_.shard.all_reduce(defined, ReduceOp::Max, name_);
+  groups_.shard.all_reduce(defined, ReduceOp::Max, label_);
   for (size_t number = 0; number < bundles_.size(); ++number) {
     const Bundle& bundle = bundles_[number];
     const Layout& layout = bundle.layout();
@@ -521,7 +578,7 @@ std::vector<at::Tensor> Unit::gather_gradients() {
     if (!part.defined()) {
       continue;
     }
-    const at::Tensor full = bundle.gather_copy(part, name_);
+    const at::Tensor full = bundle.gather_copy(part, label_);
     for (size_t position = 0; position < params_.size(); ++position) {
       const Param& param = params_[position];
       if (param.bundle == number &&
@@ -552,6 +609,10 @@ void Unit::show_summoned(
   meta.output_nr_ = 0;
   meta.requires_grad_ = param.trainable;
   meta.grad_ = grad;
+  if (unit_of(face) == nullptr) {
+    autograd::impl::add_hook(
+        face, std::make_unique<KeepAlive>(shared_from_this()));
+  }
 }
 
 void Unit::summon(const SummonOptions& options) {
@@ -567,25 +628,30 @@ void Unit::summon(const SummonOptions& options) {
     reshard();
   }
   summoning->before = state_;
-  std::vector<at::Tensor> gradients(params_.size());
+  summoning->node = node_.lock();
+  const bool exposes = exposes_shard();
   for (const Bundle& bundle : bundles_) {
-    const bool exposes = groups_.shard.size() == 1 && !options_.offload;
-    at::Tensor full = exposes       ? bundle.shard()
-        : state_ == UnitState::Full ? bundle.full().clone()
-                                    : bundle.gather_copy(bundle.shard(), name_);
+    at::Tensor full = exposes ? bundle.shard()
+        : state_ == UnitState::Full
+        ? bundle.full().clone()
+        : bundle.gather_copy(bundle.shard(), label_);
     if (options.offload_to_cpu) {
       full = full.to(at::kCPU);
     }
     summoning->full.push_back(summoning->shown ? full : at::Tensor());
-    if (exposes && options.with_grads) {
-      for (size_t position = 0; position < params_.size(); ++position) {
-        gradients[position] = params_[position].leaf.grad();
-      }
-    }
   }
-  const bool exposes = groups_.shard.size() == 1 && !options_.offload;
-  if (options.with_grads && !exposes) {
+  std::vector<at::Tensor> gradients(params_.size());
+  if (options.with_grads && exposes) {
+    for (size_t position = 0; position < params_.size(); ++position) {
+      gradients[position] = params_[position].leaf.grad();
+    }
+  } else if (options.with_grads) {
     gradients = gather_gradients();
+  }
+  if (exposes) { // what is shown now may be written without being seen
+    for (const auto& hook : std::exchange(write_hooks_, {})) {
+      hook();
+    }
   }
   if (summoning->shown) {
     for (size_t position = 0; position < params_.size(); ++position) {
@@ -601,6 +667,27 @@ void Unit::summon(const SummonOptions& options) {
   summoned_ = std::move(summoning);
 }
 
+/// Why what a user did to the shown parameters cannot be kept, if so.
+std::optional<std::string> Unit::objection_to_faces() const {
+  for (const Param& param : params_) {
+    const at::Tensor face = param.lock();
+    const Bundle& bundle = bundles_[param.bundle];
+    const Shape& shape = bundle.layout().shape(param.index);
+    if (face.defined() &&
+        (face.sizes() != at::IntArrayRef(shape) ||
+         face.scalar_type() != bundle.shard().scalar_type())) {
+      std::ostringstream text;
+      text << "parameter \"" << param.name << "\" is now "
+           << c10::toString(face.scalar_type()) << ' ' << face.sizes()
+           << "; expected " << c10::toString(bundle.shard().scalar_type())
+           << ' ' << at::IntArrayRef(shape)
+           << ". A sharded parameter keeps its shape and dtype.";
+      return text.str();
+    }
+  }
+  return std::nullopt;
+}
+
 /// True if a face was written while Summoned, as far as this rank can tell.
 bool Unit::was_written() const {
   for (size_t position = 0; position < params_.size(); ++position) {
@@ -610,7 +697,8 @@ bool Unit::was_written() const {
       continue;
     }
     if (static_cast<uint32_t>(face._version()) !=
-        summoned_->versions[position]) {
+            summoned_->versions[position] ||
+        storage_of(face) != storage_of(summoned_->full[param.bundle])) {
       return true;
     }
     const Bundle& bundle = bundles_[param.bundle];
@@ -629,15 +717,12 @@ bool Unit::was_written() const {
 }
 
 void Unit::write_back() {
-  run_write_hooks();
-  for (Bundle& bundle : bundles_) {
-    bundle.count_write();
-  }
   for (const Param& param : params_) {
     const at::Tensor face = param.lock();
     const Bundle& bundle = bundles_[param.bundle];
     const Run run = bundle.layout().run(param.index, groups_.shard.rank());
-    if (face.defined() && run.numel > 0) {
+    if (face.defined() && run.numel > 0 &&
+        storage_of(face) != storage_of(bundle.shard())) {
       bundle.shard()
           .narrow(0, run.shard_begin, run.numel)
           .copy_(face.detach().reshape({-1}).narrow(
@@ -652,6 +737,9 @@ void Unit::write_back_gradients() {
     const Run run =
         bundles_[param.bundle].layout().run(param.index, groups_.shard.rank());
     if (!face.defined() || !face.grad().defined() || run.numel == 0) {
+      continue;
+    }
+    if (face.grad().is_same(param.leaf.grad())) {
       continue;
     }
     const at::Tensor part = face.grad()
@@ -675,12 +763,11 @@ void Unit::hide_summoned() {
     }
     show(face, face_alias(param));
     auto& meta = meta_of(face);
-    meta.requires_grad_ = false;
     meta.grad_.reset();
-    if (param.trainable) {
-      meta.grad_fn_ = node_edge_.function;
-      meta.output_nr_ = static_cast<uint32_t>(&param - params_.data());
-    }
+    meta.grad_fn_ = NodePtr();
+    // The flag may have been changed inside: that freezes or thaws.
+    param.trainable = meta.requires_grad_;
+    set_trainable(param, param.trainable);
   }
 }
 
@@ -691,38 +778,43 @@ void Unit::end_summon() {
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   const SummonOptions options = summoned_->options;
-  const bool exposes = groups_.shard.size() == 1 && !options_.offload;
-  bool changed =
-      summoned_->shown && (exposes || options.writeback) && was_written();
+  const bool exposes = exposes_shard();
+  std::optional<std::string> objection;
+  bool changed = false;
   std::exception_ptr failure;
   try {
+    if (summoned_->shown && (exposes || options.writeback)) {
+      objection = objection_to_faces();
+      changed = !objection && was_written();
+    }
     if (options.writeback && groups_.shard.size() > 1) {
-      // One rank's change makes every rank gather again.
+      // One rank's change makes every rank gather again, and one rank's error
+      // is everyone's.
       at::Tensor any = at::zeros({1}, at::kByte);
-      any.mutable_data_ptr<uint8_t>()[0] = changed ? 1 : 0;
-      groups_.shard.all_reduce(any, ReduceOp::Max, name_);
-      changed = any.item<uint8_t>() != 0;
+      any.mutable_data_ptr<uint8_t>()[0] = objection ? 2 : changed ? 1 : 0;
+      groups_.shard.all_reduce(any, ReduceOp::Max, label_);
+      const auto worst = any.item<uint8_t>();
+      changed = worst == 1;
+      if (worst == 2 && !objection) {
+        objection = "another rank could not keep its changes.";
+      }
+    }
+    if (changed) {
+      state_ = summoned_->before; // no longer refused
+      count_write();
+      write_back();
+    }
+    if (options.with_grads && (options.writeback || exposes) && !objection &&
+        summoned_->shown) {
+      write_back_gradients();
     }
   } catch (...) {
     failure = std::current_exception();
   }
-  if (changed && !failure) {
-    if (exposes) {
-      run_write_hooks();
-      for (Bundle& bundle : bundles_) {
-        bundle.count_write();
-      }
-    } else {
-      write_back();
-    }
-  }
-  if (options.with_grads && options.writeback && !exposes && !failure) {
-    write_back_gradients();
-  }
-  const bool shown = summoned_->shown;
-  state_ = summoned_->before;
-  summoned_.reset();
-  if (shown) {
+  // Whatever happened, nothing stays summoned.
+  const auto summoned = std::move(summoned_);
+  state_ = summoned->before;
+  if (summoned->shown) {
     hide_summoned();
   }
   if (changed) {
@@ -730,6 +822,9 @@ void Unit::end_summon() {
   }
   if (failure) {
     std::rethrow_exception(failure);
+  }
+  if (objection) {
+    fail("summon_full_params", "", *objection + " Nothing was written back.");
   }
 }
 
@@ -756,57 +851,78 @@ void Unit::take_gradients(std::vector<at::Tensor>&& gradients) {
   if (!is_root()) {
     reshard();
   }
-  if (!any || !syncs_gradients_) {
-    return;
+  if (any && syncs_gradients_) {
+    start_reduction();
   }
-  for (Bundle& bundle : bundles_) {
-    if (bundle.has_gradients()) {
-      bundle.start_reduction(all_reduces_, name_);
-    }
-  }
-  schedule_->note_reduction(*this);
 }
 
-std::vector<at::Tensor> Unit::finish_reduction_apart() {
-  std::vector<at::Tensor> result(params_.size());
+bool Unit::has_waiting_gradients() const {
+  return std::any_of(
+      bundles_.begin(), bundles_.end(), [](const Bundle& bundle) {
+        return bundle.has_gradients() && !bundle.is_reducing();
+      });
+}
+
+void Unit::start_reduction() {
+  schedule_->note_reduction(*this); // first: it must be dropped if this throws
+  for (Bundle& bundle : bundles_) {
+    if (bundle.has_gradients()) {
+      bundle.start_reduction(all_reduces_, label_);
+    }
+  }
+}
+
+Unit::Reduced Unit::wait_for_reduction() {
+  Reduced result{
+      std::vector<at::Tensor>(params_.size()),
+      std::vector<bool>(params_.size(), false)};
   for (size_t number = 0; number < bundles_.size(); ++number) {
     Bundle& bundle = bundles_[number];
     if (!bundle.is_reducing()) {
       continue;
     }
     const auto waiting = schedule_->watch(ShardEvent::Kind::ReduceWait, *this);
-    const auto [mean, used] = bundle.finish_reduction(name_);
+    const auto [mean, used] = bundle.finish_reduction(label_);
     if (!mean.defined()) {
       continue;
     }
     for (size_t position = 0; position < params_.size(); ++position) {
       const Param& param = params_[position];
-      if (param.bundle != number || !param.trainable || !used[param.index]) {
-        continue; // stays undefined: zeros would make optimizers act
+      if (param.bundle != number || !param.trainable) {
+        continue;
       }
       if (options_.one_leaf) {
-        result.front() = alias_of(mean, mean.sizes(), 0);
-        break;
+        result.gradients.front() = alias_of(mean, mean.sizes(), 0);
+        result.used.front() = result.used.front() || used[param.index];
+        continue;
       }
       const Layout& layout = bundle.layout();
       const Run run = layout.run(param.index, groups_.shard.rank());
-      if (run.numel > 0 || layout.kind() == Layout::Kind::Dim0) {
-        result[position] = alias_of(mean, param.leaf.sizes(), run.shard_begin);
+      result.used[position] = used[param.index];
+      if (run.numel > 0 || layout.kind() == Layout::Kind::Dim0 ||
+          layout.num_ranks() == 1) {
+        result.gradients[position] =
+            alias_of(mean, param.leaf.sizes(), run.shard_begin);
       }
     }
   }
   return result;
 }
 
-void Unit::finish_reduction() {
+std::vector<at::Tensor> Unit::finish_reduction_apart() {
+  return wait_for_reduction().gradients;
+}
+
+std::vector<bool> Unit::finish_reduction() {
   if (std::none_of(bundles_.begin(), bundles_.end(), [](const Bundle& bundle) {
         return bundle.is_reducing();
       })) {
-    return;
+    return {};
   }
   std::vector<at::Tensor> sums;
   std::vector<at::Tensor> terms;
-  const auto gradients = finish_reduction_apart();
+  const auto [gradients, used] = wait_for_reduction();
+  zeros_stand_in_.resize(params_.size(), false);
   for (size_t position = 0; position < params_.size(); ++position) {
     if (!gradients[position].defined()) {
       continue;
@@ -815,16 +931,29 @@ void Unit::finish_reduction() {
     if (sum.defined()) {
       sums.push_back(sum);
       terms.push_back(gradients[position]);
+      zeros_stand_in_[position] = zeros_stand_in_[position] && !used[position];
     } else {
       sum = gradients[position];
+      zeros_stand_in_[position] = !used[position];
     }
   }
   if (!sums.empty()) {
     at::_foreach_add_(sums, terms);
   }
+  return used;
+}
+
+void Unit::drop_gradients(const std::vector<bool>& by_position) {
+  for (size_t position = 0; position < zeros_stand_in_.size(); ++position) {
+    if (zeros_stand_in_[position] && by_position[position]) {
+      params_[position].leaf.mutable_grad().reset();
+    }
+  }
+  zeros_stand_in_.clear();
 }
 
 void Unit::drop_reduction() noexcept {
+  zeros_stand_in_.clear();
   for (Bundle& bundle : bundles_) {
     bundle.drop_reduction();
   }

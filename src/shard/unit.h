@@ -10,9 +10,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "shard/autograd_compat.h"
 #include "shard/bundle.h"
 #include "shard/options.h"
 #include "shard/owners.h"
@@ -61,15 +63,22 @@ struct SummonOptions {
 /// are what optimizers get. They carry the key of faces too, so that writes to
 /// them are seen: fused optimizers do not bump version counters.
 ///
-/// Faces own their unit (through a hook of their autograd metadata that never
-/// changes anything); the unit knows its faces only weakly. It dies with the
-/// module. A unit without parameters is kept by the units below it.
+/// Faces own their unit: trainable ones through their gradient edge, frozen
+/// ones through a hook of their autograd metadata that never runs. The unit
+/// knows its faces only weakly; it dies with the module. A unit without
+/// parameters is kept by the units below it.
+///
+/// Writes to shards are counted for all units of a model together: which of its
+/// leaves a rank writes depends on what it has, but ranks must gather again
+/// alike.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   /// Shards `params`, which must be leaves of their module and not sharded yet.
-  /// Deferred ones are replayed, one at a time.
+  /// Deferred ones are replayed, one at a time. `number` tells units of a group
+  /// apart, the same on all ranks.
   static std::shared_ptr<Unit> create(
       std::string name,
+      int number,
       const std::vector<NamedParam>& params,
       const Groups& groups,
       const UnitOptions& options,
@@ -82,6 +91,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
     return name_;
   }
   void set_name(std::string name);
+  int number() const {
+    return number_;
+  }
   const Groups& groups() const {
     return groups_;
   }
@@ -117,10 +129,15 @@ class Unit : public std::enable_shared_from_this<Unit> {
     return parent_ == nullptr;
   }
   bool contains(const Unit& other) const;
+  /// The unit that contains this one and is contained in none.
+  const Unit& root() const;
 
   /// Off: gradients of a backward wait here for the next one that has it on.
   void set_syncs_gradients(bool on) {
     syncs_gradients_ = on;
+  }
+  bool syncs_gradients() const {
+    return syncs_gradients_;
   }
   /// Off: gradients are averaged over the shard group only, and wait.
   void set_all_reduces(bool on) {
@@ -151,15 +168,32 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// gradient.
   void set_requires_grad(const c10::TensorImpl* face, bool on);
 
-  /// True if the shards were written since they were gathered last.
-  bool is_stale() const;
-  /// Somebody is about to write to this storage of the unit's.
-  void count_write(const c10::StorageImpl* shard);
+  /// Writes to shards of the whole model that were seen so far.
+  int64_t num_writes() const {
+    return root().writes_;
+  }
+  /// True if there were any since this unit was gathered last.
+  bool is_stale() const {
+    return gathered_at_ != -1 && gathered_at_ != num_writes();
+  }
+  /// Somebody is about to write to a shard of the unit's. Throws where the end
+  /// of a summon would undo it.
+  void count_write();
   /// Calls `hook` once, before the next write to a shard.
   void before_next_write(std::function<void()> hook);
 
   /// Throws if something replaced the data of a face behind the unit's back.
   void check_faces(const char* call) const;
+  /// Freezes and thaws what a user froze or thawed through a face or a leaf.
+  void follow_requires_grad();
+
+  /// Kept gathered by the user until reshard() or the end of backward.
+  void pin() {
+    is_pinned_ = true;
+  }
+  bool is_pinned() const {
+    return is_pinned_;
+  }
 
   void start_gather();
   void finish_gather();
@@ -173,8 +207,17 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// Takes the gradients of all faces, by position; called by the node.
   void take_gradients(std::vector<at::Tensor>&& gradients);
+  /// Gradients of backwards without synchronisation wait here.
+  bool has_waiting_gradients() const;
+  void start_reduction();
   /// Waits for the reduction and adds the result to the leaves' gradients.
-  void finish_reduction();
+  /// Returns by position whether this rank had a gradient; where it had none
+  /// and the leaf had none before either, zeros stand in until
+  /// drop_gradients().
+  std::vector<bool> finish_reduction();
+  /// No rank had a gradient for these: undefined again, since zeros would make
+  /// optimizers act.
+  void drop_gradients(const std::vector<bool>& by_position);
   /// The same, but returns it, by position.
   std::vector<at::Tensor> finish_reduction_apart();
   void drop_reduction() noexcept;
@@ -193,6 +236,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   Unit(
       std::string name,
+      int number,
       const Groups& groups,
       const UnitOptions& options,
       std::shared_ptr<Schedule> schedule);
@@ -200,14 +244,20 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void make_faces(const std::vector<NamedParam>& params);
   void make_leaves();
   at::Tensor face_alias(const Param& param) const;
-  void follow_requires_grad();
   void set_trainable(Param& param, bool on);
-  void run_write_hooks();
+  NodePtr node();
+  bool exposes_shard() const;
   void show_summoned(
       Param& param,
       const at::Tensor& full,
       const at::Tensor& grad);
   std::vector<at::Tensor> gather_gradients();
+  struct Reduced {
+    std::vector<at::Tensor> gradients; // by position
+    std::vector<bool> used; // by position: this rank had one
+  };
+  Reduced wait_for_reduction();
+  std::optional<std::string> objection_to_faces() const;
   bool was_written() const;
   void write_back();
   void write_back_gradients();
@@ -218,6 +268,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
       const std::string& what) const;
 
   std::string name_;
+  const int number_;
+  std::string label_; // of collectives: name and number
   std::string raw_access_error_;
   const Groups groups_;
   const UnitOptions options_;
@@ -228,12 +280,15 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::shared_ptr<Unit> parent_;
   std::vector<Param> params_;
   std::vector<Bundle> bundles_;
-  GatherNode* node_ = nullptr; // owned by the faces' gradient edges
-  torch::autograd::Edge node_edge_; // keeps it where no face requires grad
+  WeakNodePtr node_; // owned by the faces' gradient edges
   UnitState state_ = UnitState::Sharded;
   std::unique_ptr<Summoning> summoned_; // while Summoned
+  int64_t writes_ = 0; // a root's: of all units below it too
+  int64_t gathered_at_ = -1; // num_writes() then
+  bool is_pinned_ = false;
   bool syncs_gradients_ = true;
   bool all_reduces_ = true;
+  std::vector<bool> zeros_stand_in_; // by position, see finish_reduction()
   std::vector<std::function<void()>> write_hooks_;
 };
 

@@ -5,6 +5,8 @@
 
 #include <ATen/autocast_mode.h>
 
+#include <cmath>
+#include <limits>
 #include <map>
 
 #include "fsdp/training.h"
@@ -433,6 +435,206 @@ TEST(FsdpTest, FrozenParametersCanBeThawedAndBack) {
         1e-9,
         1e-9));
     guard.close();
+  });
+}
+
+TEST(FsdpTest, FreezingThroughWhatTheUserHoldsIsFollowed) {
+  on_ranks(2, [](const Group& world) {
+    auto module = make_stack();
+    shard_blocks(module);
+    const auto gradient_of = [&](const at::Tensor& face) {
+      const auto guard =
+          summon_full_params(*module, SummonOptions().with_grads(true));
+      return face.grad().defined() ? face.grad().clone() : at::Tensor();
+    };
+    const auto step = [&] {
+      for (const auto& leaf : parameters(*module)) {
+        leaf.mutable_grad().reset();
+      }
+      loss_of(module, tokens(world.rank(), 0)).backward();
+    };
+    at::Tensor weight = module->blocks[1]->as<Block>()->up->weight;
+    weight.set_requires_grad(false); // a face: LibTorch says nothing
+    step();
+    EXPECT_FALSE(weight.requires_grad());
+    EXPECT_FALSE(gradient_of(weight).defined());
+    weight.set_requires_grad(true);
+    step();
+    EXPECT_TRUE(gradient_of(weight).defined());
+    // All of them, and back: the node behind the faces goes and comes.
+    for (auto& parameter : module->parameters()) {
+      parameter.set_requires_grad(false);
+    }
+    { const auto guard = summon_full_params(*module); }
+    EXPECT_FALSE(loss_of(module, tokens(world.rank(), 0)).requires_grad());
+    for (auto& parameter : module->parameters()) {
+      set_requires_grad(parameter, true);
+    }
+    step();
+    EXPECT_TRUE(gradient_of(weight).defined());
+  });
+}
+
+TEST(FsdpTest, HooksOnParametersRunAndKeepTheUnit) {
+  on_ranks(2, [](const Group& world) {
+    torch::nn::Linear linear(torch::nn::LinearOptions(4, 4).bias(false));
+    fully_shard(*linear);
+    int calls = 0;
+    linear->weight.register_hook([&](const at::Tensor& gradient) {
+      ++calls;
+      return gradient * 2;
+    });
+    linear->forward(torch::ones({1, 4})).sum().backward();
+    EXPECT_EQ(calls, 1);
+    if (world.rank() == 0) { // has all 16 elements
+      EXPECT_EQ(parameters(*linear).at(0).grad().max().item<double>(), 2);
+    }
+  });
+}
+
+/// Like experts of a mixture: which parameters of a unit a rank uses depends on
+/// its data.
+TEST(FsdpTest, AParameterUsedOnOneRankTrainsOnAll) {
+  struct Experts : torch::nn::Module {
+    at::Tensor a = register_parameter("a", torch::ones({6}, at::kDouble));
+    at::Tensor b = register_parameter("b", torch::ones({6}, at::kDouble));
+    at::Tensor unused = register_parameter("c", torch::ones({6}, at::kDouble));
+  };
+  on_ranks(2, [](const Group& world) {
+    for (const auto strategy :
+         {ShardingStrategy::FULL_SHARD, ShardingStrategy::NO_SHARD}) {
+      auto experts = std::make_shared<Experts>();
+      const FSDP model(
+          experts,
+          FSDPOptions().sharding_strategy(strategy).use_orig_params(true));
+      ((world.rank() == 0 ? experts->a : experts->b) * 3).sum().backward();
+      const auto guard =
+          summon_full_params(*model, SummonOptions().with_grads(true));
+      for (const at::Tensor& used : {experts->a, experts->b}) {
+        ASSERT_TRUE(used.grad().defined());
+        EXPECT_TRUE(
+            torch::allclose(used.grad(), torch::full({6}, 1.5, at::kDouble)));
+      }
+      EXPECT_FALSE(experts->unused.grad().defined()); // on no rank
+    }
+  });
+}
+
+TEST(FsdpTest, AStepWhileUnitsAreFullIsSeenOnRanksWithNothingToWrite) {
+  on_ranks(2, [](const Group& world) {
+    torch::nn::Linear linear(2, 3); // nine elements: none of them on rank 1
+    fully_shard(*linear);
+    ASSERT_EQ(world.rank() == 1, parameters(*linear)[0].numel() == 0);
+    const auto x = torch::ones({1, 2});
+    optim::AdamW optimizer(parameters(*linear), 0.5);
+    linear->forward(x).sum().backward();
+    torch::NoGradGuard no_grad;
+    const double before = linear->forward(x).sum().item<double>(); // Full now
+    optimizer.step();
+    EXPECT_NE(linear->forward(x).sum().item<double>(), before);
+  });
+}
+
+TEST(FsdpTest, WhatWaitsIsReducedAlsoWhereTheStepDoesNotUseIt) {
+  on_ranks(2, [](const Group& world) {
+    auto module = make_stack();
+    shard_blocks(module);
+    auto* block = module->blocks[2]->as<Block>();
+    const auto x = torch::ones({1, kWidth}, at::kDouble) * (world.rank() + 1);
+    {
+      const NoSync no_sync(*module);
+      block->forward(x).sum().backward();
+    }
+    const auto has_gradient = [&] {
+      const auto guard =
+          summon_full_params(*module, SummonOptions().with_grads(true));
+      return block->up->weight.grad().defined();
+    };
+    EXPECT_FALSE(has_gradient());
+    module->blocks[0]->as<Block>()->forward(x).sum().backward();
+    EXPECT_TRUE(has_gradient());
+  });
+}
+
+TEST(FsdpTest, MixedPrecisionHasTheGradientsOfTheLowDtype) {
+  on_ranks(2, [](const Group& world) {
+    torch::manual_seed(1);
+    torch::nn::Linear plain(8, 8);
+    torch::manual_seed(1);
+    torch::nn::Linear linear(8, 8);
+    fully_shard(
+        *linear,
+        FullyShardOptions().mp_policy(MixedPrecisionPolicy()
+                                          .param_dtype(at::kBFloat16)
+                                          .reduce_dtype(at::kFloat)));
+    plain->to(at::kBFloat16);
+    torch::manual_seed(2);
+    const auto x = torch::randn({4, 8}, at::kBFloat16);
+    plain->forward(x).square().sum().backward();
+    linear->forward(x).square().sum().backward();
+    const auto guard =
+        summon_full_params(*linear, SummonOptions().with_grads(true));
+    // Equal data: the average of equal bfloat16 values, in float.
+    EXPECT_TRUE(torch::equal(
+        linear->weight.grad(), plain->weight.grad().to(at::kFloat)));
+    EXPECT_EQ(world.size(), 2);
+  });
+}
+
+TEST(FsdpTest, ClipTakesComplexAndRefusesOddNorms) {
+  on_ranks(2, [](const Group&) {
+    torch::nn::Module module;
+    auto weight = module.register_parameter(
+        "weight", torch::ones({40}, at::kComplexDouble));
+    fully_shard(
+        module,
+        FullyShardOptions().mp_policy(
+            MixedPrecisionPolicy().param_dtype(at::kBFloat16)));
+    at::real(weight * c10::complex<double>(3, 4)).sum().backward();
+    EXPECT_NEAR(clip_grad_norm_(module, 1e9), 5 * std::sqrt(40), 1e-9);
+    EXPECT_THAT(
+        error_of([&] { clip_grad_norm_(module, 1.0, 0.0); }),
+        HasSubstr("expected a positive number or infinity"));
+    const double infinity = std::numeric_limits<double>::infinity();
+    for (const auto& leaf : parameters(module)) {
+      if (leaf.numel() > 0) {
+        leaf.mutable_grad().mul_(std::nan(""));
+      }
+    }
+    EXPECT_TRUE(std::isnan(clip_grad_norm_(module, 1.0, infinity)));
+  });
+}
+
+TEST(FsdpTest, AViewDoesNotOutliveTheShardItShows) {
+  on_ranks(1, [](const Group&) {
+    at::Tensor view;
+    std::weak_ptr<shard::Unit> unit;
+    {
+      torch::nn::Linear linear(4, 4);
+      fully_shard(*linear);
+      unit = shard::unit_of(linear->weight)->weak_from_this();
+      torch::NoGradGuard no_grad;
+      linear->forward(torch::ones({1, 4}));
+      view = linear->weight.detach();
+    }
+    EXPECT_TRUE(unit.expired());
+    EXPECT_THAT(error_of([&] { view.sum(); }), HasSubstr("no longer exists"));
+  });
+}
+
+TEST(FsdpTest, UnshardLastsUntilReshard) {
+  on_ranks(2, [](const Group& world) {
+    auto module = make_stack();
+    shard_blocks(module);
+    unshard(*module);
+    auto& schedule = *shard::Schedule::of(world);
+    schedule.reset_counts();
+    torch::NoGradGuard no_grad;
+    loss_of(module, tokens(0, 0));
+    EXPECT_EQ(schedule.counts().gathers, 0);
+    EXPECT_EQ(schedule.counts().reshards, 0);
+    reshard(*module);
+    EXPECT_EQ(schedule.counts().reshards, 1 + kDepth);
   });
 }
 

@@ -1020,6 +1020,28 @@ INSTANTIATE_TEST_SUITE_P(
               (test.param.param_dtype ? "Mixed" : "");
     });
 
+TEST(RecomputeScheduleTest, RejectsShardedParametersChangedSinceForward) {
+  on_ranks(2, [](const Group&) {
+    torch::nn::Linear linear(4, 4);
+    fully_shard(*linear);
+    const auto x = torch::ones({1, 4});
+    const at::Tensor loss = recompute(linear, x).sum();
+    {
+      torch::NoGradGuard no_grad;
+      for (const auto& leaf : parameters(*linear)) {
+        leaf.add_(1);
+      }
+    }
+    linear->forward(x); // gathered anew: nothing looks stale
+    try {
+      loss.backward();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const std::exception& error) {
+      EXPECT_THAT(error.what(), HasSubstr("the shard was changed"));
+    }
+  });
+}
+
 TEST(RecomputeScheduleTest, IssuesExactlyTheCollectivesOfAPlainStep) {
   on_ranks(2, [](const Group& world) {
     for (const Mode mode : {Mode::Plain, Mode::Blocks, Mode::Nested}) {

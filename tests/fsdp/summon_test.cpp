@@ -1,6 +1,8 @@
 // Beyond the parity tests of summon_full_params.
 #include <tessera/fsdp/fsdp.h>
 
+#include <sstream>
+
 #include "fsdp/training.h"
 #include "shard/schedule.h"
 #include "shard/unit.h"
@@ -102,6 +104,52 @@ TEST_P(SummonTest, AForwardInsideUsesWhatIsShown) {
   });
 }
 
+TEST_P(SummonTest, KeepsWhatWasLoadedAndRefusesAnotherShape) {
+  on_ranks(size(), [&](const Group&) {
+    auto model = make_stack();
+    shard_blocks(model, options());
+    auto other = make_stack();
+    {
+      torch::NoGradGuard no_grad;
+      for (auto& parameter : other->parameters()) {
+        parameter.add_(1);
+      }
+    }
+    std::stringstream file;
+    torch::save(other, file);
+    {
+      auto guard = summon_full_params(*model);
+      torch::load(model, file); // gives parameters other memory
+      guard.close();
+    }
+    expect_same_parameters(model, other, 0);
+    auto guard = summon_full_params(*model);
+    model->head.set_data(torch::zeros({2}, at::kDouble));
+    EXPECT_THAT(
+        error_of([&] { guard.close(); }),
+        HasSubstr("A sharded parameter keeps its shape and dtype"));
+    expect_same_parameters(model, other, 0); // as if it had not been
+  });
+}
+
+TEST_P(SummonTest, AForwardInsideAndItsBackwardOutsideIsRefused) {
+  on_ranks(size(), [&](const Group& world) {
+    auto model = make_stack();
+    shard_blocks(model, options());
+    at::Tensor loss;
+    {
+      auto guard = summon_full_params(*model);
+      loss = loss_of(model, tokens(world.rank(), 0));
+      guard.close();
+    }
+    // LibTorch's words: the parameter is no leaf any more.
+    EXPECT_THAT(
+        error_of([&] { loss.backward(); }),
+        HasSubstr("leaf variable has been moved into the graph interior"));
+    loss_of(model, tokens(world.rank(), 0)).backward();
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Layouts,
     SummonTest,
@@ -129,6 +177,22 @@ TEST(SummonErrorsTest, RejectsNestingAndOldGraphs) {
         error_of([&] { unshard(*model); }), HasSubstr("Close the guard first"));
     guard.close();
     loss_of(model, tokens(world.rank(), 1)).backward();
+  });
+}
+
+TEST(SummonErrorsTest, ShardsAreNotWrittenInside) {
+  on_ranks(2, [](const Group& world) {
+    auto model = make_stack();
+    shard_blocks(model);
+    const auto leaves = parameters(*model);
+    auto optimizer = make_adamw(leaves);
+    loss_of(model, tokens(world.rank(), 0)).backward();
+    auto guard = summon_full_params(*model);
+    EXPECT_THAT(
+        error_of([&] { optimizer.step(); }),
+        HasSubstr("writes to a shard inside summon_full_params"));
+    guard.close();
+    optimizer.step();
   });
 }
 

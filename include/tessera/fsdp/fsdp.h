@@ -82,7 +82,8 @@ class TESSERA_API FsdpUnit {
  public:
   FsdpUnit(std::shared_ptr<shard::Unit> unit, torch::nn::Module& module);
 
-  /// Where its module is in the model that was asked; empty for itself.
+  /// Where its module is in the largest one that was sharded; for that one, its
+  /// class.
   const std::string& name() const;
   torch::nn::Module& module() const {
     return *module_;
@@ -177,9 +178,10 @@ class TESSERA_API FsdpHandle {
 ///   FSDP model(Net(), FSDPOptions().use_orig_params(true));
 ///   auto loss = model(x).sum();
 ///
-/// Collective. Throws on all ranks, with nothing changed, for what fully_shard
-/// refuses, and for parameters of several dtypes in a unit; without
-/// use_orig_params also for a unit that is partly frozen.
+/// Collective. Throws on all ranks, with nothing changed but what param_init_fn
+/// and device_id ask for, for what fully_shard refuses, and for parameters of
+/// several dtypes in a unit; without use_orig_params also for a unit that is
+/// partly frozen.
 template <class M>
 class FSDP : public detail::FsdpHandle {
  public:

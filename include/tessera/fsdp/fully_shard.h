@@ -110,15 +110,19 @@ TESSERA_API NamedTensors named_buffers(
 
 /// Freezes or thaws a parameter of a module, sharded or not, as
 /// Tensor::set_requires_grad does for plain ones: its shard too, whose gradient
-/// is dropped when it is frozen. On all ranks alike.
+/// is dropped when it is frozen. (Tensor::set_requires_grad on a sharded
+/// parameter, or on its shard, does the same at the next gather.) On all ranks
+/// alike.
 TESSERA_API void set_requires_grad(const at::Tensor& parameter, bool on);
 
-/// Gathers all units of the module, or frees them, now. Collective.
+/// Gathers all units of the module, which then stay until reshard() or the end
+/// of a backward; or frees them, now. Collective.
 TESSERA_API void unshard(torch::nn::Module& module);
 TESSERA_API void reshard(torch::nn::Module& module);
 
 /// Off: backward adds to full gradients that stay on this rank; the next
-/// backward with it on averages their sum. For gradient accumulation.
+/// backward of the model with it on averages their sum, also where it did not
+/// use them again. recover() drops them. For gradient accumulation.
 TESSERA_API void set_requires_gradient_sync(torch::nn::Module& module, bool on);
 
 /// Off: backward averages over the ranks that share a copy of the model and
@@ -127,7 +131,7 @@ TESSERA_API void set_requires_gradient_sync(torch::nn::Module& module, bool on);
 /// memory than leaving out all of the synchronisation.
 TESSERA_API void set_requires_all_reduce(torch::nn::Module& module, bool on);
 
-/// No gradient synchronisation while it lives; then again.
+/// No gradient synchronisation while it lives; then as before. Guards nest.
 class TESSERA_API NoSync {
  public:
   explicit NoSync(torch::nn::Module& module);
@@ -136,19 +140,23 @@ class TESSERA_API NoSync {
   NoSync& operator=(const NoSync&) = delete;
 
  private:
-  torch::nn::Module& module_;
+  struct Data;
+  std::unique_ptr<Data> data_;
 };
 
 /// Scales the gradients of all parameters so that their norm over all ranks is
 /// at most `max_norm`; returns the norm they had. Exactly the norm of the
-/// unsharded gradients, whatever the layouts and groups. Collective.
+/// unsharded gradients, whatever the layouts and groups; a NaN among them makes
+/// all NaN. Parameters that are not sharded must have equal gradients on all
+/// ranks. Throws c10::ValueError unless norm_type is positive. Collective.
 TESSERA_API double clip_grad_norm_(
     torch::nn::Module& module,
     double max_norm,
     double norm_type = 2.0);
 
-/// After an exception on some ranks in forward: drops what is in flight and
-/// frees all units, so that the next step can begin. Call it on every rank.
+/// After an exception on some ranks in forward: drops what is in flight,
+/// gradients that wait for synchronisation too, and frees all units of the
+/// module's group, so that the next step can begin. Call it on every rank.
 TESSERA_API void recover(torch::nn::Module& module);
 
 } // namespace tessera

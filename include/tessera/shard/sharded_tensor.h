@@ -55,9 +55,9 @@ class TESSERA_API ShardedTensor {
     return group_;
   }
 
-  /// The whole tensor, on every rank, where this rank's pieces are (the CPU if
-  /// it has none). Throws on all ranks unless the boxes cover it exactly.
-  /// Collective.
+  /// The whole tensor, on every rank, where this rank's pieces are; on a rank
+  /// without any, on its current device of the others' kind. Throws on all
+  /// ranks unless the boxes cover it exactly. Collective.
   at::Tensor full_tensor() const;
 
  private:
