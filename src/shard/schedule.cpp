@@ -168,7 +168,9 @@ void Schedule::gather_ahead(Unit& unit) {
   ++position_;
   Unit* next =
       predicts_ && position_ < order_.size() ? order_[position_] : nullptr;
-  if (next != nullptr) { // not one that is gone
+  const bool is_worth_it = next != nullptr && // not one that is gone
+      (next->groups().shard.size() > 1 || next->options().offload);
+  if (is_worth_it) { // else there is nothing to wait for, only memory to hold
     struct Ahead {
       bool& flag;
       explicit Ahead(bool& on) : flag(on) {
