@@ -89,7 +89,7 @@ std::optional<std::string> objection_to(
   if (request.uniform && request.unit.one_leaf &&
       tensor.requires_grad() != first.tensor.requires_grad()) {
     return because(
-        "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`");
+        "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`. Use use_orig_params(true), or give frozen modules units of their own.");
   }
   return std::nullopt;
 }

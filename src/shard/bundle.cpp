@@ -37,31 +37,33 @@ Bundle::Bundle(
       !options_.offload;
 }
 
-void Bundle::give_bytes() {
+void Bundle::show_bytes(c10::DataPtr data, size_t bytes) {
 #if TESSERA_TORCH_AT_LEAST(2, 13)
   storage_->clear_data_ptr_access_error_msg_();
 #endif
-  const size_t bytes =
-      static_cast<size_t>(full_.numel()) * full_.element_size();
-  storage_->set_data_ptr_noswap(
-      shows_shard_ ? c10::DataPtr(storage_of(shard_)->mutable_data(), device_)
-                   : pool_.take(bytes, device_, *storage_->allocator()));
+  storage_->set_data_ptr_noswap(std::move(data));
   storage_->set_nbytes(bytes);
 }
 
+void Bundle::give_bytes() {
+  const size_t bytes =
+      static_cast<size_t>(full_.numel()) * full_.element_size();
+  show_bytes(
+      shows_shard_ ? c10::DataPtr(storage_of(shard_)->mutable_data(), device_)
+                   : pool_.take(bytes, device_, *storage_->allocator()),
+      bytes);
+}
+
 void Bundle::start_gather(std::string_view label) {
-  const bool in_place = layout_.kind() == Layout::Kind::Flat || shows_shard_;
-  if (in_place) {
-    give_bytes();
-  }
   if (shows_shard_) {
+    give_bytes();
     return;
   }
+  // Not into the storage that faces view: a raw pointer to it would see a
+  // gather that is not finished.
   const int64_t shard_numel = layout_.shard_numel();
-  if (!in_place) { // the full buffer comes when there is something to put there
-    gathered_ = pool_.take({layout_.num_ranks(), shard_numel}, full_.options());
-  }
-  const at::Tensor& target = in_place ? full_ : gathered_;
+  gathered_ = pool_.take({layout_.num_ranks(), shard_numel}, full_.options());
+  const at::Tensor& target = gathered_;
   at::Tensor mine = shard_;
   if (shard_.scalar_type() != full_.scalar_type() ||
       shard_.device() != full_.device()) {
@@ -87,11 +89,21 @@ void Bundle::before_write() {
 
 void Bundle::finish_gather() {
   std::exchange(gather_, Work()).wait();
-  if (gathered_.defined()) {
-    give_bytes();
-    unpack(full_, gathered_);
-    pool_.give(std::exchange(gathered_, at::Tensor()));
+  if (!gathered_.defined()) {
+    return;
   }
+  const at::Tensor gathered = std::exchange(gathered_, at::Tensor());
+  if (layout_.kind() == Layout::Kind::Dim0) {
+    give_bytes();
+    unpack(full_, gathered);
+    pool_.give(gathered);
+    return;
+  }
+  // The shards, one after another, are the full buffer: its memory moves over.
+  c10::StorageImpl* from = storage_of(gathered);
+  const size_t bytes = from->nbytes();
+  show_bytes(from->set_data_ptr(c10::DataPtr(nullptr, from->device())), bytes);
+  from->set_nbytes(0);
 }
 
 void Bundle::free_full(const std::string& reason) {
@@ -219,6 +231,14 @@ void Bundle::add_gradients(
 
 void Bundle::start_reduction(bool all_reduce, std::string_view label) {
   all_reduces_ = all_reduce;
+  if (!gradients_.defined()) { // only what an earlier one left
+    reduced_ = std::exchange(partial_, at::Tensor());
+    if (layout_.num_ranks() == 1) {
+      reduction_ =
+          groups_.replicate.all_reduce_async(reduced_, ReduceOp::Avg, label);
+    }
+    return;
+  }
   if (layout_.num_ranks() == 1) {
     reduced_ = std::exchange(gradients_, at::Tensor()).view({-1});
     if (groups_.replicate.valid() && all_reduce) {
@@ -274,6 +294,7 @@ void Bundle::settle() noexcept {
       // Whoever calls has a reason that says more, or nobody is left to tell.
     }
   }
+  gathered_.reset();
 }
 
 } // namespace tessera::shard

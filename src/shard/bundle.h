@@ -89,8 +89,10 @@ class Bundle {
   /// Lets go of the gradients that were added, on a device once they are
   /// copied.
   void release_sources();
-  bool has_gradients() const {
-    return gradients_.defined();
+  /// Gradients wait for a reduction, or, if that is asked for, for the
+  /// all-reduce that an earlier one left out.
+  bool has_waiting(bool all_reduce) const {
+    return gradients_.defined() || (all_reduce && partial_.defined());
   }
   /// Averages the gradients that wait. Without `all_reduce` only over the
   /// shard group; the result waits for the next one that has it.
@@ -112,6 +114,7 @@ class Bundle {
   void settle() noexcept;
 
  private:
+  void show_bytes(c10::DataPtr data, size_t bytes);
   void give_bytes();
   void unpack(const at::Tensor& full, const at::Tensor& gathered) const;
   at::Tensor gradient_slot(const at::Tensor& buffer, size_t index) const;
@@ -129,7 +132,7 @@ class Bundle {
 
   // A gather in flight.
   std::optional<c10::Event> offload_copied_; // from host memory
-  at::Tensor gathered_; // (ranks, shard_numel), where a copy-out is needed
+  at::Tensor gathered_; // (ranks, shard_numel)
   Work gather_;
 
   // Gradients that wait, or are being reduced.

@@ -142,7 +142,7 @@ void Unit::set_name(std::string name) {
   label_ = name_ + "#" + std::to_string(number_);
   raw_access_error_ = format_error(
       {.call = "data_ptr", .unit = name_},
-      "raw access to a sharded parameter, which has no memory now. Use operators, which gather it, or tessera::unshard(module) first.");
+      "raw access to a sharded parameter, which has no memory of its own now. Use operators, which gather it, or do this inside tessera::summon_full_params(module), torch::save too.");
 }
 
 bool Unit::contains(const Unit& other) const {
@@ -155,12 +155,16 @@ bool Unit::contains(const Unit& other) const {
   return false;
 }
 
-const Unit& Unit::root() const {
-  const Unit* up = this;
+Unit& Unit::root() {
+  Unit* up = this;
   while (up->parent_) {
     up = up->parent_.get();
   }
   return *up;
+}
+
+const Unit& Unit::root() const {
+  return const_cast<Unit*>(this)->root();
 }
 
 void Unit::fail(
@@ -394,6 +398,15 @@ void Unit::set_trainable(Param& param, bool on) {
   }
 }
 
+void Unit::refuse_partial_freeze(const Param& param) const {
+  if (options_.one_leaf && params_.size() > 1) {
+    fail(
+        "set_requires_grad",
+        param.name,
+        "without use_orig_params the unit has one flat parameter, which trains as a whole. Use use_orig_params(true).");
+  }
+}
+
 void Unit::set_requires_grad(const c10::TensorImpl* face, bool on) {
   if (state_ == UnitState::Summoned) {
     fail(
@@ -403,12 +416,7 @@ void Unit::set_requires_grad(const c10::TensorImpl* face, bool on) {
   }
   for (Param& param : params_) {
     if (param.face_id == face) {
-      if (options_.one_leaf && params_.size() > 1) {
-        fail(
-            "set_requires_grad",
-            param.name,
-            "without use_orig_params the unit has one flat parameter, which trains as a whole. Use use_orig_params(true).");
-      }
+      refuse_partial_freeze(param);
       set_trainable(param, on);
     }
   }
@@ -420,11 +428,16 @@ void Unit::follow_requires_grad() {
   for (Param& param : params_) {
     const bool by_leaf = param.leaf.requires_grad();
     const auto face = param.face.lock();
-    const auto* meta = face
+    auto* meta = face
         ? static_cast<autograd::AutogradMeta*>(face->autograd_meta())
         : nullptr;
     const bool by_face =
         meta == nullptr ? param.trainable : meta->requires_grad_;
+    if (by_face != param.trainable && by_leaf == param.trainable &&
+        options_.one_leaf) {
+      meta->requires_grad_ = param.trainable; // as it was
+      refuse_partial_freeze(param);
+    }
     if (by_leaf != param.trainable || by_face != param.trainable) {
       set_trainable(param, !param.trainable);
     }
@@ -449,7 +462,7 @@ void Unit::count_write() {
   for (Bundle& bundle : bundles_) {
     bundle.before_write();
   }
-  ++const_cast<Unit&>(root()).writes_;
+  ++root().writes_;
 }
 
 void Unit::before_next_write(std::function<void()> hook) {
@@ -858,15 +871,15 @@ void Unit::take_gradients(std::vector<at::Tensor>&& gradients) {
 
 bool Unit::has_waiting_gradients() const {
   return std::any_of(
-      bundles_.begin(), bundles_.end(), [](const Bundle& bundle) {
-        return bundle.has_gradients() && !bundle.is_reducing();
+      bundles_.begin(), bundles_.end(), [&](const Bundle& bundle) {
+        return bundle.has_waiting(all_reduces_) && !bundle.is_reducing();
       });
 }
 
 void Unit::start_reduction() {
   schedule_->note_reduction(*this); // first: it must be dropped if this throws
   for (Bundle& bundle : bundles_) {
-    if (bundle.has_gradients()) {
+    if (bundle.has_waiting(all_reduces_)) {
       bundle.start_reduction(all_reduces_, label_);
     }
   }

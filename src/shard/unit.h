@@ -131,6 +131,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool contains(const Unit& other) const;
   /// The unit that contains this one and is contained in none.
   const Unit& root() const;
+  Unit& root();
 
   /// Off: gradients of a backward wait here for the next one that has it on.
   void set_syncs_gradients(bool on) {
@@ -245,6 +246,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void make_leaves();
   at::Tensor face_alias(const Param& param) const;
   void set_trainable(Param& param, bool on);
+  void refuse_partial_freeze(const Param& param) const;
   NodePtr node();
   bool exposes_shard() const;
   void show_summoned(

@@ -495,6 +495,22 @@ TEST(FullyShardErrorsTest, NoticesDataThatWasReplacedBehindItsBack) {
   });
 }
 
+TEST(FullyShardErrorsTest, RawPointersToAUnitThatIsGatheredAheadThrow) {
+  on_ranks(2, [](const Group& world) {
+    auto model = make_stack();
+    shard_blocks(model);
+    for (int step = 0; step < 2; ++step) {
+      loss_of(model, tokens(world.rank(), step)).backward();
+    }
+    torch::NoGradGuard no_grad;
+    model->embed(tokens(0, 0)); // the root; the first block is under way
+    const auto weight = model->blocks[0]->as<Block>()->up->weight;
+    ASSERT_EQ(shard::unit_of(weight)->state(), shard::UnitState::Gathering);
+    EXPECT_NE(
+        error_of([&] { weight.data_ptr<double>(); }), "nothing was thrown");
+  });
+}
+
 TEST(FullyShardErrorsTest, RawPointersOfShardedParametersThrow) {
   on_ranks(2, [](const Group&) {
     auto model = make_stack();
@@ -503,7 +519,7 @@ TEST(FullyShardErrorsTest, RawPointersOfShardedParametersThrow) {
     EXPECT_THAT(
         error_of([&] { model->embed->weight.data_ptr<double>(); }),
         HasSubstr(
-            TESSERA_TORCH_AT_LEAST(2, 13) ? "has no memory now"
+            TESSERA_TORCH_AT_LEAST(2, 13) ? "has no memory of its own now"
                                           : "its data is not allocated yet"));
   });
 }

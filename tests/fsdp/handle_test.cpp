@@ -536,23 +536,30 @@ TEST(FsdpTest, AStepWhileUnitsAreFullIsSeenOnRanksWithNothingToWrite) {
 }
 
 TEST(FsdpTest, WhatWaitsIsReducedAlsoWhereTheStepDoesNotUseIt) {
-  on_ranks(2, [](const Group& world) {
-    auto module = make_stack();
-    shard_blocks(module);
-    auto* block = module->blocks[2]->as<Block>();
-    const auto x = torch::ones({1, kWidth}, at::kDouble) * (world.rank() + 1);
-    {
-      const NoSync no_sync(*module);
-      block->forward(x).sum().backward();
+  on_ranks(4, [](const Group& world) {
+    const auto mesh = make_mesh({2, 2});
+    for (const bool skip_all_reduce_only : {false, true}) {
+      auto module = make_stack();
+      shard_blocks(module, FullyShardOptions().mesh(mesh));
+      auto* block = module->blocks[2]->as<Block>();
+      const auto x = torch::ones({1, kWidth}, at::kDouble) * (world.rank() + 1);
+      if (skip_all_reduce_only) {
+        set_requires_all_reduce(*module, false);
+        block->forward(x).sum().backward();
+        set_requires_all_reduce(*module, true);
+      } else {
+        const NoSync no_sync(*module);
+        block->forward(x).sum().backward();
+      }
+      const auto has_gradient = [&] {
+        const auto guard =
+            summon_full_params(*module, SummonOptions().with_grads(true));
+        return block->up->weight.grad().defined();
+      };
+      EXPECT_FALSE(has_gradient());
+      module->blocks[0]->as<Block>()->forward(x).sum().backward();
+      EXPECT_TRUE(has_gradient());
     }
-    const auto has_gradient = [&] {
-      const auto guard =
-          summon_full_params(*module, SummonOptions().with_grads(true));
-      return block->up->weight.grad().defined();
-    };
-    EXPECT_FALSE(has_gradient());
-    module->blocks[0]->as<Block>()->forward(x).sum().backward();
-    EXPECT_TRUE(has_gradient());
   });
 }
 
@@ -832,6 +839,10 @@ TEST(FsdpErrorsTest, RejectsWhatFsdpOfPythonRejects) {
     EXPECT_THAT(
         error_of([&] { set_requires_grad(module->head, false); }),
         HasSubstr("use_orig_params"));
+    module->head.set_requires_grad(false); // behind its back
+    EXPECT_THAT(
+        error_of([&] { module->head.sum(); }), HasSubstr("use_orig_params"));
+    module->head.sum(); // said once, and left as it was
   });
 }
 
