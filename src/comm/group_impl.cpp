@@ -21,7 +21,7 @@ namespace tessera::comm {
 namespace {
 
 /// How long the survivors of a failure wait to learn who else survived.
-constexpr Milliseconds kRollCall{1000};
+constexpr Milliseconds kRollCall{2000};
 /// How often a rank that waits looks whether a peer has failed.
 constexpr Milliseconds kLookout{200};
 constexpr const char* kAnyFailed = "roll_call/any";
@@ -201,24 +201,42 @@ void GroupImpl::compare_calls(const Call& call) {
 
 /// Ranks that do not report within a moment are not in this operation: those
 /// that are fail with us, since a broken connection is noticed by its peers.
+/// Nobody leaves before all who reported have their answer, or the moment has
+/// passed once more: one of us may be the host of the store they ask.
 std::vector<int> GroupImpl::find_missing(const Call& call) {
-  const auto key = [](int rank) { return "roll_call/" + std::to_string(rank); };
-  store_->set(key(rank_), call.describe());
-  announce_failure();
+  const auto reported = [this](int peer) {
+    return store_->check({"roll_call/" + std::to_string(peer)});
+  };
+  const auto answered = [this](int peer) {
+    return store_->check({"roll_call_answered/" + std::to_string(peer)});
+  };
+  const auto poll_for_a_moment = [](const auto& done) {
+    const auto deadline = std::chrono::steady_clock::now() + kRollCall;
+    while (!done() && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(Milliseconds(25));
+    }
+  };
+  store_->set("roll_call/" + std::to_string(rank_), call.describe());
   std::vector<int> missing;
-  const auto deadline = std::chrono::steady_clock::now() + kRollCall;
-  do {
+  std::vector<int> present;
+  poll_for_a_moment([&] {
     missing.clear();
+    present.clear();
     for (int peer = 0; peer < size(); ++peer) {
-      if (!store_->check({key(peer)})) {
-        missing.push_back(global_ranks_[static_cast<size_t>(peer)]);
-      }
+      (reported(peer) ? present : missing).push_back(peer);
     }
-    if (missing.empty()) {
-      break;
-    }
-    std::this_thread::sleep_for(Milliseconds(25));
-  } while (std::chrono::steady_clock::now() < deadline);
+    return missing.empty();
+  });
+  try {
+    store_->set("roll_call_answered/" + std::to_string(rank_), "1");
+    poll_for_a_moment(
+        [&] { return std::all_of(present.begin(), present.end(), answered); });
+  } catch (const std::exception&) {
+    // The store has gone, and with it whoever could still need an answer.
+  }
+  for (int& rank : missing) {
+    rank = global_ranks_[static_cast<size_t>(rank)];
+  }
   return missing;
 }
 
@@ -245,11 +263,13 @@ void GroupImpl::wait_for(c10d::Work& work) const {
   }
 }
 
-void GroupImpl::announce_failure() const {
+std::string GroupImpl::announce_failure(const std::string& reason) const {
   try {
-    store_->set(kAnyFailed, "1");
+    const std::vector<uint8_t> mine(reason.begin(), reason.end());
+    const auto first = store_->compareSet(kAnyFailed, {}, mine);
+    return {first.begin(), first.end()};
   } catch (const std::exception&) {
-    // Without a store they have their own connections and timeouts.
+    return reason; // without a store they have their own connections
   }
 }
 
@@ -279,11 +299,14 @@ void GroupImpl::fail(const Call& call, std::exception_ptr error) {
   } catch (const std::exception& other) {
     const std::string message = first_line(other.what());
     if (!says_timeout(message) && !says_connection_broke(message)) {
+      announce_failure(message);
       cpu_->abort();
-      announce_failure();
       dead_reason_ = message;
       raise_error(call.operation, message + " (in " + what_call + ")");
     }
+    // A rank whose peer timed out sees a broken connection: what the first
+    // one saw is what happened.
+    const bool timed_out = says_timeout(announce_failure(message));
     cpu_->abort(); // the others learn of it now, and answer the roll call
     std::string who = "which rank is missing could not be found out";
     try {
@@ -295,7 +318,6 @@ void GroupImpl::fail(const Call& call, std::exception_ptr error) {
     } catch (const std::exception&) {
       who += " (the store is gone too; rank 0 or its launcher has ended)";
     }
-    const bool timed_out = says_timeout(message);
     dead_reason_ = fmt::format(
         "{}: {}.",
         timed_out ? fmt::format(

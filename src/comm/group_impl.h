@@ -121,8 +121,9 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   BackendPtr make_cpu_backend(const BackendConfig& config) const;
   void compare_calls(const Call& call);
   std::vector<int> find_missing(const Call& call);
-  /// Ends the waits of peers in wait_for().
-  void announce_failure() const;
+  /// Ends the waits of peers in wait_for(). Returns the reason that the first
+  /// rank to fail gave.
+  std::string announce_failure(const std::string& reason) const;
 
   // Constant after construction.
   const std::shared_ptr<const WorldInfo> world_;
