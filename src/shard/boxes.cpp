@@ -68,4 +68,13 @@ std::vector<Box> boxes_of(const Shape& shape, int64_t begin, int64_t numel) {
   return boxes;
 }
 
+at::Tensor view_of(const at::Tensor& whole, const Box& box) {
+  at::Tensor view = whole;
+  for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
+    view = view.narrow(
+        static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
+  }
+  return view;
+}
+
 } // namespace tessera::shard

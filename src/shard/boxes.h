@@ -3,6 +3,8 @@
 
 #include <tessera/shard/sharded_tensor.h>
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <vector>
 
@@ -14,5 +16,8 @@ namespace tessera::shard {
 /// of this shape, in that order: at most 2 * ndim - 1 of them, each contiguous
 /// in it. None for an empty range.
 std::vector<Box> boxes_of(const Shape& shape, int64_t begin, int64_t numel);
+
+/// That box of `whole`.
+at::Tensor view_of(const at::Tensor& whole, const Box& box);
 
 } // namespace tessera::shard

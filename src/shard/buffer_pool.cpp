@@ -22,7 +22,6 @@ c10::DataPtr BufferPool::take(
     if (found != idle_.end() && !found->second.empty()) {
       c10::DataPtr data = std::move(found->second.back());
       found->second.pop_back();
-      idle_bytes_ -= bytes;
       return data;
     }
   }
@@ -36,7 +35,6 @@ void BufferPool::give(c10::DataPtr data, size_t bytes) {
   auto& idle = idle_[bytes];
   if (idle.size() < kMaxIdle) {
     idle.push_back(std::move(data));
-    idle_bytes_ += bytes;
   }
 }
 
@@ -71,7 +69,6 @@ void BufferPool::trim(size_t count) {
   for (auto& [bytes, idle] : idle_) {
     while (idle.size() > count) {
       idle.pop_back();
-      idle_bytes_ -= bytes;
     }
   }
 }

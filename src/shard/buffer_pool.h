@@ -30,16 +30,11 @@ class BufferPool {
   at::Tensor take(at::IntArrayRef sizes, const at::TensorOptions& options);
   void give(at::Tensor tensor);
 
-  /// Bytes that wait for a taker.
-  size_t idle_bytes() const {
-    return idle_bytes_;
-  }
   /// Keeps at most `count` of each size.
   void trim(size_t count);
 
  private:
   std::map<size_t, std::vector<c10::DataPtr>> idle_; // by size
-  size_t idle_bytes_ = 0;
 };
 
 } // namespace tessera::shard

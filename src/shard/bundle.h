@@ -28,9 +28,10 @@ namespace tessera::shard {
 /// fixed offsets. The buffer's StorageImpl never changes, only its bytes come
 /// and go: resharding takes them away, gathering puts others in their place.
 /// So whatever points to the storage stays valid: the faces, views of them that
-/// a forward made, tensors that autograd saved for backward. A gather writes
-/// through an alias that autograd knows nothing of, so that version counters do
-/// not move while the values are the same.
+/// a forward made, tensors that autograd saved for backward. Bytes change
+/// places behind autograd's back, so that version counters do not move while
+/// the values are the same. A gather fills a buffer of its own, whose bytes are
+/// moved over when it is through: nobody sees it half done.
 ///
 /// While it has no bytes the storage throws on raw access (LibTorch 2.13 on);
 /// operators do not get that far, see [Note: first touch].

@@ -115,8 +115,8 @@ void Schedule::make_room(std::span<Unit* const> units) {
 }
 
 void Schedule::ensure_full(Unit& unit) {
-  if (!in_backward()) {
-    unit.follow_requires_grad();
+  if (!in_backward() && unit.state() != UnitState::Sharded) {
+    unit.follow_requires_grad(); // a gather does so by itself
   }
   if (unit.state() == UnitState::Full && !unit.is_stale()) {
     return;
@@ -153,9 +153,6 @@ void Schedule::begin_iteration(Unit& unit) {
 /// Records this gather and starts the one that followed it last time. Only now
 /// that this one is finished: what it needed on the way is free again.
 void Schedule::gather_ahead(Unit& unit) {
-  if (!prefetch_) {
-    return;
-  }
   if (iteration_ended_) {
     begin_iteration(unit);
   }
@@ -264,11 +261,12 @@ void Schedule::compare_order_and_use() {
     }
   }
   in_doubt = compare_hash(in_doubt);
-  if (in_doubt && group_.size() > 1) {
-    group_.all_reduce(flags, ReduceOp::Max, "unused parameters");
-  }
   if (!in_doubt) {
     return;
+  }
+  if (group_.size() > 1) {
+    ++counts_.use_exchanges;
+    group_.all_reduce(flags, ReduceOp::Max, "unused parameters");
   }
   bytes = flags.mutable_data_ptr<uint8_t>();
   for (const auto& [unit, used] : reduced) {
@@ -315,11 +313,6 @@ void Schedule::note_gather(Unit& unit) {
     return; // it shows the shard
   }
   ++counts_.gathers;
-  int64_t held = 0;
-  for (const Unit* one : full_) {
-    held += static_cast<int64_t>(one->full_bytes());
-  }
-  counts_.peak_full_bytes = std::max(counts_.peak_full_bytes, held);
   tell(
       {.kind = ShardEvent::Kind::Gather,
        .unit = unit,

@@ -30,7 +30,7 @@ struct ScheduleCounts {
   int64_t reductions = 0;
   int64_t reshards = 0;
   int64_t summons = 0;
-  int64_t peak_full_bytes = 0; // of all units at once
+  int64_t use_exchanges = 0; // about parameters that a rank did not use
 };
 
 /// The units of one group and the order in which the program touches them.
@@ -122,9 +122,6 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Drops everything in flight and reshards all units: after an exception.
   void recover();
 
-  void set_prefetch(bool on) {
-    prefetch_ = on;
-  }
   const ScheduleCounts& counts() const {
     return counts_;
   }
@@ -168,7 +165,6 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   bool predicts_ = false;
   bool iteration_ended_ = true;
 
-  bool prefetch_ = true;
   uint64_t hash_ = 0;
   int unchecked_gathers_ = 0;
   bool starts_ahead_ = false;

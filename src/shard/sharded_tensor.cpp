@@ -17,6 +17,8 @@
 #include <string>
 #include <utility>
 
+#include "shard/boxes.h"
+
 namespace tessera {
 namespace {
 
@@ -56,15 +58,6 @@ bool overlap(const Box& a, const Box& b) {
     }
   }
   return true;
-}
-
-at::Tensor view_of(const at::Tensor& whole, const Box& box) {
-  at::Tensor view = whole;
-  for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
-    view = view.narrow(
-        static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
-  }
-  return view;
 }
 
 /// Offsets and sizes of each box, one after another.
@@ -219,7 +212,7 @@ at::Tensor ShardedTensor::full_tensor() const {
     int64_t begin = 0;
     for (const Box& box : by_rank[rank]) {
       const int64_t numel = box.numel();
-      view_of(whole, box)
+      shard::view_of(whole, box)
           .copy_(all[static_cast<int64_t>(rank)]
                      .narrow(0, begin, numel)
                      .view(box.sizes));

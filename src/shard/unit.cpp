@@ -32,8 +32,9 @@ namespace autograd = torch::autograd;
 using WeakImpl =
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-/// Keeps a unit alive from the autograd metadata of a face that is frozen.
-/// Registering hooks clears these, but needs a face that requires grad.
+/// Keeps a unit alive from the autograd metadata of a face that has no gradient
+/// edge to do so: a frozen or summoned one. Registering a hook clears this, but
+/// is refused for the one, and the guard keeps the unit of the other.
 struct KeepAlive : autograd::FunctionPreHook {
   explicit KeepAlive(std::shared_ptr<Unit> owned) : unit(std::move(owned)) {}
   autograd::variable_list operator()(
@@ -800,12 +801,12 @@ void Unit::end_summon() {
       objection = objection_to_faces();
       changed = !objection && was_written();
     }
-    if (options.writeback && groups_.shard.size() > 1) {
-      // One rank's change makes every rank gather again, and one rank's error
-      // is everyone's.
+    if ((exposes || options.writeback) && groups_.all.size() > 1) {
+      // One rank's change makes every rank gather again, those of other copies
+      // too, and one rank's error is everyone's.
       at::Tensor any = at::zeros({1}, at::kByte);
       any.mutable_data_ptr<uint8_t>()[0] = objection ? 2 : changed ? 1 : 0;
-      groups_.shard.all_reduce(any, ReduceOp::Max, label_);
+      groups_.all.all_reduce(any, ReduceOp::Max, label_);
       const auto worst = any.item<uint8_t>();
       changed = worst == 1;
       if (worst == 2 && !objection) {
@@ -888,7 +889,7 @@ void Unit::start_reduction() {
 Unit::Reduced Unit::wait_for_reduction() {
   Reduced result{
       std::vector<at::Tensor>(params_.size()),
-      std::vector<bool>(params_.size(), false)};
+      std::vector<bool>(params_.size(), true)}; // frozen ones: not in doubt
   for (size_t number = 0; number < bundles_.size(); ++number) {
     Bundle& bundle = bundles_[number];
     if (!bundle.is_reducing()) {
@@ -899,14 +900,17 @@ Unit::Reduced Unit::wait_for_reduction() {
     if (!mean.defined()) {
       continue;
     }
+    if (options_.one_leaf) { // stands for all, at the first one's position
+      if (params_.front().trainable) {
+        result.gradients.front() = alias_of(mean, mean.sizes(), 0);
+        result.used.front() =
+            std::find(used.begin(), used.end(), true) != used.end();
+      }
+      continue;
+    }
     for (size_t position = 0; position < params_.size(); ++position) {
       const Param& param = params_[position];
       if (param.bundle != number || !param.trainable) {
-        continue;
-      }
-      if (options_.one_leaf) {
-        result.gradients.front() = alias_of(mean, mean.sizes(), 0);
-        result.used.front() = result.used.front() || used[param.index];
         continue;
       }
       const Layout& layout = bundle.layout();

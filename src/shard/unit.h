@@ -118,10 +118,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     is_home_tracked_ = !alive.expired();
     home_alive_ = std::move(alive);
   }
-  /// The unit whose module contains this one's, if any.
-  const std::shared_ptr<Unit>& parent() const {
-    return parent_;
-  }
+  /// The unit whose module contains this one's.
   void set_parent(std::shared_ptr<Unit> parent) {
     parent_ = std::move(parent);
   }

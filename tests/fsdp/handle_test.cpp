@@ -520,6 +520,28 @@ TEST(FsdpTest, AParameterUsedOnOneRankTrainsOnAll) {
   });
 }
 
+TEST(FsdpTest, RanksTalkOfUseOnlyWhereOneIsInDoubt) {
+  on_ranks(2, [](const Group& world) {
+    const auto exchanges = [&](Stack& module) {
+      auto& schedule = *shard::Schedule::of(world);
+      schedule.reset_counts();
+      loss_of(module, tokens(world.rank(), 0)).backward();
+      return schedule.counts().use_exchanges;
+    };
+    auto flat = make_stack();
+    const FSDP handle(flat, by_block()); // one leaf for many parameters
+    EXPECT_EQ(exchanges(flat), 0);
+    auto frozen = make_stack();
+    frozen->head.set_requires_grad(false);
+    shard_blocks(frozen);
+    EXPECT_EQ(exchanges(frozen), 0);
+    auto unused = make_stack();
+    unused->register_parameter("extra", torch::ones({3}, at::kDouble));
+    shard_blocks(unused);
+    EXPECT_EQ(exchanges(unused), 1);
+  });
+}
+
 TEST(FsdpTest, AStepWhileUnitsAreFullIsSeenOnRanksWithNothingToWrite) {
   on_ranks(2, [](const Group& world) {
     torch::nn::Linear linear(2, 3); // nine elements: none of them on rank 1
@@ -846,7 +868,7 @@ TEST(FsdpErrorsTest, RejectsWhatFsdpOfPythonRejects) {
   });
 }
 
-TEST(FsdpErrorsTest, OneRankShardsNothingAndSaysSo) {
+TEST(FsdpErrorsTest, OneRankShardsNothing) {
   on_ranks(1, [](const Group&) {
     auto module = make_stack();
     const FSDP model(module);

@@ -10,6 +10,7 @@
 #include "shard/names.h"
 #include "shard/schedule.h"
 #include "shard/unit.h"
+#include "support/errors.h"
 #include "support/ranks.h"
 
 namespace tessera {
@@ -17,6 +18,7 @@ namespace {
 
 using tessera::testing::Block;
 using tessera::testing::BlockImpl;
+using tessera::testing::error_of;
 using tessera::testing::on_ranks;
 using tessera::testing::RanksOptions;
 using tessera::testing::Stack;
@@ -31,15 +33,6 @@ using Tensors = std::vector<at::Tensor>;
 constexpr int64_t kVocabulary = 11;
 constexpr int64_t kWidth = 6;
 constexpr int64_t kDepth = 4;
-
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 at::Tensor noise(at::IntArrayRef sizes, int seed = 0) {
   torch::manual_seed(100 + seed);

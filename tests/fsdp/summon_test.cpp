@@ -248,6 +248,40 @@ TEST(SummonAgainTest, ChangesOfOneRankMakeAllGatherAgain) {
   });
 }
 
+TEST(SummonAgainTest, AnErrorOrAChangeOfOneCopyIsEverybodys) {
+  on_ranks(4, [](const Group& world) {
+    for (const int64_t shards : {1, 2}) { // whole copies, and copies of two
+      auto model = make_stack();
+      shard_blocks(
+          model, FullyShardOptions().mesh(make_mesh({4 / shards, shards})));
+      unshard(*model);
+      {
+        auto guard = summon_full_params(*model);
+        torch::NoGradGuard no_grad;
+        if (world.rank() == 0) {
+          model->head.add_(1);
+        }
+        guard.close();
+      }
+      torch::NoGradGuard no_grad;
+      for (const auto& unit : fsdp_modules(*model)) {
+        EXPECT_EQ(
+            unit.is_root() ? 0 : unit.sharded_numel() * shards,
+            unit.allocated_numel());
+      }
+      auto guard = summon_full_params(*model);
+      if (world.rank() == 3) {
+        model->head.set_data(torch::zeros({2}, at::kDouble));
+      }
+      EXPECT_THAT(
+          error_of([&] { guard.close(); }),
+          ::testing::AnyOf(
+              HasSubstr("keeps its shape and dtype"),
+              HasSubstr("another rank could not keep its changes")));
+    }
+  });
+}
+
 TEST(SummonAgainTest, NothingChangedGathersNothing) {
   on_ranks(2, [](const Group& world) {
     auto model = make_stack();

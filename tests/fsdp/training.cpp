@@ -94,13 +94,4 @@ std::vector<double> train_sharded(Stack& model, int rank) {
   return losses;
 }
 
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
 } // namespace tessera::testing

@@ -5,11 +5,10 @@
 
 #include <torch/torch.h>
 
-#include <functional>
-#include <string>
 #include <vector>
 
 #include "fsdp/models.h"
+#include "support/errors.h"
 #include "support/ranks.h"
 
 namespace tessera::testing {
@@ -47,8 +46,5 @@ std::vector<double> train_sharded(Stack& model, int rank);
 
 /// Reads parameters by operators, so that units are gathered.
 void expect_same_parameters(Stack& sharded, Stack& plain, double tolerance);
-
-/// What `body` throws; "nothing was thrown" if it does not.
-std::string error_of(const std::function<void()>& body);
 
 } // namespace tessera::testing

@@ -5,11 +5,13 @@
 #include <rapidcheck.h>
 
 #include "shard/layout.h"
+#include "support/errors.h"
 #include "support/ranks.h"
 
 namespace tessera::shard {
 namespace {
 
+using tessera::testing::error_of;
 using tessera::testing::on_ranks;
 using ::testing::HasSubstr;
 
@@ -20,15 +22,6 @@ Shape any_shape() {
     shape.push_back(*rc::gen::inRange(1, 6));
   }
   return shape;
-}
-
-at::Tensor view_of(const at::Tensor& whole, const Box& box) {
-  at::Tensor view = whole;
-  for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
-    view = view.narrow(
-        static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
-  }
-  return view;
 }
 
 TEST(BoxesTest, AreTheElementsOfTheRangeInTheirOrder) {
@@ -110,14 +103,6 @@ TEST(ShardedTensorTest, FullTensorIsWhatWasCut) {
 
 TEST(ShardedTensorTest, RejectsPiecesThatAreNotTheTensor) {
   on_ranks(2, [](const Group& world) {
-    const auto error_of = [](const std::function<void()>& body) -> std::string {
-      try {
-        body();
-      } catch (const std::exception& error) {
-        return error.what();
-      }
-      return "nothing was thrown";
-    };
     EXPECT_THAT(
         error_of([&] {
           ShardedTensor(
