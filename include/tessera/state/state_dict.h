@@ -1,0 +1,238 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/comm/group.h>
+#include <tessera/shard/sharded_tensor.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <iosfwd>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace tessera {
+
+class StateDict;
+class StateValue;
+
+/// A name or a number, as Python's dictionaries have them: optimizers number
+/// their parameters. 0 and "0" are different keys.
+class TESSERA_API StateKey {
+ public:
+  template <class I>
+    requires std::is_integral_v<I> && (!std::is_same_v<I, bool>)
+  StateKey(I id) : key_(static_cast<int64_t>(id)) {}
+  StateKey(std::string name) : key_(std::move(name)) {}
+  StateKey(std::string_view name) : key_(std::string(name)) {}
+  StateKey(const char* name) : key_(std::string(name)) {}
+
+  bool is_id() const {
+    return key_.index() == 0;
+  }
+  /// Throws c10::ValueError if it is a name.
+  int64_t id() const;
+  /// Throws c10::ValueError if it is an id.
+  const std::string& name() const;
+  /// The name, or the digits of the id.
+  std::string text() const;
+
+  auto operator<=>(const StateKey&) const = default;
+
+ private:
+  std::variant<int64_t, std::string> key_;
+};
+
+using StateList = std::vector<StateValue>;
+
+/// One value of a state dict. Copying shares tensors, as in Python; clone()
+/// does not.
+class TESSERA_API StateValue {
+ public:
+  /// None.
+  StateValue() = default;
+  StateValue(std::nullptr_t) {}
+  StateValue(at::Tensor tensor);
+  StateValue(ShardedTensor tensor);
+  template <class I>
+    requires std::is_integral_v<I> && (!std::is_same_v<I, bool>)
+  StateValue(I value) : value_(static_cast<int64_t>(value)) {}
+  StateValue(double value) : value_(value) {}
+  template <class B>
+    requires std::is_same_v<B, bool>
+  StateValue(B value) : value_(value) {}
+  StateValue(std::string value) : value_(std::move(value)) {}
+  StateValue(const char* value) : value_(std::string(value)) {}
+  StateValue(StateList list);
+  StateValue(StateDict dict);
+  StateValue(const StateValue& other);
+  StateValue(StateValue&& other) noexcept;
+  StateValue& operator=(StateValue other) noexcept;
+  ~StateValue();
+
+  bool is_none() const;
+  bool is_tensor() const;
+  bool is_sharded() const;
+  bool is_int() const;
+  bool is_double() const;
+  bool is_bool() const;
+  bool is_string() const;
+  bool is_list() const;
+  bool is_dict() const;
+  /// "tensor", "sharded tensor", "int", ...
+  const char* kind() const;
+
+  /// What it holds. Throw c10::TypeError if it is of another kind; to_double
+  /// takes an int too.
+  const at::Tensor& tensor() const;
+  const ShardedTensor& sharded() const;
+  int64_t to_int() const;
+  double to_double() const;
+  bool to_bool() const;
+  const std::string& string() const;
+  const StateList& list() const;
+  StateList& list();
+  const StateDict& dict() const;
+  StateDict& dict();
+
+  /// Shares no tensor with this one.
+  StateValue clone() const;
+  /// The same kind and value, tensors bit by bit; see diff().
+  bool operator==(const StateValue& other) const;
+
+ private:
+  friend class StateDict;
+  using DictPtr = std::unique_ptr<StateDict>;
+  std::variant<
+      std::monostate,
+      at::Tensor,
+      ShardedTensor,
+      int64_t,
+      double,
+      bool,
+      std::string,
+      StateList,
+      DictPtr>
+      value_;
+};
+
+/// What model state, optimizer state and checkpoints exchange: an ordered map
+/// from keys to values, nested as deep as needed.
+///
+///   StateDict state{{"step", 3}, {"model", model_state}};
+///   state.at_path("model.fc.weight").tensor();
+///
+/// Order is that of insertion and does not matter for equality. Copies share
+/// tensors, clone() does not. Not thread-safe.
+class TESSERA_API StateDict {
+ public:
+  using Item = std::pair<StateKey, StateValue>;
+  using Items = std::vector<Item>;
+
+  StateDict();
+  StateDict(std::initializer_list<Item> items);
+  StateDict(const StateDict& other);
+  StateDict(StateDict&& other) noexcept;
+  StateDict& operator=(StateDict other) noexcept;
+  ~StateDict();
+
+  size_t size() const;
+  bool empty() const {
+    return size() == 0;
+  }
+  Items::const_iterator begin() const;
+  Items::const_iterator end() const;
+  std::vector<StateKey> keys() const;
+
+  bool contains(const StateKey& key) const {
+    return find(key) != nullptr;
+  }
+  /// Null if there is none. Valid until the next change of this dict.
+  const StateValue* find(const StateKey& key) const;
+  StateValue* find(const StateKey& key);
+  /// Throws c10::ValueError with the nearest key if there is none.
+  const StateValue& at(const StateKey& key) const;
+  StateValue& at(const StateKey& key);
+  /// Adds None at the end if there is none.
+  StateValue& operator[](const StateKey& key);
+  /// Replaces it in place or adds it at the end.
+  void set(const StateKey& key, StateValue value);
+  /// False if there was none.
+  bool erase(const StateKey& key);
+
+  /// Follows keys and list positions joined by dots, "optim.state.fc.weight":
+  /// keys may contain dots themselves. Null if there is nothing.
+  const StateValue* find_path(std::string_view path) const;
+  /// Throws c10::ValueError that says how far the path led.
+  const StateValue& at_path(std::string_view path) const;
+
+  StateDict clone() const;
+  bool operator==(const StateDict& other) const;
+
+  /// One line a value, tensors as dtype, shape and first elements.
+  std::string to_string() const;
+
+ private:
+  struct Data;
+  std::unique_ptr<Data> data_;
+};
+
+TESSERA_API std::ostream& operator<<(std::ostream& out, const StateDict& dict);
+TESSERA_API std::ostream& operator<<(std::ostream& out, const StateValue& value);
+
+/// How far values may differ: abs(a - b) <= atol + rtol * abs(b).
+struct TESSERA_API Tolerance {
+  double rtol = 0;
+  double atol = 0;
+  /// NaN equals NaN.
+  bool equal_nan = true;
+};
+
+/// Where two dictionaries differ: a line each, at most `max_lines`, then how
+/// many more; empty where they agree. Shapes and dtypes must be the same,
+/// devices and the order of keys need not; of sharded tensors this rank's
+/// pieces are compared. Not collective.
+///
+///   optim.state.fc.weight.exp_avg: element [1, 7]: 0.25 against 0.5
+TESSERA_API std::string diff(
+    const StateDict& a,
+    const StateDict& b,
+    const Tolerance& tolerance = {},
+    size_t max_lines = 20);
+
+/// A nested dictionary as one level: leaves by their dotted paths, and for each
+/// the keys that lead to it. Empty lists and dicts are leaves, so that nothing
+/// is lost.
+struct TESSERA_API FlatState {
+  struct Leaf {
+    std::string path;
+    std::vector<StateKey> keys;
+    /// For each key: it is a position in a list.
+    std::vector<bool> in_list;
+    StateValue value;
+  };
+  std::vector<Leaf> leaves;
+};
+/// Throws c10::ValueError if two leaves have the same path.
+TESSERA_API FlatState flatten(const StateDict& dict);
+/// Throws c10::ValueError if the leaves do not fit together.
+TESSERA_API StateDict unflatten(const FlatState& flat);
+
+/// Tensors are written with their values, on the CPU; of sharded ones this
+/// rank's pieces.
+TESSERA_API Bytes to_bytes(const StateDict& dict);
+/// What to_bytes() made. `group` is given to sharded tensors; without one they
+/// are refused. Throws c10::ValueError for anything else, reading nothing
+/// beyond the end and allocating no more than the bytes can fill.
+TESSERA_API StateDict state_from_bytes(
+    std::span<const uint8_t> bytes,
+    const std::optional<Group>& group = std::nullopt);
+
+} // namespace tessera
