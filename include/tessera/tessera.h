@@ -14,4 +14,5 @@
 #include <tessera/optim/adamw.h>
 #include <tessera/shard/deferred_init.h>
 #include <tessera/shard/sharded_tensor.h>
+#include <tessera/state/state_dict.h>
 #include <tessera/version.h>

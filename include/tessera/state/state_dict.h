@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <iosfwd>
@@ -14,6 +15,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -28,8 +30,8 @@ class StateValue;
 class TESSERA_API StateKey {
  public:
   template <class I>
-    requires std::is_integral_v<I> && (!std::is_same_v<I, bool>)
-  StateKey(I id) : key_(static_cast<int64_t>(id)) {}
+  requires std::is_integral_v<I> &&(!std::is_same_v<I, bool>)StateKey(I id)
+      : key_(static_cast<int64_t>(id)) {}
   StateKey(std::string name) : key_(std::move(name)) {}
   StateKey(std::string_view name) : key_(std::string(name)) {}
   StateKey(const char* name) : key_(std::string(name)) {}
@@ -62,12 +64,11 @@ class TESSERA_API StateValue {
   StateValue(at::Tensor tensor);
   StateValue(ShardedTensor tensor);
   template <class I>
-    requires std::is_integral_v<I> && (!std::is_same_v<I, bool>)
-  StateValue(I value) : value_(static_cast<int64_t>(value)) {}
+  requires std::is_integral_v<I> &&(!std::is_same_v<I, bool>)StateValue(I value)
+      : value_(static_cast<int64_t>(value)) {}
   StateValue(double value) : value_(value) {}
   template <class B>
-    requires std::is_same_v<B, bool>
-  StateValue(B value) : value_(value) {}
+  requires std::is_same_v<B, bool> StateValue(B value) : value_(value) {}
   StateValue(std::string value) : value_(std::move(value)) {}
   StateValue(const char* value) : value_(std::string(value)) {}
   StateValue(StateList list);
@@ -121,6 +122,9 @@ class TESSERA_API StateValue {
       StateList,
       DictPtr>
       value_;
+
+  template <class T>
+  const T& as(const char* wanted) const;
 };
 
 /// What model state, optimizer state and checkpoints exchange: an ordered map
@@ -185,7 +189,9 @@ class TESSERA_API StateDict {
 };
 
 TESSERA_API std::ostream& operator<<(std::ostream& out, const StateDict& dict);
-TESSERA_API std::ostream& operator<<(std::ostream& out, const StateValue& value);
+TESSERA_API std::ostream& operator<<(
+    std::ostream& out,
+    const StateValue& value);
 
 /// How far values may differ: abs(a - b) <= atol + rtol * abs(b).
 struct TESSERA_API Tolerance {
