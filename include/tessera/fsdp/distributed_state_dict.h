@@ -1,0 +1,89 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/fsdp/model_state.h>
+#include <tessera/state/state_dict.h>
+
+#include <torch/arg.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <functional>
+#include <vector>
+
+namespace tessera {
+
+/// As in Python's torch.distributed.checkpoint.state_dict.
+struct TESSERA_API StateDictOptions {
+  /// Full tensors instead of sharded ones: on all ranks, or with cpu_offload on
+  /// rank 0 only, the others getting an empty dictionary.
+  TORCH_ARG(bool, full_state_dict) = false;
+  TORCH_ARG(bool, cpu_offload) = false;
+  /// Leave out parameters that do not require gradients.
+  TORCH_ARG(bool, ignore_frozen_params) = false;
+  /// Keep the submodule's own prefix in names; only for `submodules`.
+  TORCH_ARG(bool, keep_submodule_prefixes) = true;
+  /// Setting: throw for missing and unexpected keys.
+  TORCH_ARG(bool, strict) = true;
+  /// Setting: only rank 0 passes a (full) dictionary. Needs full_state_dict.
+  TORCH_ARG(bool, broadcast_from_rank0) = false;
+  /// Optimizer state on one level: "state.fc.weight.exp_avg",
+  /// "param_groups.fc.weight.lr".
+  TORCH_ARG(bool, flatten_optimizer_state_dict) = false;
+};
+
+using Submodules = std::vector<std::reference_wrapper<torch::nn::Module>>;
+using Optimizers = std::vector<std::reference_wrapper<torch::optim::Optimizer>>;
+
+/// State under the names of the unsharded model, for plain, data-parallel and
+/// sharded modules alike, whatever state_dict_type says. Getting changes
+/// neither parameters nor gradients; an optimizer without state gets the one
+/// that a step with zero gradients and learning rate 0 leaves. Values that are
+/// not gathered share memory with model and optimizer. With `submodules` only
+/// their state. Collective where something is sharded.
+///
+/// Throws c10::Error for an optimizer without state while gradients are there,
+/// and c10::ValueError for options that exclude each other.
+TESSERA_API StateDict get_model_state_dict(
+    torch::nn::Module& model,
+    const StateDictOptions& options = {},
+    const Submodules& submodules = {});
+TESSERA_API StateDict get_optimizer_state_dict(
+    torch::nn::Module& model,
+    const Optimizers& optimizers,
+    const StateDictOptions& options = {},
+    const Submodules& submodules = {});
+
+struct TESSERA_API ModelAndOptimizerState {
+  StateDict model;
+  StateDict optimizer;
+};
+TESSERA_API ModelAndOptimizerState get_state_dict(
+    torch::nn::Module& model,
+    const Optimizers& optimizers,
+    const StateDictOptions& options = {},
+    const Submodules& submodules = {});
+
+/// Writes state that the calls above returned, for this or another sharding.
+/// Everything is checked on all ranks before anything is written. With `strict`
+/// all missing and unexpected keys are named in one error, with the nearest
+/// name for each; without, they are returned and left alone.
+///
+/// Throws c10::ValueError on all ranks for what does not fit, and c10::Error
+/// for an empty dictionary where the model or the optimizers have state.
+TESSERA_API IncompatibleKeys set_model_state_dict(
+    torch::nn::Module& model,
+    const StateDict& model_state_dict,
+    const StateDictOptions& options = {});
+TESSERA_API void set_optimizer_state_dict(
+    torch::nn::Module& model,
+    const Optimizers& optimizers,
+    const StateDict& optim_state_dict,
+    const StateDictOptions& options = {});
+TESSERA_API IncompatibleKeys set_state_dict(
+    torch::nn::Module& model,
+    const Optimizers& optimizers,
+    const ModelAndOptimizerState& state,
+    const StateDictOptions& options = {});
+
+} // namespace tessera

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/state/state_dict.h>
+
+#include <torch/nn/module.h>
+
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+/// Parameters and buffers of any module under their own names, in the order of
+/// Python's state_dict: tied parameters under every name. Sharded parameters
+/// come as the module's state_dict_type says: full, local or sharded, in the
+/// dtype of the shards. Gathered units are resharded first. Full tensors are
+/// copies; other values share memory with the model, clone() makes a snapshot.
+/// Collective where units are sharded and the type is FULL_STATE_DICT.
+///
+/// Throws c10::Error inside summon_full_params: what is shown there is not in
+/// the shards yet.
+TESSERA_API StateDict state_dict(torch::nn::Module& module);
+
+struct TESSERA_API IncompatibleKeys {
+  std::vector<std::string> missing;
+  std::vector<std::string> unexpected;
+};
+
+/// Writes `dict` into the module's parameters and buffers. A value may be a
+/// full tensor, the same on all ranks, or a ShardedTensor of any layout over
+/// the same ranks; values are cast to the dtype that is there. Nothing is
+/// written unless everything fits on every rank. Collective if the module is
+/// sharded.
+///
+/// Throws c10::ValueError on all ranks for shapes and kinds that do not fit
+/// and, if `strict`, for keys that are missing or unexpected: all of them in
+/// one text, with the nearest name for each. Without `strict` these are
+/// returned.
+TESSERA_API IncompatibleKeys load_state_dict(
+    torch::nn::Module& module,
+    const StateDict& dict,
+    bool strict = true);
+
+} // namespace tessera

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <tessera/api.h>
+
+#include <torch/arg.h>
+#include <torch/nn/module.h>
+
+#include <optional>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace tessera {
+
+/// What state dicts of a sharded model hold.
+enum class StateDictType {
+  FULL_STATE_DICT, // whole tensors
+  LOCAL_STATE_DICT, // this rank's tensors, as optimizers have them
+  SHARDED_STATE_DICT, // ShardedTensor values: this rank's part with its place
+};
+
+struct TESSERA_API FullStateDictConfig {
+  TORCH_ARG(bool, offload_to_cpu) = false;
+  /// The others get an empty dictionary.
+  TORCH_ARG(bool, rank0_only) = false;
+};
+struct TESSERA_API LocalStateDictConfig {
+  TORCH_ARG(bool, offload_to_cpu) = false;
+};
+struct TESSERA_API ShardedStateDictConfig {
+  TORCH_ARG(bool, offload_to_cpu) = false;
+};
+
+struct TESSERA_API FullOptimStateDictConfig {
+  TORCH_ARG(bool, offload_to_cpu) = true;
+  /// The others get an empty dictionary, and load from rank 0's.
+  TORCH_ARG(bool, rank0_only) = false;
+};
+struct TESSERA_API LocalOptimStateDictConfig {
+  TORCH_ARG(bool, offload_to_cpu) = false;
+};
+struct TESSERA_API ShardedOptimStateDictConfig {
+  TORCH_ARG(bool, offload_to_cpu) = true;
+};
+
+using StateDictConfig = std::
+    variant<FullStateDictConfig, LocalStateDictConfig, ShardedStateDictConfig>;
+using OptimStateDictConfig = std::variant<
+    FullOptimStateDictConfig,
+    LocalOptimStateDictConfig,
+    ShardedOptimStateDictConfig>;
+
+struct TESSERA_API StateDictSettings {
+  StateDictType type = StateDictType::FULL_STATE_DICT;
+  StateDictConfig config = FullStateDictConfig();
+  OptimStateDictConfig optim_config = FullOptimStateDictConfig();
+
+  /// With the defaults of that type.
+  static StateDictSettings of(StateDictType type);
+};
+
+/// Sets what state_dict(), load_state_dict(), optim_state_dict() and
+/// optim_state_dict_to_load() of the module do, for all units in it; returns
+/// what was set before. A config left out takes the type's defaults. Units of
+/// FSDP start with FULL_STATE_DICT, those of fully_shard with
+/// SHARDED_STATE_DICT. Not collective, but to be called on all ranks alike.
+///
+/// Throws c10::ValueError, with nothing changed, for a config of another type,
+/// and where the module has no units, or units that were set differently.
+TESSERA_API StateDictSettings set_state_dict_type(
+    torch::nn::Module& module,
+    StateDictType type,
+    std::optional<StateDictConfig> config = std::nullopt,
+    std::optional<OptimStateDictConfig> optim_config = std::nullopt);
+TESSERA_API StateDictSettings
+set_state_dict_type(torch::nn::Module& module, const StateDictSettings& settings);
+
+/// Throws c10::ValueError unless all units of the module agree.
+TESSERA_API StateDictSettings get_state_dict_type(torch::nn::Module& module);
+
+/// Sets it while it lives, then what was set before.
+class [[nodiscard]] TESSERA_API StateDictTypeGuard {
+ public:
+  StateDictTypeGuard(
+      torch::nn::Module& module,
+      StateDictType type,
+      std::optional<StateDictConfig> config = std::nullopt,
+      std::optional<OptimStateDictConfig> optim_config = std::nullopt);
+  ~StateDictTypeGuard();
+  StateDictTypeGuard(const StateDictTypeGuard&) = delete;
+  StateDictTypeGuard& operator=(const StateDictTypeGuard&) = delete;
+
+ private:
+  torch::nn::Module& module_;
+  const StateDictSettings before_;
+};
+
+} // namespace tessera
