@@ -219,6 +219,22 @@ Shared map_together(
   return shared;
 }
 
+/// Splits are rows of dim 0; none: equal parts.
+std::vector<size_t> bytes_by_rank(
+    const at::Tensor& tensor,
+    const std::vector<int64_t>& splits,
+    int num_ranks) {
+  const auto ranks = static_cast<size_t>(num_ranks);
+  std::vector<size_t> result(ranks, tensor.nbytes() / ranks);
+  if (!splits.empty() && tensor.numel() != 0) {
+    const size_t row = tensor.nbytes() / static_cast<size_t>(tensor.size(0));
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      result[rank] = static_cast<size_t>(splits[rank]) * row;
+    }
+  }
+  return result;
+}
+
 void require_contiguous(const at::Tensor& tensor) {
   if (!tensor.is_contiguous()) {
     raise<c10::ValueError>(
@@ -469,8 +485,21 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(
     std::vector<int64_t>& output_splits,
     std::vector<int64_t>& input_splits,
     const c10d::AllToAllOptions& options) {
-  return gloo_for("all_to_all", {})
-      .alltoall_base(output, input, output_splits, input_splits, options);
+  require_contiguous(output);
+  require_contiguous(input);
+  return run(
+      c10d::OpType::ALLTOALL_BASE,
+      options.asyncOp,
+      {output},
+      [this,
+       output,
+       input,
+       in_bytes = bytes_by_rank(input, input_splits, getSize()),
+       out_bytes = bytes_by_rank(output, output_splits, getSize()),
+       call = make_call("all_to_all", {})] {
+        collectives_->all_to_all(
+            call, bytes_of(input), in_bytes, bytes_of(output), out_bytes);
+      });
 }
 
 ShmBackend::WorkPtr ShmBackend::alltoall(

@@ -72,8 +72,9 @@ TESSERA_API StateDictSettings set_state_dict_type(
     StateDictType type,
     std::optional<StateDictConfig> config = std::nullopt,
     std::optional<OptimStateDictConfig> optim_config = std::nullopt);
-TESSERA_API StateDictSettings
-set_state_dict_type(torch::nn::Module& module, const StateDictSettings& settings);
+TESSERA_API StateDictSettings set_state_dict_type(
+    torch::nn::Module& module,
+    const StateDictSettings& settings);
 
 /// Throws c10::ValueError unless all units of the module agree.
 TESSERA_API StateDictSettings get_state_dict_type(torch::nn::Module& module);

@@ -21,6 +21,37 @@ size_t round_up(size_t value, size_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
+/// How a rank sends parts of different sizes through its slot: each step has a
+/// piece for every peer that gets anything.
+struct Mailing {
+  Mailing(std::vector<size_t> parts, size_t slot_bytes)
+      : bytes(std::move(parts)), place(bytes.size()) {
+    size_t receivers = 0;
+    for (size_t peer = 0; peer < bytes.size(); ++peer) {
+      place[peer] = receivers;
+      receivers += bytes[peer] == 0 ? 0 : 1;
+    }
+    piece = slot_bytes / std::max<size_t>(receivers, 1) / kAlign * kAlign;
+    for (const size_t part : bytes) {
+      num_steps = std::max(num_steps, (part + piece - 1) / piece);
+    }
+  }
+  size_t begin(size_t step, size_t peer) const {
+    return std::min(bytes[peer], step * piece);
+  }
+  size_t count(size_t step, size_t peer) const {
+    return begin(step + 1, peer) - begin(step, peer);
+  }
+  size_t offset(size_t peer) const {
+    return place[peer] * piece;
+  }
+
+  std::vector<size_t> bytes; // by peer
+  std::vector<size_t> place; // by peer: which piece of the slot
+  size_t piece = 0;
+  size_t num_steps = 0;
+};
+
 } // namespace
 
 Collectives::Collectives(Channel& channel, Resolver resolve)
@@ -251,6 +282,62 @@ void Collectives::broadcast(
     }
     done += count;
   } while (done < bytes);
+}
+
+void Collectives::all_to_all(
+    const Call& call,
+    const std::byte* in,
+    const std::vector<size_t>& in_bytes,
+    std::byte* out,
+    const std::vector<size_t>& out_bytes) {
+  const auto me = static_cast<size_t>(channel_.rank());
+  const auto size = static_cast<size_t>(channel_.size());
+
+  // First everybody's sizes: they say how many steps there are.
+  const size_t row_bytes = size * sizeof(size_t);
+  std::byte* slot = channel_.begin_step();
+  std::memcpy(slot, in_bytes.data(), row_bytes);
+  channel_.publish(&call);
+  exchange_calls();
+  std::vector<Mailing> mailings;
+  size_t num_steps = 0;
+  for (size_t peer = 0; peer < size; ++peer) {
+    std::vector<size_t> row(size);
+    std::memcpy(
+        row.data(), channel_.wait_for(static_cast<int>(peer)), row_bytes);
+    row[peer] = 0; // what stays needs no slot
+    mailings.emplace_back(row, channel_.slot_bytes());
+    num_steps = std::max(num_steps, mailings.back().num_steps);
+  }
+
+  std::vector<const std::byte*> from(size);
+  std::vector<std::byte*> to(size);
+  for (size_t peer = 0; peer < size; ++peer) {
+    from[peer] = in;
+    to[peer] = out;
+    in += in_bytes[peer];
+    out += out_bytes[peer];
+  }
+  copy_bytes(to[me], from[me], in_bytes[me]);
+  for (size_t step = 0; step < num_steps; ++step) {
+    const Mailing& mine = mailings[me];
+    slot = channel_.begin_step();
+    for (size_t peer = 0; peer < size; ++peer) {
+      copy_bytes(
+          slot + mine.offset(peer),
+          from[peer] + mine.begin(step, peer),
+          mine.count(step, peer));
+    }
+    channel_.publish();
+    for (size_t i = 1; i < size; ++i) {
+      const size_t peer = (me + i) % size;
+      const Mailing& theirs = mailings[peer];
+      copy_bytes(
+          to[peer] + theirs.begin(step, me),
+          channel_.wait_for(static_cast<int>(peer)) + theirs.offset(me),
+          theirs.count(step, me));
+    }
+  }
 }
 
 } // namespace tessera::comm::shm

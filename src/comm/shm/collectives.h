@@ -63,6 +63,15 @@ class Collectives {
 
   void broadcast(const Call& call, std::byte* data, size_t bytes, int root);
 
+  /// Part r of `in`, of in_bytes[r], goes to rank r; part r of `out` comes from
+  /// it. What one sends must be what the other expects.
+  void all_to_all(
+      const Call& call,
+      const std::byte* in,
+      const std::vector<size_t>& in_bytes,
+      std::byte* out,
+      const std::vector<size_t>& out_bytes);
+
  private:
   /// Where each rank's input lies if it is shared memory, else nullptr. All
   /// ranks compute the same pattern, since they see the same calls.

@@ -132,6 +132,32 @@ TEST_P(CollectivesTest, BroadcastGivesTheRootsDataEverywhere) {
   }
 }
 
+/// Rank r sends count * ((r + to) % 3) elements to rank `to`: some nothing.
+TEST_P(CollectivesTest, AllToAllDeliversPartsOfDifferentSizes) {
+  const auto part = [this](int from, int to) {
+    return count() * static_cast<size_t>((from + to) % 3);
+  };
+  run([&](Collectives& collectives, int rank) {
+    std::vector<int> in;
+    std::vector<int> expected;
+    std::vector<size_t> in_bytes;
+    std::vector<size_t> out_bytes;
+    for (int peer = 0; peer < size(); ++peer) {
+      for (size_t i = 0; i < part(rank, peer); ++i) {
+        in.push_back(value(rank, i) + peer);
+      }
+      for (size_t i = 0; i < part(peer, rank); ++i) {
+        expected.push_back(value(peer, i) + rank);
+      }
+      in_bytes.push_back(part(rank, peer) * sizeof(int));
+      out_bytes.push_back(part(peer, rank) * sizeof(int));
+    }
+    std::vector<int> out(expected.size());
+    collectives.all_to_all({}, bytes(in), in_bytes, bytes(out), out_bytes);
+    ASSERT_EQ(out, expected);
+  });
+}
+
 TEST_P(CollectivesTest, SharedInputsAreReadWhereTheyLie) {
   const size_t whole = count() * static_cast<size_t>(size());
   std::vector<int> shared(std::max<size_t>(whole, 1));
