@@ -65,12 +65,11 @@ void measure_memory(
     const tessera::optim::AdamW& optimizer) {
   for (const auto& parameter : parameters) {
     run.parameter_bytes += static_cast<int64_t>(parameter.nbytes());
-  }
-  for (const auto& [parameter, state] : optimizer.state()) {
-    const auto& moments =
-        static_cast<const tessera::optim::AdamWParamState&>(*state);
-    run.optimizer_bytes += static_cast<int64_t>(
-        moments.exp_avg().nbytes() + moments.exp_avg_sq().nbytes());
+    if (const auto* state = optimizer.find_state(parameter)) {
+      run.optimizer_bytes += static_cast<int64_t>(
+          state->at("exp_avg").tensor().nbytes() +
+          state->at("exp_avg_sq").tensor().nbytes());
+    }
   }
 }
 

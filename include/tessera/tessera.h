@@ -11,7 +11,11 @@
 #include <tessera/fsdp/recompute.h>
 #include <tessera/fsdp/summon.h>
 #include <tessera/fsdp/wrap_policy.h>
+#include <tessera/optim/adam.h>
 #include <tessera/optim/adamw.h>
+#include <tessera/optim/optimizer.h>
+#include <tessera/optim/sgd.h>
+#include <tessera/optim/state_dict.h>
 #include <tessera/shard/deferred_init.h>
 #include <tessera/shard/sharded_tensor.h>
 #include <tessera/state/state_dict.h>

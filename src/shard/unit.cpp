@@ -66,6 +66,11 @@ Unit* unit_of(const at::Tensor& tensor) {
   return nullptr;
 }
 
+bool is_sharded(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->key_set().has(kShardKey) ||
+      unit_of(tensor) != nullptr;
+}
+
 /// One parameter of the unit. Its position in params_ is its input number in
 /// the node.
 struct Unit::Param {

@@ -295,4 +295,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 /// of a Summoned face too.
 Unit* unit_of(const at::Tensor& tensor);
 
+/// A face or a leaf: what a rank has of it may be a part, all or nothing.
+bool is_sharded(const at::Tensor& tensor);
+
 } // namespace tessera::shard

@@ -1,27 +1,12 @@
 #include <tessera/optim/adamw.h>
 
+#include "optim/params.h"
 #include "support/ranks.h"
 
 namespace tessera::optim {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::vector<at::Tensor> make_params() {
-  torch::manual_seed(5);
-  return {
-      torch::randn({4, 3}, torch::dtype(at::kDouble).requires_grad(true)),
-      torch::randn({7}, torch::dtype(at::kDouble).requires_grad(true)),
-      torch::randn({2}, torch::dtype(at::kFloat).requires_grad(true)),
-      torch::empty({0}, torch::dtype(at::kFloat).requires_grad(true))};
-}
-
-void make_gradients(std::vector<at::Tensor>& params, int step) {
-  torch::manual_seed(100 + step);
-  for (at::Tensor& param : params) {
-    param.mutable_grad() = torch::randn_like(param);
-  }
-}
 
 class AdamWTest : public ::testing::TestWithParam<bool> {};
 

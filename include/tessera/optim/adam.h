@@ -1,0 +1,50 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/optim/optimizer.h>
+
+#include <optional>
+#include <vector>
+
+namespace tessera::optim {
+
+/// As Python's torch.optim.Adam.
+struct TESSERA_API AdamOptions : OptionsOf<AdamOptions> {
+  AdamOptions() = default;
+  AdamOptions(double lr); // NOLINT: Adam(parameters, 3e-4) is meant
+
+  TESSERA_OPTION(double, lr){1e-3};
+  TESSERA_OPTION(Betas, betas){{0.9, 0.999}};
+  TESSERA_OPTION(double, eps){1e-8};
+  TESSERA_OPTION(double, weight_decay){0};
+  /// Use the largest of the second moments so far.
+  TESSERA_OPTION(bool, amsgrad){false};
+  /// Climb instead of descend.
+  TESSERA_OPTION(bool, maximize){false};
+  /// Which of Python's implementations to use there; carried along.
+  TESSERA_OPTION(std::optional<bool>, foreach){};
+  TESSERA_OPTION(std::optional<bool>, fused){};
+  /// Shrink parameters by lr * weight_decay, as AdamW does, instead of adding
+  /// weight_decay * parameter to the gradient.
+  TESSERA_OPTION(bool, decoupled_weight_decay){false};
+
+ public:
+  std::vector<OptionField> fields() override;
+};
+
+/// Adam on ATen's fused kernel: all parameters of a group in one call, each
+/// element read and written once. State: "step", "exp_avg", "exp_avg_sq", and
+/// with amsgrad "max_exp_avg_sq".
+class TESSERA_API Adam : public Optimizer {
+ public:
+  explicit Adam(
+      const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+      AdamOptions defaults = {});
+  explicit Adam(std::vector<at::Tensor> params, AdamOptions defaults = {});
+
+ protected:
+  void update(const Options& options, Batch& batch) override;
+  std::vector<StateField> state_fields() const override;
+};
+
+} // namespace tessera::optim

@@ -1,0 +1,126 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/optim/options.h>
+#include <tessera/optim/state_dict.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tessera::optim {
+
+/// What an optimizer keeps for a parameter: values by Python's names, and
+/// whatever else was put there or loaded.
+struct TESSERA_API ParamState
+    : torch::optim::OptimizerCloneableParamState<ParamState> {
+  StateDict values;
+};
+
+/// A value that an optimizer keeps for each parameter.
+struct TESSERA_API StateField {
+  enum class Kind {
+    /// As large as the parameter, of its dtype, where it is.
+    LikeParam,
+    /// A float32 scalar in host memory.
+    HostScalar,
+    /// A float32 scalar where the parameter is, for kernels that read it there.
+    DeviceScalar,
+  };
+  const char* name;
+  Kind kind;
+  /// Always there once there is state at all.
+  bool is_required = true;
+};
+
+/// Parameters that one call of a kernel can update: of one dtype and device,
+/// with their gradients and state. Complex ones are seen as pairs of reals.
+class TESSERA_API Batch {
+ public:
+  /// For kernels, all of the same length.
+  std::vector<at::Tensor> params;
+  std::vector<at::Tensor> gradients;
+
+  /// The state of that name of all parameters, filled with `initial` where
+  /// there is none yet.
+  std::vector<at::Tensor> state(const StateField& field, double initial = 0);
+  /// The parameters that have such a state, and those that do not.
+  std::pair<Batch, Batch> split_by(const StateField& field) const;
+
+ private:
+  friend class Optimizer;
+  struct Owner {
+    at::Tensor param;
+    /// The parameter, or a copy without gaps for kernels that know no strides.
+    at::Tensor dense;
+    StateDict* state;
+  };
+  void add(Owner owner, at::Tensor gradient);
+  void write_back() const;
+
+  std::vector<Owner> owners_;
+};
+
+/// Base of Tessera's optimizers: param groups with open options, state by name,
+/// dictionaries in Python's form. It is a torch::optim::Optimizer, so
+/// LibTorch's schedulers drive it.
+///
+/// Options that a group did not set are the optimizer's defaults, as in Python.
+/// Parameters without a gradient are left alone, and so are empty ones (shards
+/// of a rank that has nothing). State is made when a parameter first has a
+/// gradient. Shards are updated where they are: no step communicates.
+///
+/// To write another one, derive from it: name the state in state_fields(), and
+/// update a batch in update().
+class TESSERA_API Optimizer : public torch::optim::Optimizer,
+                              public StatefulOptimizer {
+ public:
+  /// Runs `closure` first, if there is one, with gradients enabled, and returns
+  /// its loss. Throws for sparse gradients. Not collective.
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  /// See the functions of these names in state_dict.h.
+  StateDict state_dict() const override;
+  void load_state_dict(const StateDict& dict) override;
+  void initialize_state() override;
+
+  /// The class's name, for errors: "AdamW".
+  const std::string& name() const {
+    return name_;
+  }
+  /// What is kept for a parameter, to read or to add to; empty at first.
+  StateDict& state_of(const at::Tensor& param);
+  /// Null if there is nothing.
+  const StateDict* find_state(const at::Tensor& param) const;
+
+ protected:
+  /// Throws c10::ValueError for options out of range, c10::TypeError for a
+  /// group with options of another class than `defaults`.
+  Optimizer(
+      std::string name,
+      const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+      std::unique_ptr<Options> defaults);
+
+  /// Makes one step for the parameters of `batch`. `options` are complete and
+  /// of the class of the defaults. Gradients are disabled.
+  virtual void update(const Options& options, Batch& batch) = 0;
+  virtual std::vector<StateField> state_fields() const = 0;
+
+ private:
+  friend class OwnAccess;
+
+  /// The group's options, completed by the defaults and checked. Groups come in
+  /// by LibTorch's add_param_group() too, which is not virtual.
+  const Options& options_of(size_t group);
+  std::vector<Batch> batches_of(size_t group);
+  static Batch& batch_for(std::vector<Batch>& batches, const at::Tensor& param);
+
+  std::string name_;
+};
+
+} // namespace tessera::optim

@@ -1,0 +1,168 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/state/state_dict.h>
+
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace tessera::optim {
+
+/// The value of an option, and whether somebody chose it: a group takes what
+/// nobody chose from the optimizer's defaults.
+template <class T>
+struct Option {
+  T value{};
+  bool is_set = false;
+};
+
+using Betas = std::tuple<double, double>;
+
+/// What numbers are allowed.
+enum class OptionRange {
+  Any,
+  NotNegative,
+  /// 0 or more and below 1.
+  Fraction,
+};
+
+/// An option in a table: Python's name for it, and where its value is. All
+/// dictionaries are written, read and checked by such tables.
+struct TESSERA_API OptionField {
+  /// There is only one value here; `advice` says what to do about another.
+  struct Fixed {
+    StateValue value;
+    const char* advice;
+  };
+  using Slot = std::variant<
+      double*,
+      bool*,
+      int64_t*,
+      Betas*,
+      std::optional<bool>*,
+      std::optional<int64_t>*,
+      std::optional<std::string>*,
+      Fixed>;
+
+  template <class T>
+  OptionField(
+      const char* python_key,
+      Option<T>& option,
+      OptionRange allowed = OptionRange::Any)
+      : key(python_key),
+        slot(&option.value),
+        is_set(&option.is_set),
+        range(allowed) {}
+  template <class T>
+  OptionField(const char* python_key, T* value)
+      : key(python_key), slot(value) {}
+  OptionField(const char* python_key, Fixed fixed)
+      : key(python_key), slot(std::move(fixed)) {}
+
+  const char* key;
+  Slot slot;
+  bool* is_set = nullptr;
+  OptionRange range = OptionRange::Any;
+};
+
+/// Declares an option with a setter and a getter, as TORCH_ARG does:
+///   TESSERA_OPTION(double, momentum){0.9};
+#define TESSERA_OPTION(T, name)                \
+ public:                                       \
+  auto name(const T& value)->decltype(*this) { \
+    this->name##_ = {value, true};             \
+    return *this;                              \
+  }                                            \
+  const T& name() const noexcept {             \
+    return this->name##_.value;                \
+  }                                            \
+                                               \
+ private:                                      \
+  ::tessera::optim::Option<T> name##_
+
+/// Hyper-parameters of a param group. Besides the options of its class it holds
+/// any other key that a program or a checkpoint gives it.
+class TESSERA_API Options : public torch::optim::OptimizerOptions {
+ public:
+  /// The class's own options, by Python's names, in Python's order.
+  virtual std::vector<OptionField> fields() = 0;
+  /// What is wrong with the values together; nullopt if nothing is.
+  virtual std::optional<std::string> objection() const;
+
+  /// Other keys of the group. They survive state_dict() and load_state_dict().
+  const StateDict& extra() const {
+    return extra_;
+  }
+  StateDict& extra() {
+    return extra_;
+  }
+
+  /// Takes what nobody chose here from `defaults`, which are of the same class.
+  void complete_from(Options& defaults);
+  bool is_complete() const {
+    return is_complete_;
+  }
+
+ private:
+  StateDict extra_;
+  bool is_complete_ = false;
+};
+
+/// What the options of all classes have in common.
+template <class Derived>
+class OptionsOf : public Options {
+ public:
+  using Options::extra;
+  Derived& extra(const std::string& key, StateValue value) {
+    extra().set(key, std::move(value));
+    return self();
+  }
+  /// Steps record no graph here, and are not captured in CUDA graphs: true
+  /// throws c10::NotImplementedError.
+  Derived& differentiable(bool on);
+  Derived& capturable(bool on);
+
+  double get_lr() const override {
+    return static_cast<const Derived&>(*this).lr();
+  }
+  void set_lr(const double lr) override {
+    self().lr(lr);
+  }
+  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {
+    return std::make_unique<Derived>(static_cast<const Derived&>(*this));
+  }
+
+ private:
+  Derived& self() {
+    return static_cast<Derived&>(*this);
+  }
+};
+
+namespace detail {
+/// Throws c10::NotImplementedError if `on`.
+TESSERA_API void refuse_differentiable(bool on);
+TESSERA_API void refuse_capturable(bool on);
+} // namespace detail
+
+template <class Derived>
+Derived& OptionsOf<Derived>::differentiable(bool on) {
+  detail::refuse_differentiable(on);
+  return self();
+}
+
+template <class Derived>
+Derived& OptionsOf<Derived>::capturable(bool on) {
+  detail::refuse_capturable(on);
+  return self();
+}
+
+} // namespace tessera::optim

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/optim/optimizer.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera::optim {
+
+/// As Python's torch.optim.SGD.
+struct TESSERA_API SGDOptions : OptionsOf<SGDOptions> {
+  SGDOptions() = default;
+  SGDOptions(double lr); // NOLINT: SGD(parameters, 0.1) is meant
+
+  TESSERA_OPTION(double, lr){1e-3};
+  TESSERA_OPTION(double, momentum){0};
+  /// The first gradient goes into the momentum whole.
+  TESSERA_OPTION(double, dampening){0};
+  TESSERA_OPTION(double, weight_decay){0};
+  /// Needs momentum and no dampening.
+  TESSERA_OPTION(bool, nesterov){false};
+  /// Climb instead of descend.
+  TESSERA_OPTION(bool, maximize){false};
+  /// Which of Python's implementations to use there; carried along.
+  TESSERA_OPTION(std::optional<bool>, foreach){};
+  TESSERA_OPTION(std::optional<bool>, fused){};
+
+ public:
+  std::vector<OptionField> fields() override;
+  std::optional<std::string> objection() const override;
+};
+
+/// SGD on ATen's fused kernel. State: "momentum_buffer", if there is momentum.
+class TESSERA_API SGD : public Optimizer {
+ public:
+  explicit SGD(
+      const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+      SGDOptions defaults = {});
+  explicit SGD(std::vector<at::Tensor> params, SGDOptions defaults = {});
+
+ protected:
+  void update(const Options& options, Batch& batch) override;
+  std::vector<StateField> state_fields() const override;
+};
+
+} // namespace tessera::optim

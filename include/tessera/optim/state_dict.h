@@ -1,0 +1,59 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/state/state_dict.h>
+
+#include <torch/optim/optimizer.h>
+
+namespace tessera::optim {
+
+/// An optimizer that knows its own dictionary. The functions below ask it.
+class TESSERA_API StatefulOptimizer {
+ public:
+  virtual ~StatefulOptimizer() = default;
+  virtual StateDict state_dict() const = 0;
+  virtual void load_state_dict(const StateDict& dict) = 0;
+  virtual void initialize_state() = 0;
+};
+
+/// The state of any optimizer, in the form and with the names of Python's:
+///
+///   {"state": {0: {"step": .., "exp_avg": ..}, ..},
+///    "param_groups": [{"lr": 0.001, .., "params": [0, 1, ..]}, ..]}
+///
+/// Parameters are numbered through all groups; one without state has no entry.
+/// A NamedOptimizer has names in place of numbers. Tensors share memory with
+/// the optimizer's, as in Python: clone() what the next step must not change.
+/// Shards give this rank's part. Not collective.
+///
+/// Takes tessera::optim's classes, those derived from them, NamedOptimizer, and
+/// torch::optim's SGD, Adam, AdamW, Adagrad, RMSprop and LBFGS (not on shards).
+/// Throws c10::TypeError for others.
+TESSERA_API StateDict state_dict(const torch::optim::Optimizer& optimizer);
+
+/// Gives the optimizer the state and the hyper-parameters in `dict`. Numbers
+/// stand for places, so those of `dict` need not be ours; names stand for
+/// themselves. Everything is checked first: it is loaded whole or, with an
+/// error that names what does not fit, not at all. Nothing in `dict` is
+/// dropped.
+///
+/// Tensors are copied, to the parameter's device; floating-point ones are cast
+/// to its dtype, except "step". Of the keys of a group only "lr" and "params"
+/// must be there; for others the optimizer keeps what it has. State that is not
+/// in `dict` is forgotten.
+///
+/// A class of torch::optim takes only what it knows; Python's other keys must
+/// have the value that changes nothing. Throws c10::ValueError, and
+/// c10::TypeError for values of another kind. Not collective.
+TESSERA_API void load_state_dict(
+    torch::optim::Optimizer& optimizer,
+    const StateDict& dict);
+
+/// Gives an optimizer that has no state yet the state it would have after a
+/// step with zero gradients ("step" is 1), so that a dictionary has something
+/// to load into. Parameters and gradients are not touched. Does nothing if
+/// there is state; throws if there is none but some parameter has a gradient,
+/// since a step is under way then. Not collective.
+TESSERA_API void initialize_state(torch::optim::Optimizer& optimizer);
+
+} // namespace tessera::optim

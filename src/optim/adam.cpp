@@ -1,0 +1,146 @@
+#include <tessera/optim/adam.h>
+#include <tessera/optim/adamw.h>
+
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+
+#include <utility>
+
+#include "optim/fields.h"
+
+namespace tessera::optim {
+namespace {
+
+using Kind = StateField::Kind;
+constexpr StateField kStep{"step", Kind::DeviceScalar};
+constexpr StateField kExpAvg{"exp_avg", Kind::LikeParam};
+constexpr StateField kExpAvgSq{"exp_avg_sq", Kind::LikeParam};
+constexpr StateField kMaxExpAvgSq{
+    "max_exp_avg_sq",
+    Kind::LikeParam,
+    /*is_required=*/false};
+
+/// Both kernels have the same arguments.
+template <class Options, class Kernel>
+void run(const Options& options, Batch& batch, Kernel kernel) {
+  const auto steps = batch.state(kStep);
+  const auto exp_avgs = batch.state(kExpAvg);
+  const auto exp_avg_sqs = batch.state(kExpAvgSq);
+  const auto max_exp_avg_sqs =
+      options.amsgrad() ? batch.state(kMaxExpAvgSq) : std::vector<at::Tensor>();
+  const auto [beta1, beta2] = options.betas();
+  at::_foreach_add_(steps, 1);
+  kernel(
+      batch.params,
+      batch.gradients,
+      exp_avgs,
+      exp_avg_sqs,
+      max_exp_avg_sqs,
+      steps,
+      options.lr(),
+      beta1,
+      beta2,
+      options.weight_decay(),
+      options.eps(),
+      options.amsgrad(),
+      options.maximize());
+}
+
+constexpr auto fused_adam = [](const auto&... arguments) {
+  at::_fused_adam_(arguments...);
+};
+constexpr auto fused_adamw = [](const auto&... arguments) {
+  at::_fused_adamw_(arguments...);
+};
+
+} // namespace
+
+AdamOptions::AdamOptions(double lr) {
+  this->lr(lr);
+}
+
+std::vector<OptionField> AdamOptions::fields() {
+  return {
+      {"lr", lr_, OptionRange::NotNegative},
+      {"betas", betas_, OptionRange::Fraction},
+      {"eps", eps_, OptionRange::NotNegative},
+      {"weight_decay", weight_decay_, OptionRange::NotNegative},
+      {"amsgrad", amsgrad_},
+      {"maximize", maximize_},
+      {"foreach", foreach_},
+      {"capturable", not_capturable()},
+      {"differentiable", not_differentiable()},
+      {"fused", fused_},
+      {"decoupled_weight_decay", decoupled_weight_decay_}};
+}
+
+Adam::Adam(
+    const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+    AdamOptions defaults)
+    : Optimizer(
+          "Adam",
+          param_groups,
+          std::make_unique<AdamOptions>(std::move(defaults))) {}
+
+Adam::Adam(std::vector<at::Tensor> params, AdamOptions defaults)
+    : Adam(
+          {torch::optim::OptimizerParamGroup(std::move(params))},
+          std::move(defaults)) {}
+
+void Adam::update(const Options& base, Batch& batch) {
+  const auto& options = static_cast<const AdamOptions&>(base);
+  if (options.decoupled_weight_decay()) {
+    run(options, batch, fused_adamw);
+  } else {
+    run(options, batch, fused_adam);
+  }
+}
+
+std::vector<StateField> Adam::state_fields() const {
+  return {kStep, kExpAvg, kExpAvgSq, kMaxExpAvgSq};
+}
+
+AdamWOptions::AdamWOptions(double lr) {
+  this->lr(lr);
+}
+
+std::vector<OptionField> AdamWOptions::fields() {
+  return {
+      {"lr", lr_, OptionRange::NotNegative},
+      {"betas", betas_, OptionRange::Fraction},
+      {"eps", eps_, OptionRange::NotNegative},
+      {"weight_decay", weight_decay_, OptionRange::NotNegative},
+      {"amsgrad", amsgrad_},
+      {"maximize", maximize_},
+      {"foreach", foreach_},
+      {"capturable", not_capturable()},
+      {"differentiable", not_differentiable()},
+      {"fused", fused_},
+      {"decoupled_weight_decay",
+       OptionField::Fixed{
+           true, "Load it into an Adam, which has both kinds."}}};
+}
+
+AdamW::AdamW(
+    const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+    AdamWOptions defaults)
+    : Optimizer(
+          "AdamW",
+          param_groups,
+          std::make_unique<AdamWOptions>(std::move(defaults))) {}
+
+AdamW::AdamW(std::vector<at::Tensor> params, AdamWOptions defaults)
+    : AdamW(
+          {torch::optim::OptimizerParamGroup(std::move(params))},
+          std::move(defaults)) {}
+
+void AdamW::update(const Options& base, Batch& batch) {
+  run(static_cast<const AdamWOptions&>(base), batch, fused_adamw);
+}
+
+std::vector<StateField> AdamW::state_fields() const {
+  return {kStep, kExpAvg, kExpAvgSq, kMaxExpAvgSq};
+}
+
+} // namespace tessera::optim

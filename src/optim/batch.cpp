@@ -1,0 +1,112 @@
+#include <tessera/error.h>
+#include <tessera/optim/optimizer.h>
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/view_as_real.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <utility>
+
+namespace tessera::optim {
+namespace {
+
+at::Tensor as_real(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
+}
+
+/// Kernels walk through memory: all tensors of a parameter must lie alike.
+bool lies_like(const at::Tensor& tensor, const at::Tensor& param) {
+  return tensor.sizes() == param.sizes() && tensor.strides() == param.strides();
+}
+
+at::Tensor laid_out_like(const at::Tensor& tensor, const at::Tensor& param) {
+  if (lies_like(tensor, param)) {
+    return tensor;
+  }
+  at::Tensor copy = at::empty_like(param);
+  copy.copy_(tensor);
+  return copy;
+}
+
+at::Tensor make(
+    const StateField& field,
+    const at::Tensor& param,
+    double initial) {
+  if (field.kind == StateField::Kind::LikeParam) {
+    at::Tensor value = at::empty_like(param);
+    as_real(value).fill_(initial); // complex: both parts, as Python's Adagrad
+    return value;
+  }
+  auto options = param.options().dtype(at::kFloat).requires_grad(false);
+  if (field.kind == StateField::Kind::HostScalar) {
+    options = options.device(at::kCPU);
+  }
+  return at::full({}, initial, options);
+}
+
+bool has(const StateDict& state, const StateField& field) {
+  const StateValue* value = state.find(field.name);
+  return value != nullptr && !value->is_none();
+}
+
+} // namespace
+
+void Batch::add(Owner owner, at::Tensor gradient) {
+  params.push_back(as_real(owner.dense));
+  gradients.push_back(as_real(laid_out_like(gradient, owner.dense)));
+  owners_.push_back(std::move(owner));
+}
+
+void Batch::write_back() const {
+  for (const Owner& owner : owners_) {
+    if (!owner.dense.is_same(owner.param)) {
+      owner.param.copy_(owner.dense);
+    }
+  }
+}
+
+std::vector<at::Tensor> Batch::state(const StateField& field, double initial) {
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(owners_.size());
+  for (const Owner& owner : owners_) {
+    StateValue& value = (*owner.state)[field.name];
+    if (value.is_none()) {
+      value = make(field, owner.dense, initial);
+    }
+    if (field.kind != StateField::Kind::LikeParam) {
+      tensors.push_back(value.tensor());
+      continue;
+    }
+    if (value.tensor().sizes() != owner.dense.sizes()) {
+      raise(
+          {.call = "step"},
+          fmt::format(
+              "state \"{}\" has shape {}, its parameter {}. Shapes of parameters cannot change once they have state; make a new optimizer.",
+              field.name,
+              value.tensor().sizes().vec(),
+              owner.dense.sizes().vec()));
+    }
+    if (!lies_like(value.tensor(), owner.dense)) {
+      value = laid_out_like(value.tensor(), owner.dense);
+    }
+    tensors.push_back(as_real(value.tensor()));
+  }
+  return tensors;
+}
+
+std::pair<Batch, Batch> Batch::split_by(const StateField& field) const {
+  std::pair<Batch, Batch> parts;
+  for (size_t i = 0; i < owners_.size(); ++i) {
+    Batch& part = has(*owners_[i].state, field) ? parts.first : parts.second;
+    part.params.push_back(params[i]);
+    part.gradients.push_back(gradients[i]);
+    part.owners_.push_back(owners_[i]);
+  }
+  return parts;
+}
+
+} // namespace tessera::optim

@@ -1,0 +1,98 @@
+// Optimizers to and from dictionaries in Python's form.
+#pragma once
+
+#include <tessera/error.h>
+#include <tessera/optim/state_dict.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+namespace tessera::optim {
+
+/// What dictionaries ask of a class of optimizers. Functions that read throw
+/// and change nothing if something does not fit.
+class Access {
+ public:
+  virtual ~Access() = default;
+
+  /// "AdamW", "torch::optim::AdamW".
+  virtual std::string name() const = 0;
+
+  virtual void write_options(
+      const torch::optim::OptimizerOptions& options,
+      StateDict& group) const = 0;
+  /// `current` with what `group` has. `where` is "param group 1".
+  virtual std::unique_ptr<torch::optim::OptimizerOptions> read_options(
+      const torch::optim::OptimizerOptions& current,
+      const StateDict& group,
+      const ErrorSite& site,
+      const std::string& where) const = 0;
+
+  virtual StateDict write_state(
+      const torch::optim::OptimizerParamState& state) const = 0;
+  /// Throws unless read_state() can be called.
+  virtual void check_state(
+      const at::Tensor& param,
+      const torch::optim::OptimizerOptions& options,
+      const StateDict& values,
+      const ErrorSite& site) const = 0;
+  /// Shares no memory with `values`. Null if that is the same as no state.
+  virtual std::unique_ptr<torch::optim::OptimizerParamState> read_state(
+      const at::Tensor& param,
+      const StateDict& values) const = 0;
+};
+
+/// The access to an optimizer of Tessera's or LibTorch's; throws c10::TypeError
+/// for others. Valid as long as the optimizer is.
+std::unique_ptr<Access> access_to(
+    const torch::optim::Optimizer& optimizer,
+    std::string_view call);
+
+/// Names of parameters by their TensorImpl. Without any, they are numbered.
+using ParamNames = std::unordered_map<const c10::TensorImpl*, std::string>;
+
+StateDict write_dictionary(
+    const torch::optim::Optimizer& optimizer,
+    const Access& access,
+    const ParamNames* names = nullptr);
+
+void read_dictionary(
+    torch::optim::Optimizer& optimizer,
+    const Access& access,
+    const StateDict& dict,
+    const ParamNames* names = nullptr);
+
+/// Throws if a parameter has a gradient: a step is under way, so this is no
+/// time to make state. `name` is the optimizer's.
+void refuse_gradients(
+    const torch::optim::Optimizer& optimizer,
+    std::string_view name);
+
+/// Values of state that no class knows: tensors are copied to the parameter's
+/// device, floating-point ones in its dtype.
+StateValue copy_for(const at::Tensor& param, const StateValue& value);
+
+/// Throws if there is a sharded tensor in it.
+void refuse_sharded(
+    const StateValue& value,
+    const std::string& where,
+    const ErrorSite& site);
+
+/// Throws unless `value` is a tensor of the parameter's shape.
+void check_like_param(
+    const at::Tensor& param,
+    const std::string& state_name,
+    const StateValue& value,
+    const ErrorSite& site);
+
+/// A number, or a tensor with one element. Throws c10::TypeError.
+double scalar_of(
+    const std::string& state_name,
+    const StateValue& value,
+    const ErrorSite& site);
+
+} // namespace tessera::optim

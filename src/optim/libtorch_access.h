@@ -1,0 +1,39 @@
+// Dictionaries of LibTorch's own optimizers.
+#pragma once
+
+#include <tessera/optim/options.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "optim/dictionary.h"
+
+namespace tessera::optim {
+
+class LibTorchAccess : public Access {
+ public:
+  /// What a step with a zero gradient leaves; null if that is nothing.
+  virtual std::unique_ptr<torch::optim::OptimizerParamState> initial_state(
+      const at::Tensor& param,
+      const torch::optim::OptimizerOptions& options) const = 0;
+};
+
+/// LibTorch's options have no room for other keys.
+void refuse_unknown_keys(
+    const std::vector<OptionField>& fields,
+    const StateDict& group,
+    const ErrorSite& site,
+    const std::string& where);
+[[noreturn]] void refuse_unknown_state(
+    const StateKey& key,
+    const ErrorSite& site);
+
+/// Throws c10::TypeError if it is none of LibTorch's, and for an LBFGS on
+/// shards.
+std::unique_ptr<LibTorchAccess> libtorch_access_to(
+    const torch::optim::Optimizer& optimizer,
+    std::string_view call);
+
+} // namespace tessera::optim

@@ -1,0 +1,159 @@
+#include <tessera/error.h>
+#include <tessera/optim/optimizer.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "optim/fields.h"
+#include "optim/own_access.h"
+
+namespace tessera::optim {
+
+Optimizer::Optimizer(
+    std::string name,
+    const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+    std::unique_ptr<Options> defaults)
+    : torch::optim::Optimizer(param_groups, std::move(defaults)),
+      name_(std::move(name)) {
+  auto& own = static_cast<Options&>(*defaults_);
+  own.complete_from(own);
+  check_options(own, {.call = name_});
+  for (size_t i = 0; i < param_groups_.size(); ++i) {
+    options_of(i);
+  }
+}
+
+const Options& Optimizer::options_of(size_t group) {
+  auto& given = param_groups_[group].options();
+  check_class(given, *this, {.call = name_});
+  auto& options = static_cast<Options&>(given);
+  if (!options.is_complete()) {
+    options.complete_from(static_cast<Options&>(*defaults_));
+    check_options(options, {.call = name_});
+  }
+  return options;
+}
+
+StateDict& Optimizer::state_of(const at::Tensor& param) {
+  auto& state = state_[param.unsafeGetTensorImpl()];
+  if (!state) {
+    state = std::make_unique<ParamState>();
+  }
+  return static_cast<ParamState&>(*state).values;
+}
+
+const StateDict* Optimizer::find_state(const at::Tensor& param) const {
+  const auto found = state_.find(param.unsafeGetTensorImpl());
+  if (found == state_.end()) {
+    return nullptr;
+  }
+  const StateDict& values =
+      static_cast<const ParamState&>(*found->second).values;
+  return values.empty() ? nullptr : &values;
+}
+
+std::vector<Batch> Optimizer::batches_of(size_t group) {
+  std::vector<Batch> batches;
+  const auto& params = param_groups_[group].params();
+  for (size_t i = 0; i < params.size(); ++i) {
+    const at::Tensor& param = params[i];
+    const at::Tensor& gradient = param.grad();
+    if (!gradient.defined() || param.numel() == 0) {
+      continue;
+    }
+    if (gradient.layout() != at::kStrided) {
+      raise(
+          {.call = name_},
+          fmt::format(
+              "parameter {} of param group {} has a sparse gradient. Make it dense (sparse(false) in EmbeddingOptions), or update it with torch::optim::SGD.",
+              i,
+              group));
+    }
+    if (gradient.scalar_type() != param.scalar_type()) {
+      raise(
+          {.call = name_},
+          fmt::format(
+              "parameter {} of param group {} is of {}, its gradient of {}. Convert the gradient.",
+              i,
+              group,
+              c10::toString(param.scalar_type()),
+              c10::toString(gradient.scalar_type())));
+    }
+    at::Tensor dense =
+        param.is_non_overlapping_and_dense() ? param : param.contiguous();
+    batch_for(batches, param)
+        .add({param, std::move(dense), &state_of(param)}, gradient);
+  }
+  return batches;
+}
+
+Batch& Optimizer::batch_for(
+    std::vector<Batch>& batches,
+    const at::Tensor& param) {
+  const auto real_type = c10::toRealValueType(param.scalar_type());
+  for (Batch& batch : batches) {
+    const at::Tensor& first = batch.params.front();
+    if (first.scalar_type() == real_type && first.device() == param.device()) {
+      return batch;
+    }
+  }
+  return batches.emplace_back();
+}
+
+at::Tensor Optimizer::step(LossClosure closure) {
+  at::NoGradGuard no_grad;
+  at::Tensor loss;
+  if (closure) {
+    at::AutoGradMode with_grad(true);
+    loss = closure();
+  }
+  for (size_t i = 0; i < param_groups_.size(); ++i) {
+    const Options& options = options_of(i);
+    for (Batch& batch : batches_of(i)) {
+      update(options, batch);
+      batch.write_back();
+    }
+  }
+  return loss;
+}
+
+StateDict Optimizer::state_dict() const {
+  return write_dictionary(*this, OwnAccess(*this));
+}
+
+void Optimizer::load_state_dict(const StateDict& dict) {
+  read_dictionary(*this, OwnAccess(*this), dict);
+}
+
+void Optimizer::initialize_state() {
+  at::NoGradGuard no_grad;
+  for (const auto& group : param_groups_) {
+    for (const at::Tensor& param : group.params()) {
+      if (find_state(param) != nullptr) {
+        return;
+      }
+    }
+  }
+  refuse_gradients(*this, name_);
+  for (size_t i = 0; i < param_groups_.size(); ++i) {
+    const Options& options = options_of(i);
+    for (const at::Tensor& param : param_groups_[i].params()) {
+      if (!param.requires_grad() || param.numel() == 0) {
+        continue;
+      }
+      // The step moves a stand-in: with lr 0 it could still turn a -0 into a 0,
+      // and writing to a shard makes its unit gather again.
+      const at::Tensor stand_in = at::zeros_like(param);
+      Batch batch;
+      batch.add({stand_in, stand_in, &state_of(param)}, at::zeros_like(param));
+      update(options, batch);
+    }
+  }
+}
+
+} // namespace tessera::optim

@@ -1,0 +1,94 @@
+#include <tessera/optim/sgd.h>
+
+#include <ATen/ops/_fused_sgd.h>
+
+#include <utility>
+
+#include "optim/fields.h"
+
+namespace tessera::optim {
+namespace {
+
+constexpr StateField kMomentumBuffer{
+    "momentum_buffer",
+    StateField::Kind::LikeParam,
+    /*is_required=*/false};
+
+void run(
+    const SGDOptions& options,
+    const Batch& batch,
+    const std::vector<at::Tensor>& momentum_buffers,
+    bool is_first_step) {
+  at::_fused_sgd_(
+      batch.params,
+      batch.gradients,
+      momentum_buffers,
+      options.weight_decay(),
+      options.momentum(),
+      options.lr(),
+      options.dampening(),
+      options.nesterov(),
+      options.maximize(),
+      is_first_step);
+}
+
+} // namespace
+
+SGDOptions::SGDOptions(double lr) {
+  this->lr(lr);
+}
+
+std::vector<OptionField> SGDOptions::fields() {
+  return {
+      {"lr", lr_, OptionRange::NotNegative},
+      {"momentum", momentum_, OptionRange::NotNegative},
+      {"dampening", dampening_},
+      {"weight_decay", weight_decay_, OptionRange::NotNegative},
+      {"nesterov", nesterov_},
+      {"maximize", maximize_},
+      {"foreach", foreach_},
+      {"differentiable", not_differentiable()},
+      {"fused", fused_}};
+}
+
+std::optional<std::string> SGDOptions::objection() const {
+  if (nesterov() && (momentum() <= 0 || dampening() != 0)) {
+    return "nesterov needs momentum above 0 and dampening 0.";
+  }
+  return std::nullopt;
+}
+
+SGD::SGD(
+    const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+    SGDOptions defaults)
+    : Optimizer(
+          "SGD",
+          param_groups,
+          std::make_unique<SGDOptions>(std::move(defaults))) {}
+
+SGD::SGD(std::vector<at::Tensor> params, SGDOptions defaults)
+    : SGD({torch::optim::OptimizerParamGroup(std::move(params))},
+          std::move(defaults)) {}
+
+void SGD::update(const Options& base, Batch& batch) {
+  const auto& options = static_cast<const SGDOptions&>(base);
+  if (options.momentum() == 0) {
+    run(options, batch, {}, /*is_first_step=*/false);
+    return;
+  }
+  // The first step of a parameter is without dampening, and the kernel takes
+  // that for the whole batch.
+  auto [going, fresh] = batch.split_by(kMomentumBuffer);
+  if (!going.params.empty()) {
+    run(options, going, going.state(kMomentumBuffer), /*is_first_step=*/false);
+  }
+  if (!fresh.params.empty()) {
+    run(options, fresh, fresh.state(kMomentumBuffer), /*is_first_step=*/true);
+  }
+}
+
+std::vector<StateField> SGD::state_fields() const {
+  return {kMomentumBuffer};
+}
+
+} // namespace tessera::optim

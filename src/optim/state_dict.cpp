@@ -1,0 +1,88 @@
+#include <tessera/error.h>
+#include <tessera/optim/optimizer.h>
+#include <tessera/optim/state_dict.h>
+
+#include <ATen/core/grad_mode.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "optim/dictionary.h"
+#include "optim/libtorch_access.h"
+#include "optim/own_access.h"
+
+namespace tessera::optim {
+
+std::unique_ptr<Access> access_to(
+    const torch::optim::Optimizer& optimizer,
+    std::string_view call) {
+  if (const auto* own = dynamic_cast<const Optimizer*>(&optimizer)) {
+    return std::make_unique<OwnAccess>(*own);
+  }
+  return libtorch_access_to(optimizer, call);
+}
+
+StateDict state_dict(const torch::optim::Optimizer& optimizer) {
+  if (const auto* own = dynamic_cast<const StatefulOptimizer*>(&optimizer)) {
+    return own->state_dict();
+  }
+  return write_dictionary(
+      optimizer, *libtorch_access_to(optimizer, "state_dict"));
+}
+
+void load_state_dict(
+    torch::optim::Optimizer& optimizer,
+    const StateDict& dict) {
+  if (auto* own = dynamic_cast<StatefulOptimizer*>(&optimizer)) {
+    own->load_state_dict(dict);
+    return;
+  }
+  read_dictionary(
+      optimizer, *libtorch_access_to(optimizer, "load_state_dict"), dict);
+}
+
+void initialize_state(torch::optim::Optimizer& optimizer) {
+  if (auto* own = dynamic_cast<StatefulOptimizer*>(&optimizer)) {
+    own->initialize_state();
+    return;
+  }
+  const auto access = libtorch_access_to(optimizer, "initialize_state");
+  if (!optimizer.state().empty()) {
+    return;
+  }
+  refuse_gradients(optimizer, access->name());
+  at::NoGradGuard no_grad;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& param : group.params()) {
+      if (!param.requires_grad() || param.numel() == 0) {
+        continue;
+      }
+      if (auto state = access->initial_state(param, group.options())) {
+        optimizer.state()[param.unsafeGetTensorImpl()] = std::move(state);
+      }
+    }
+  }
+}
+
+void refuse_gradients(
+    const torch::optim::Optimizer& optimizer,
+    std::string_view name) {
+  int64_t number = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& param : group.params()) {
+      if (param.grad().defined()) {
+        raise(
+            {.call = "initialize_state"},
+            fmt::format(
+                "this {} has no state yet, but parameter {} has a gradient. Call it before backward, or make the step first.",
+                name,
+                number));
+      }
+      ++number;
+    }
+  }
+}
+
+} // namespace tessera::optim
