@@ -6,9 +6,13 @@
 #include <tessera/comm/mesh.h>
 #include <tessera/comm/reduce_op.h>
 #include <tessera/error.h>
+#include <tessera/fsdp/distributed_state_dict.h>
 #include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/fully_shard.h>
+#include <tessera/fsdp/model_state.h>
+#include <tessera/fsdp/optim_state.h>
 #include <tessera/fsdp/recompute.h>
+#include <tessera/fsdp/state_dict_type.h>
 #include <tessera/fsdp/summon.h>
 #include <tessera/fsdp/wrap_policy.h>
 #include <tessera/optim/adam.h>

@@ -250,7 +250,8 @@ FsdpHandle::FsdpHandle(
            .sync_from_rank0 = options_.sync_module_states()},
       .policy = options_.auto_wrap_policy(),
       .sync_buffers = options_.sync_module_states(),
-      .uniform = true};
+      .uniform = true,
+      .state_dict_type = StateDictType::FULL_STATE_DICT};
   for (const auto& ignored : options_.ignored_modules()) {
     request.ignored_modules.insert(ignored.get());
     for (const auto& item : ignored->named_modules()) {

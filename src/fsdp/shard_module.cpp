@@ -17,6 +17,7 @@
 
 #include "comm/group_impl.h"
 #include "fsdp/module_units.h"
+#include "fsdp/state_settings.h"
 #include "shard/deferred_init.h"
 #include "shard/names.h"
 #include "shard/schedule.h"
@@ -330,6 +331,7 @@ void shard_module(torch::nn::Module& module, const ShardRequest& request) {
         request.unit,
         schedule);
     unit->set_home(plan.module, plan.module->weak_from_this());
+    set_settings(*unit, StateDictSettings::of(request.state_dict_type));
     if (!unit->has_params()) {
       remember(*plan.module, unit);
     }

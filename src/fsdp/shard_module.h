@@ -2,6 +2,7 @@
 #pragma once
 
 #include <tessera/comm/mesh.h>
+#include <tessera/fsdp/state_dict_type.h>
 #include <tessera/fsdp/wrap_policy.h>
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +31,8 @@ struct ShardRequest {
   /// FSDP1 refuses several dtypes in a unit, and, with one leaf, partly frozen
   /// ones.
   bool uniform = false;
+  /// What state dicts of the units hold at first.
+  StateDictType state_dict_type = StateDictType::SHARDED_STATE_DICT;
 };
 
 /// Makes `module` a unit, and before it the submodules that the policy names.

@@ -320,15 +320,20 @@ at::Tensor Unit::leaf_of(const c10::TensorImpl* face) const {
   return {};
 }
 
-ShardedTensor Unit::sharded(const c10::TensorImpl* face) const {
+Unit::Place Unit::place_of(const c10::TensorImpl* face) const {
   const auto param =
       std::find_if(params_.begin(), params_.end(), [&](const Param& one) {
         return one.face_id == face;
       });
   TESSERA_INTERNAL_ASSERT(param != params_.end(), "not a face of this unit");
-  const Bundle& bundle = bundles_[param->bundle];
-  const Shape& shape = bundle.layout().shape(param->index);
-  const Run run = bundle.layout().run(param->index, groups_.shard.rank());
+  return {param->bundle, param->index};
+}
+
+ShardedTensor Unit::sharded(const c10::TensorImpl* face) const {
+  const Place place = place_of(face);
+  const Bundle& bundle = bundles_[place.bundle];
+  const Shape& shape = bundle.layout().shape(place.index);
+  const Run run = bundle.layout().run(place.index, groups_.shard.rank());
   std::vector<ShardedTensor::Piece> pieces;
   int64_t begin = run.shard_begin;
   for (Box& box : boxes_of(shape, run.param_begin, run.numel)) {

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <any>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -130,6 +131,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const Unit& root() const;
   Unit& root();
 
+  /// What the front end keeps with the unit; nothing to the unit itself.
+  std::any& attachment() {
+    return attachment_;
+  }
+
   /// Off: gradients of a backward wait here for the next one that has it on.
   void set_syncs_gradients(bool on) {
     syncs_gradients_ = on;
@@ -147,6 +153,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
   at::Tensor leaf_of(const c10::TensorImpl* face) const;
   /// All leaves, in the order of the parameters, for life.
   std::vector<at::Tensor> leaves() const;
+  /// In which bundle that parameter is, and where in its layout.
+  struct Place {
+    size_t bundle = 0;
+    size_t index = 0;
+  };
+  Place place_of(const c10::TensorImpl* face) const;
   /// This rank's part of that parameter, with its place. Shares the leaf's
   /// memory.
   ShardedTensor sharded(const c10::TensorImpl* face) const;
@@ -277,6 +289,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::weak_ptr<const void> home_alive_;
   bool is_home_tracked_ = false;
   std::shared_ptr<Unit> parent_;
+  std::any attachment_;
   std::vector<Param> params_;
   std::vector<Bundle> bundles_;
   WeakNodePtr node_; // owned by the faces' gradient edges

@@ -1,0 +1,51 @@
+// Sharded tensors that a model takes over, whatever their layout.
+#pragma once
+
+#include <tessera/comm/group.h>
+#include <tessera/shard/sharded_tensor.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fsdp/model_params.h"
+
+namespace tessera::fsdp {
+
+/// Decides which of them must be put together by all ranks, because on some
+/// rank the pieces are not what that rank needs; the others are taken where
+/// they lie. All ranks add the same ones in the same order, then agree, then
+/// take them in the same order.
+class Incoming {
+ public:
+  /// `tensor` must outlive this.
+  void add(const ModelParam& param, const ShardedTensor& tensor);
+  /// Throws c10::ValueError on all ranks if a tensor would have to be put
+  /// together by ranks that are not in the parameter's group. Collective over
+  /// the groups.
+  void agree(const std::vector<Group>& groups, std::string_view call);
+  /// This rank's part of the parameter, flattened; may share the tensor's
+  /// memory. Collective where ranks must put it together.
+  at::Tensor take(const ModelParam& param, const ShardedTensor& tensor) const;
+
+ private:
+  struct Item {
+    const ModelParam* param;
+    const ShardedTensor* tensor;
+  };
+  std::vector<Item> items_;
+  std::set<const ShardedTensor*> moves_;
+};
+
+/// This rank's part of a parameter, flattened, out of a full tensor.
+at::Tensor part_of_whole(const ModelParam& param, const at::Tensor& whole);
+
+/// The same if it lies here: the tensor is whole here, or exactly that range.
+std::optional<at::Tensor> local_part(
+    const ModelParam& param,
+    const ShardedTensor& tensor);
+
+} // namespace tessera::fsdp

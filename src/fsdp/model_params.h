@@ -1,0 +1,105 @@
+// The parameters of a model as state dicts see them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "shard/exchange.h"
+#include "shard/unit.h"
+
+namespace tessera::fsdp {
+
+/// A parameter of a model, sharded or not.
+struct ModelParam {
+  std::string name; // in the model
+  at::Tensor face; // as the module registered it
+  /// What an optimizer has: its shard, a flat shard that it shares with others,
+  /// or the parameter itself.
+  at::Tensor leaf;
+  std::shared_ptr<shard::Unit> unit; // none: not sharded
+  shard::Unit::Place place; // in the unit
+
+  bool is_sharded() const {
+    return unit != nullptr;
+  }
+  /// Its leaf holds the whole unit.
+  bool is_flat() const {
+    return is_sharded() && unit->options().one_leaf;
+  }
+  std::vector<int64_t> shape() const;
+  /// What this rank has of it; in its leaf, if that is flat.
+  shard::Run run() const;
+  shard::Cut cut() const;
+  /// This rank's part of a tensor that is laid out as the leaf is, flattened.
+  at::Tensor part_of(const at::Tensor& like_leaf) const;
+  /// This rank's part of the parameter, flattened. Writes to it are noticed.
+  at::Tensor own_part() const;
+  /// The whole from every rank's part, which is flattened: on `root`, a rank of
+  /// the world, and undefined elsewhere; without one, on all ranks. Collective.
+  at::Tensor gather(
+      const at::Tensor& part,
+      std::optional<int> root,
+      std::string_view label) const;
+  /// Fills every rank's `part`, flattened, from `whole`, which only `root`
+  /// needs to have: rank 0 of all that the parameter is spread over.
+  /// Collective.
+  void scatter(
+      const at::Tensor& whole,
+      const at::Tensor& part,
+      int root,
+      std::string_view label) const;
+  /// That part as a sharded tensor; shares its memory.
+  ShardedTensor sharded(const at::Tensor& like_leaf) const;
+  /// Of the unit; only if it is sharded.
+  const shard::Layout& layout() const;
+};
+
+/// All of them, in the module's order, tied ones once under their first name.
+class ModelParams {
+ public:
+  /// Throws c10::Error inside summon_full_params; `call` is for errors.
+  ModelParams(torch::nn::Module& module, std::string_view call);
+
+  const std::vector<ModelParam>& all() const {
+    return params_;
+  }
+  /// Null if there is none of that name.
+  const ModelParam* find(const std::string& name) const;
+  /// What an optimizer's tensor holds of the model: one parameter, those of a
+  /// flat one in its order, or nothing. Throws c10::Error if the module has
+  /// only some of those.
+  std::vector<const ModelParam*> held_by(const at::Tensor& leaf) const;
+  /// Groups that units of the model are spread over, each once, in the order of
+  /// the units.
+  const std::vector<Group>& groups() const {
+    return groups_;
+  }
+  std::vector<std::string> names() const;
+
+ private:
+  std::vector<ModelParam> params_;
+  std::unordered_map<std::string, size_t> by_name_;
+  std::unordered_map<const c10::TensorImpl*, std::vector<size_t>> by_leaf_;
+  std::vector<Group> groups_;
+  std::string call_;
+};
+
+/// What a state dict has an entry for.
+struct StateEntry {
+  std::string name;
+  at::Tensor tensor;
+  bool is_buffer = false;
+};
+
+/// All of a module's, as Python's state_dict() orders and names them: tied ones
+/// under every name.
+std::vector<StateEntry> state_entries(const torch::nn::Module& module);
+
+} // namespace tessera::fsdp

@@ -1,0 +1,115 @@
+#include <tessera/error.h>
+#include <tessera/fsdp/fully_shard.h>
+#include <tessera/fsdp/model_state.h>
+
+#include <unordered_map>
+
+#include "fsdp/model_params.h"
+#include "fsdp/state_settings.h"
+#include "fsdp/write_model_state.h"
+#include "shard/unit.h"
+
+namespace tessera {
+namespace {
+
+using shard::Unit;
+
+/// What optimizers have, under the names of tessera::named_parameters.
+StateDict local_state(torch::nn::Module& module, bool offload_to_cpu) {
+  StateDict result;
+  for (const auto& [name, tensor] : named_parameters(module)) {
+    result.set(name, offload_to_cpu ? tensor.detach().cpu() : tensor.detach());
+  }
+  for (const auto& [name, tensor] : named_buffers(module)) {
+    result.set(name, offload_to_cpu ? tensor.detach().cpu() : tensor.detach());
+  }
+  return result;
+}
+
+ShardedTensor to_cpu(const ShardedTensor& tensor) {
+  std::vector<ShardedTensor::Piece> pieces;
+  for (const auto& piece : tensor.pieces()) {
+    pieces.push_back({piece.box, piece.tensor.detach().cpu()});
+  }
+  return {tensor.sizes(), tensor.dtype(), std::move(pieces), tensor.group()};
+}
+
+StateDict sharded_state(torch::nn::Module& module, bool offload_to_cpu) {
+  StateDict result;
+  for (const fsdp::StateEntry& entry : fsdp::state_entries(module)) {
+    if (const Unit* unit = shard::unit_of(entry.tensor)) {
+      const ShardedTensor tensor =
+          unit->sharded(entry.tensor.unsafeGetTensorImpl());
+      result.set(entry.name, offload_to_cpu ? to_cpu(tensor) : tensor);
+    } else {
+      const at::Tensor tensor = entry.tensor.detach();
+      result.set(entry.name, offload_to_cpu ? tensor.cpu() : tensor);
+    }
+  }
+  return result;
+}
+
+StateDict full_state(
+    torch::nn::Module& module,
+    const fsdp::ModelParams& params,
+    const FullStateDictConfig& config) {
+  std::optional<int> root;
+  bool is_root = true;
+  if (config.rank0_only() && !params.groups().empty()) {
+    root = params.groups().front().global_ranks().front();
+    is_root = params.groups().front().rank() == 0;
+  }
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> gathered;
+  for (const fsdp::ModelParam& param : params.all()) {
+    if (param.is_sharded()) {
+      const at::Tensor whole = param.gather(param.own_part(), root, param.name);
+      gathered[param.face.unsafeGetTensorImpl()] =
+          whole.defined() && config.offload_to_cpu() ? whole.cpu() : whole;
+    }
+  }
+  StateDict result;
+  if (!is_root) {
+    return result;
+  }
+  for (const fsdp::StateEntry& entry : fsdp::state_entries(module)) {
+    const auto whole = gathered.find(entry.tensor.unsafeGetTensorImpl());
+    const at::Tensor tensor =
+        whole != gathered.end() ? whole->second : entry.tensor.detach();
+    result.set(entry.name, config.offload_to_cpu() ? tensor.cpu() : tensor);
+  }
+  return result;
+}
+
+} // namespace
+
+StateDict state_dict(torch::nn::Module& module) {
+  const fsdp::ModelParams params(module, "state_dict");
+  reshard(module);
+  const StateDictSettings settings =
+      fsdp::settings_in(module, "state_dict").value_or(StateDictSettings());
+  if (const auto* full = std::get_if<FullStateDictConfig>(&settings.config)) {
+    return full_state(module, params, *full);
+  }
+  if (const auto* local = std::get_if<LocalStateDictConfig>(&settings.config)) {
+    return local_state(module, local->offload_to_cpu());
+  }
+  return sharded_state(
+      module,
+      std::get<ShardedStateDictConfig>(settings.config).offload_to_cpu());
+}
+
+IncompatibleKeys load_state_dict(
+    torch::nn::Module& module,
+    const StateDict& dict,
+    bool strict) {
+  const auto settings = fsdp::settings_in(module, "load_state_dict");
+  return fsdp::write_model_state(
+      module,
+      {.call = "load_state_dict",
+       .dict = dict,
+       .strict = strict,
+       .is_local =
+           settings && settings->type == StateDictType::LOCAL_STATE_DICT});
+}
+
+} // namespace tessera

@@ -1,0 +1,67 @@
+// Optimizer state from one rank's optimizer to names of the model, and back.
+#pragma once
+
+#include <tessera/comm/group.h>
+#include <tessera/state/state_dict.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "fsdp/model_params.h"
+#include "fsdp/optim_tensors.h"
+
+namespace tessera::fsdp {
+
+using TensorGroups = std::vector<std::vector<at::Tensor>>;
+
+/// True for a value that is cut and joined as its parameter is. `like`: the
+/// shape that such a value has. Where that has no dimensions, nothing but the
+/// name tells it from a count of steps.
+bool is_elementwise(
+    std::string_view name,
+    const StateValue& value,
+    at::IntArrayRef like);
+
+struct SaveRequest {
+  std::string_view call;
+  const StateDict& osd; // this rank's
+  const TensorGroups& tensors; // this rank's optimizer's
+  bool is_full = true; // else sharded
+  bool rank0_only = false;
+  bool offload_to_cpu = true;
+  std::optional<Group> group = std::nullopt; // whose rank 0
+};
+
+/// Names as keys. On other ranks than 0 empty, if that is asked for.
+/// Collective.
+StateDict save_optim_state(
+    torch::nn::Module& model,
+    const SaveRequest& request);
+
+/// Where the values to load are.
+enum class LoadFrom {
+  Everywhere, // full tensors on every rank; not collective
+  EverywhereTogether, // the same, but ranks make sure that they have the same
+  Rank0, // full tensors on rank 0
+  Shards, // sharded tensors
+};
+
+struct LoadRequest {
+  std::string_view call;
+  const StateDict& osd; // names as keys; what rank 0 has, if it is from there
+  const TensorGroups& tensors; // this rank's optimizer's
+  LoadFrom from = LoadFrom::Everywhere;
+  bool keeps_names = false; // as keys
+  std::optional<Group> group = std::nullopt; // whose rank 0
+};
+
+/// What this rank's optimizer loads.
+StateDict load_optim_state(
+    torch::nn::Module& model,
+    const LoadRequest& request);
+
+} // namespace tessera::fsdp
