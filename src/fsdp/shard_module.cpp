@@ -234,16 +234,26 @@ std::optional<std::string> objection_to(
   return std::nullopt;
 }
 
-/// A parameter of the module that a unit from outside has taken.
+/// The unit is of a module around this one, as far as that can be told.
+bool is_around(const Unit& unit, const torch::nn::Module& module) {
+  const auto home = unit.lock_home();
+  return home == nullptr ||
+      modules_in(*static_cast<const torch::nn::Module*>(home.get()))
+          .contains(&module);
+}
+
+/// All parameters of the module are those of units around it. (Those of units
+/// beside it are tied.)
 std::optional<std::string> taken_from_outside(const torch::nn::Module& module) {
   const auto inside = modules_in(module);
   const auto params = distinct_parameters(module);
   const bool is_all_taken = !params.empty() &&
       std::all_of(params.begin(), params.end(), [&](const NamedParam& param) {
         const Unit* unit = shard::unit_of(param.tensor);
-        return unit != nullptr && !inside.contains(unit->home());
+        return unit != nullptr && !inside.contains(unit->home()) &&
+            is_around(*unit, module);
       });
-  if (!is_all_taken) { // single ones may be tied
+  if (!is_all_taken) {
     return std::nullopt;
   }
   return fmt::format(

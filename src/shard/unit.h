@@ -114,6 +114,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const void* home() const {
     return is_home_tracked_ && home_alive_.expired() ? nullptr : home_;
   }
+  /// Null if it is gone, or if no shared_ptr owns it.
+  std::shared_ptr<const void> lock_home() const {
+    return home_alive_.lock();
+  }
   void set_home(const void* module, std::weak_ptr<const void> alive) {
     home_ = module;
     is_home_tracked_ = !alive.expired();
