@@ -15,9 +15,12 @@
 #include <tessera/fsdp/state_dict_type.h>
 #include <tessera/fsdp/summon.h>
 #include <tessera/fsdp/wrap_policy.h>
+#include <tessera/optim/adagrad.h>
 #include <tessera/optim/adam.h>
 #include <tessera/optim/adamw.h>
+#include <tessera/optim/named_optimizer.h>
 #include <tessera/optim/optimizer.h>
+#include <tessera/optim/rmsprop.h>
 #include <tessera/optim/sgd.h>
 #include <tessera/optim/state_dict.h>
 #include <tessera/shard/deferred_init.h>

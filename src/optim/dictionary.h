@@ -9,7 +9,9 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
+#include <vector>
 
 namespace tessera::optim {
 
@@ -46,10 +48,12 @@ class Access {
       const StateDict& values) const = 0;
 };
 
-/// The access to an optimizer of Tessera's or LibTorch's; throws c10::TypeError
-/// for others. Valid as long as the optimizer is.
+/// The access to an optimizer of Tessera's or LibTorch's, whose groups may be
+/// kept elsewhere; throws c10::TypeError for others. Valid as long as the
+/// optimizer is.
 std::unique_ptr<Access> access_to(
     const torch::optim::Optimizer& optimizer,
+    const std::vector<torch::optim::OptimizerParamGroup>& groups,
     std::string_view call);
 
 /// Names of parameters by their TensorImpl. Without any, they are numbered.

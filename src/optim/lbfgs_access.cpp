@@ -276,9 +276,9 @@ class LBFGSAccess : public LibTorchAccess {
 } // namespace
 
 std::unique_ptr<LibTorchAccess> lbfgs_access_to(
-    const torch::optim::Optimizer& optimizer,
+    const std::vector<torch::optim::OptimizerParamGroup>& groups,
     std::string_view call) {
-  const auto& params = optimizer.param_groups().front().params();
+  const auto& params = groups.front().params();
   for (size_t i = 0; i < params.size(); ++i) {
     if (shard::is_sharded(params[i])) {
       raise<c10::NotImplementedError>(

@@ -8,9 +8,9 @@
 
 namespace tessera::optim {
 
-/// `optimizer` is an LBFGS. Throws if it has shards.
+/// Of an LBFGS with these groups. Throws if it has shards.
 std::unique_ptr<LibTorchAccess> lbfgs_access_to(
-    const torch::optim::Optimizer& optimizer,
+    const std::vector<torch::optim::OptimizerParamGroup>& groups,
     std::string_view call);
 
 } // namespace tessera::optim

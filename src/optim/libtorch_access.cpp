@@ -346,6 +346,7 @@ void refuse_unknown_state(const StateKey& key, const ErrorSite& site) {
 
 std::unique_ptr<LibTorchAccess> libtorch_access_to(
     const torch::optim::Optimizer& optimizer,
+    const std::vector<torch::optim::OptimizerParamGroup>& groups,
     std::string_view call) {
   if (is<torch::optim::SGD>(optimizer)) {
     return std::make_unique<TableAccess<SGDTable>>();
@@ -365,7 +366,7 @@ std::unique_ptr<LibTorchAccess> libtorch_access_to(
     return std::make_unique<TableAccess<RMSpropTable>>();
   }
   if (is<torch::optim::LBFGS>(optimizer)) {
-    return lbfgs_access_to(optimizer, call);
+    return lbfgs_access_to(groups, call);
   }
   raise<c10::TypeError>(
       {.call = call},

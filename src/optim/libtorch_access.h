@@ -34,6 +34,7 @@ void refuse_unknown_keys(
 /// shards.
 std::unique_ptr<LibTorchAccess> libtorch_access_to(
     const torch::optim::Optimizer& optimizer,
+    const std::vector<torch::optim::OptimizerParamGroup>& groups,
     std::string_view call);
 
 } // namespace tessera::optim

@@ -17,11 +17,12 @@ namespace tessera::optim {
 
 std::unique_ptr<Access> access_to(
     const torch::optim::Optimizer& optimizer,
+    const std::vector<torch::optim::OptimizerParamGroup>& groups,
     std::string_view call) {
   if (const auto* own = dynamic_cast<const Optimizer*>(&optimizer)) {
     return std::make_unique<OwnAccess>(*own);
   }
-  return libtorch_access_to(optimizer, call);
+  return libtorch_access_to(optimizer, groups, call);
 }
 
 StateDict state_dict(const torch::optim::Optimizer& optimizer) {
@@ -29,7 +30,7 @@ StateDict state_dict(const torch::optim::Optimizer& optimizer) {
     return own->state_dict();
   }
   return write_dictionary(
-      optimizer, *libtorch_access_to(optimizer, "state_dict"));
+      optimizer, *libtorch_access_to(optimizer, optimizer.param_groups(), "state_dict"));
 }
 
 void load_state_dict(
@@ -40,7 +41,7 @@ void load_state_dict(
     return;
   }
   read_dictionary(
-      optimizer, *libtorch_access_to(optimizer, "load_state_dict"), dict);
+      optimizer, *libtorch_access_to(optimizer, optimizer.param_groups(), "load_state_dict"), dict);
 }
 
 void initialize_state(torch::optim::Optimizer& optimizer) {
@@ -48,7 +49,7 @@ void initialize_state(torch::optim::Optimizer& optimizer) {
     own->initialize_state();
     return;
   }
-  const auto access = libtorch_access_to(optimizer, "initialize_state");
+  const auto access = libtorch_access_to(optimizer, optimizer.param_groups(), "initialize_state");
   if (!optimizer.state().empty()) {
     return;
   }

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/optim/optimizer.h>
+
+#include <optional>
+#include <vector>
+
+namespace tessera::optim {
+
+/// As Python's torch.optim.Adagrad.
+struct TESSERA_API AdagradOptions : OptionsOf<AdagradOptions> {
+  AdagradOptions() = default;
+  AdagradOptions(double lr); // NOLINT: Adagrad(parameters, 0.1) is meant
+
+  TESSERA_OPTION(double, lr){1e-2};
+  TESSERA_OPTION(double, lr_decay){0};
+  TESSERA_OPTION(double, eps){1e-10};
+  TESSERA_OPTION(double, weight_decay){0};
+  TESSERA_OPTION(double, initial_accumulator_value){0};
+  /// Climb instead of descend.
+  TESSERA_OPTION(bool, maximize){false};
+  /// Which of Python's implementations to use there; carried along.
+  TESSERA_OPTION(std::optional<bool>, foreach){};
+  TESSERA_OPTION(std::optional<bool>, fused){};
+
+ public:
+  std::vector<OptionField> fields() override;
+};
+
+/// Adagrad, on the CPU by ATen's fused kernel. State: "step", "sum". It is made
+/// when a parameter first has a gradient; Python makes it at construction.
+class TESSERA_API Adagrad : public Optimizer {
+ public:
+  explicit Adagrad(
+      const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+      AdagradOptions defaults = {});
+  explicit Adagrad(
+      std::vector<at::Tensor> params,
+      AdagradOptions defaults = {});
+
+ protected:
+  void update(const Options& options, Batch& batch) override;
+  std::vector<StateField> state_fields() const override;
+};
+
+} // namespace tessera::optim

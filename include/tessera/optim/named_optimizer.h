@@ -1,0 +1,60 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/optim/state_dict.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tessera::optim {
+
+/// An optimizer whose dictionary has names in place of numbers, so that it fits
+/// whatever the order of the parameters:
+///
+///   auto adam = std::make_unique<Adam>(tessera::parameters(*model), 1e-2);
+///   NamedOptimizer optimizer(
+///       tessera::named_parameters(*model), std::move(adam));
+///   optimizer.state_dict().at_path("state.fc.weight.exp_avg");
+///
+/// It owns the optimizer and has its param groups and state: steps, closures,
+/// schedulers, zero_grad() and add_param_group() are called here.
+class TESSERA_API NamedOptimizer : public torch::optim::Optimizer,
+                                   public StatefulOptimizer {
+ public:
+  using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+  /// `named` may have more than the optimizer's parameters. Throws
+  /// c10::ValueError if one of them has no name, or a name stands for two, and
+  /// c10::TypeError for a class that state_dict() does not know.
+  NamedOptimizer(
+      NamedTensors named,
+      std::unique_ptr<torch::optim::Optimizer> optimizer);
+  ~NamedOptimizer() override;
+
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  /// See state_dict.h. Loading goes by names: groups are those with the same
+  /// parameters, in any order.
+  StateDict state_dict() const override;
+  void load_state_dict(const StateDict& dict) override;
+  void initialize_state() override;
+
+ private:
+  class Lend;
+
+  struct Names;
+
+  void exchange_with_inner();
+  void check_names(std::string_view call) const;
+
+  std::unique_ptr<Names> names_;
+  std::unique_ptr<torch::optim::Optimizer> inner_;
+};
+
+} // namespace tessera::optim

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/optim/optimizer.h>
+
+#include <optional>
+#include <vector>
+
+namespace tessera::optim {
+
+/// As Python's torch.optim.RMSprop.
+struct TESSERA_API RMSpropOptions : OptionsOf<RMSpropOptions> {
+  RMSpropOptions() = default;
+  RMSpropOptions(double lr); // NOLINT: RMSprop(parameters, 0.01) is meant
+
+  TESSERA_OPTION(double, lr){1e-2};
+  TESSERA_OPTION(double, momentum){0};
+  TESSERA_OPTION(double, alpha){0.99};
+  TESSERA_OPTION(double, eps){1e-8};
+  /// Divide by an estimate of the variance, not of the second moment.
+  TESSERA_OPTION(bool, centered){false};
+  TESSERA_OPTION(double, weight_decay){0};
+  /// Climb instead of descend.
+  TESSERA_OPTION(bool, maximize){false};
+  /// Which of Python's implementations to use there; carried along.
+  TESSERA_OPTION(std::optional<bool>, foreach){};
+
+ public:
+  std::vector<OptionField> fields() override;
+};
+
+/// RMSprop on ATen's foreach kernels. State: "step", "square_avg", and
+/// "momentum_buffer" and "grad_avg" if there is momentum, or it is centered.
+class TESSERA_API RMSprop : public Optimizer {
+ public:
+  explicit RMSprop(
+      const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+      RMSpropOptions defaults = {});
+  explicit RMSprop(
+      std::vector<at::Tensor> params,
+      RMSpropOptions defaults = {});
+
+ protected:
+  void update(const Options& options, Batch& batch) override;
+  std::vector<StateField> state_fields() const override;
+};
+
+} // namespace tessera::optim

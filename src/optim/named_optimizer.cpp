@@ -1,0 +1,117 @@
+#include <tessera/error.h>
+#include <tessera/optim/named_optimizer.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <set>
+#include <utility>
+
+#include "optim/dictionary.h"
+
+namespace tessera::optim {
+
+struct NamedOptimizer::Names {
+  ParamNames by_param;
+  NamedTensors tensors; // keeps the addresses from being used anew
+};
+
+/// Gives groups and state to the wrapped optimizer while it works. LibTorch's
+/// accessors are not virtual, so they must be here at all other times: a
+/// scheduler changes the groups it finds here.
+class NamedOptimizer::Lend {
+ public:
+  explicit Lend(NamedOptimizer& owner) : owner_(owner) {
+    owner_.exchange_with_inner();
+  }
+  ~Lend() {
+    owner_.exchange_with_inner();
+  }
+  Lend(const Lend&) = delete;
+  Lend& operator=(const Lend&) = delete;
+
+  /// Has them back for a while.
+  at::Tensor call(const LossClosure& closure) {
+    Lend back(owner_);
+    return closure();
+  }
+
+ private:
+  NamedOptimizer& owner_;
+};
+
+NamedOptimizer::NamedOptimizer(
+    NamedTensors named,
+    std::unique_ptr<torch::optim::Optimizer> optimizer)
+    : torch::optim::Optimizer(
+          std::vector<torch::optim::OptimizerParamGroup>(),
+          optimizer->defaults().clone()),
+      names_(std::make_unique<Names>()),
+      inner_(std::move(optimizer)) {
+  std::set<std::string> seen;
+  for (const auto& [name, tensor] : named) {
+    if (!seen.insert(name).second) {
+      raise<c10::ValueError>(
+          {.call = "NamedOptimizer"},
+          fmt::format("the name \"{}\" is given twice.", name));
+    }
+    // Of tied parameters the first name counts.
+    names_->by_param.emplace(tensor.unsafeGetTensorImpl(), name);
+  }
+  names_->tensors = std::move(named);
+  exchange_with_inner();
+  access_to(*inner_, param_groups_, "NamedOptimizer");
+  check_names("NamedOptimizer");
+}
+
+NamedOptimizer::~NamedOptimizer() = default;
+
+at::Tensor NamedOptimizer::step(LossClosure closure) {
+  Lend lend(*this);
+  if (!closure) {
+    return inner_->step();
+  }
+  // Closures call zero_grad() here.
+  return inner_->step([&] { return lend.call(closure); });
+}
+
+StateDict NamedOptimizer::state_dict() const {
+  check_names("NamedOptimizer::state_dict");
+  const auto access = access_to(*inner_, param_groups_, "state_dict");
+  return write_dictionary(*this, *access, &names_->by_param);
+}
+
+void NamedOptimizer::load_state_dict(const StateDict& dict) {
+  check_names("NamedOptimizer::load_state_dict");
+  const auto access = access_to(*inner_, param_groups_, "load_state_dict");
+  read_dictionary(*this, *access, dict, &names_->by_param);
+}
+
+void NamedOptimizer::initialize_state() {
+  Lend lend(*this);
+  optim::initialize_state(*inner_);
+}
+
+void NamedOptimizer::exchange_with_inner() {
+  // Elements do not move: references to groups and state stay valid.
+  std::swap(param_groups_, inner_->param_groups());
+  std::swap(state_, inner_->state());
+}
+
+void NamedOptimizer::check_names(std::string_view call) const {
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    const auto& params = param_groups_[group].params();
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (!names_->by_param.contains(params[i].unsafeGetTensorImpl())) {
+        raise<c10::ValueError>(
+            {.call = call},
+            fmt::format(
+                "parameter {} of param group {} has no name. Pass the names of all parameters, those of groups that come later too.",
+                i,
+                group));
+      }
+    }
+  }
+}
+
+} // namespace tessera::optim
