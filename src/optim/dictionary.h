@@ -70,10 +70,11 @@ void read_dictionary(
     const StateDict& dict,
     const ParamNames* names = nullptr);
 
-/// Throws if a parameter has a gradient: a step is under way, so this is no
+/// Throws if the parameter has a gradient: a step is under way, so this is no
 /// time to make state. `name` is the optimizer's.
-void refuse_gradients(
-    const torch::optim::Optimizer& optimizer,
+void refuse_gradient(
+    const at::Tensor& param,
+    int64_t number,
     std::string_view name);
 
 /// Values of state that no class knows: tensors are copied to the parameter's

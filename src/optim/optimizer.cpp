@@ -139,20 +139,29 @@ void Optimizer::initialize_state() {
       }
     }
   }
-  refuse_gradients(*this, name_);
+  std::vector<std::pair<at::Tensor, StateDict>> made;
+  int64_t number = 0;
   for (size_t i = 0; i < param_groups_.size(); ++i) {
     const Options& options = options_of(i);
     for (const at::Tensor& param : param_groups_[i].params()) {
-      if (!param.requires_grad() || param.numel() == 0) {
-        continue;
+      if (param.requires_grad() && param.numel() != 0) {
+        // The step moves a stand-in: with lr 0 it could still turn a -0 into a
+        // 0, and writing to a shard makes its unit gather again.
+        const at::Tensor stand_in = at::zeros_like(param);
+        StateDict values;
+        Batch batch;
+        batch.add({stand_in, stand_in, &values}, at::zeros_like(param));
+        update(options, batch);
+        if (!values.empty()) {
+          refuse_gradient(param, number, name_);
+          made.emplace_back(param, std::move(values));
+        }
       }
-      // The step moves a stand-in: with lr 0 it could still turn a -0 into a 0,
-      // and writing to a shard makes its unit gather again.
-      const at::Tensor stand_in = at::zeros_like(param);
-      Batch batch;
-      batch.add({stand_in, stand_in, &state_of(param)}, at::zeros_like(param));
-      update(options, batch);
+      ++number;
     }
+  }
+  for (auto& [param, values] : made) {
+    state_of(param) = std::move(values);
   }
 }
 

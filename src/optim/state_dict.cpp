@@ -30,7 +30,8 @@ StateDict state_dict(const torch::optim::Optimizer& optimizer) {
     return own->state_dict();
   }
   return write_dictionary(
-      optimizer, *libtorch_access_to(optimizer, optimizer.param_groups(), "state_dict"));
+      optimizer,
+      *libtorch_access_to(optimizer, optimizer.param_groups(), "state_dict"));
 }
 
 void load_state_dict(
@@ -41,7 +42,10 @@ void load_state_dict(
     return;
   }
   read_dictionary(
-      optimizer, *libtorch_access_to(optimizer, optimizer.param_groups(), "load_state_dict"), dict);
+      optimizer,
+      *libtorch_access_to(
+          optimizer, optimizer.param_groups(), "load_state_dict"),
+      dict);
 }
 
 void initialize_state(torch::optim::Optimizer& optimizer) {
@@ -49,40 +53,43 @@ void initialize_state(torch::optim::Optimizer& optimizer) {
     own->initialize_state();
     return;
   }
-  const auto access = libtorch_access_to(optimizer, optimizer.param_groups(), "initialize_state");
+  const auto access = libtorch_access_to(
+      optimizer, optimizer.param_groups(), "initialize_state");
   if (!optimizer.state().empty()) {
     return;
   }
-  refuse_gradients(optimizer, access->name());
   at::NoGradGuard no_grad;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& param : group.params()) {
-      if (!param.requires_grad() || param.numel() == 0) {
-        continue;
-      }
-      if (auto state = access->initial_state(param, group.options())) {
-        optimizer.state()[param.unsafeGetTensorImpl()] = std::move(state);
-      }
-    }
-  }
-}
-
-void refuse_gradients(
-    const torch::optim::Optimizer& optimizer,
-    std::string_view name) {
+  std::vector<
+      std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>>
+      made;
   int64_t number = 0;
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& param : group.params()) {
-      if (param.grad().defined()) {
-        raise(
-            {.call = "initialize_state"},
-            fmt::format(
-                "this {} has no state yet, but parameter {} has a gradient. Call it before backward, or make the step first.",
-                name,
-                number));
+      if (param.requires_grad() && param.numel() != 0) {
+        if (auto state = access->initial_state(param, group.options())) {
+          refuse_gradient(param, number, access->name());
+          made.emplace_back(param.unsafeGetTensorImpl(), std::move(state));
+        }
       }
       ++number;
     }
+  }
+  for (auto& [key, state] : made) {
+    optimizer.state()[key] = std::move(state);
+  }
+}
+
+void refuse_gradient(
+    const at::Tensor& param,
+    int64_t number,
+    std::string_view name) {
+  if (param.grad().defined()) {
+    raise(
+        {.call = "initialize_state"},
+        fmt::format(
+            "this {} has no state yet, but parameter {} has a gradient. Call it before backward, or make the step first.",
+            name,
+            number));
   }
 }
 

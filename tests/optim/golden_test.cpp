@@ -111,11 +111,8 @@ Makers make_makers() {
       SGDOptions(0.01).momentum(0.5).dampening(0.25).weight_decay(0.1).maximize(
           true));
   sgd("all_nesterov",
-      SGDOptions(0.01)
-          .momentum(0.5)
-          .nesterov(true)
-          .weight_decay(0.1)
-          .maximize(true));
+      SGDOptions(0.01).momentum(0.5).nesterov(true).weight_decay(0.1).maximize(
+          true));
 
   const auto adam = [&](const char* name, const AdamOptions& options) {
     add<Adam>(all, "Adam", name, options);
@@ -209,10 +206,7 @@ at::Tensor real_parts(at::IntArrayRef sizes, int64_t first) {
   return (positions * 7 + first).remainder(11).sub(5).div(4).reshape(sizes);
 }
 
-at::Tensor numbers(
-    at::IntArrayRef sizes,
-    int64_t first,
-    at::ScalarType dtype) {
+at::Tensor numbers(at::IntArrayRef sizes, int64_t first, at::ScalarType dtype) {
   const auto values = real_parts(sizes, first);
   return c10::isComplexType(dtype)
       ? torch::complex(values, real_parts(sizes, first + 1))
