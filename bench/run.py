@@ -28,6 +28,10 @@ def families(build):
             run + ["-n", "2", f"{build}/bin/comm_bench"],
             run + ["-n", "4", f"{build}/bin/comm_bench"],
         ],
+        "state": [
+            run + ["-n", "2", f"{build}/bin/state_bench"],
+            peer("state.py", 2),
+        ],
         "step": [
             run + ["-n", "2", f"{build}/bin/step_bench"],
             peer("steps.py", 2),

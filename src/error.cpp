@@ -28,11 +28,10 @@ std::string format_error(const ErrorSite& site, std::string_view what) {
   if (!site.path.empty()) {
     add(fmt::format("\"{}\"", site.path));
   }
-  std::string text = fmt::format("[{}]", site.call);
+  std::string text = site.call.empty() ? "" : fmt::format("[{}] ", site.call);
   if (!place.empty()) {
-    text += " " + place + ":";
+    text += place + ": ";
   }
-  text += " ";
   text += what;
   return text;
 }

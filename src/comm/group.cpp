@@ -2,6 +2,7 @@
 #include <tessera/comm/group.h>
 #include <tessera/error.h>
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/view_as_real.h>
@@ -647,6 +648,49 @@ void Group::all_to_all(
 
 namespace {
 
+using Pieces = std::vector<std::vector<at::Tensor>>;
+
+/// Bytes for each rank; throws for pieces that cannot be sent.
+std::vector<int64_t> bytes_of_pieces(
+    GroupImpl& group,
+    const char* name,
+    const Pieces& pieces) {
+  if (pieces.size() != static_cast<size_t>(group.size())) {
+    group.raise_error<c10::ValueError>(
+        "all_to_all",
+        fmt::format(
+            "{} has pieces for {} ranks, expected {}.",
+            name,
+            pieces.size(),
+            group.size()));
+  }
+  std::vector<int64_t> result;
+  for (const auto& tensors : pieces) {
+    result.push_back(0);
+    for (const at::Tensor& tensor : tensors) {
+      check_tensor(group, "all_to_all", name, tensor);
+      result.back() += static_cast<int64_t>(tensor.nbytes());
+    }
+  }
+  return result;
+}
+
+at::Tensor flat_bytes(const at::Tensor& tensor) {
+  return tensor.detach().view({-1}).view(at::kByte);
+}
+
+/// The first piece of all, which says where they are; none: on the host.
+at::Device device_of(const Pieces& inputs, const Pieces& outputs) {
+  for (const Pieces* pieces : {&inputs, &outputs}) {
+    for (const auto& tensors : *pieces) {
+      if (!tensors.empty()) {
+        return tensors.front().device();
+      }
+    }
+  }
+  return at::kCPU;
+}
+
 Work start_barrier(GroupImpl& group, const Request& request) {
   if (group.size() == 1) {
     return {};
@@ -692,6 +736,52 @@ std::vector<int64_t> gather_sizes(
 constexpr int64_t kPaddedGatherBytes = 1 << 20;
 
 } // namespace
+
+void Group::all_to_all(
+    const std::vector<std::vector<at::Tensor>>& outputs,
+    const std::vector<std::vector<at::Tensor>>& inputs,
+    std::string_view label) const {
+  GroupImpl& group = impl();
+  const auto receives = bytes_of_pieces(group, "outputs", outputs);
+  const auto sends = bytes_of_pieces(group, "inputs", inputs);
+  check_splits_match(group, "all_to_all", receives, sends);
+  const at::Device device = device_of(inputs, outputs);
+  const bool in_place = group.size() > 1 && device.is_cpu() &&
+      group.backend(at::kCPU)->getBackendName() == "shm";
+  if (in_place) {
+    group
+        .launch(
+            {"all_to_all", label, "pieces"},
+            at::Tensor(),
+            [&](c10d::Backend& backend, bool) {
+              return static_cast<comm::ShmBackend&>(backend).alltoall_pieces(
+                  outputs, inputs);
+            },
+            nullptr)
+        .wait();
+    return;
+  }
+  std::vector<at::Tensor> parts;
+  for (const auto& tensors : inputs) {
+    for (const at::Tensor& tensor : tensors) {
+      parts.push_back(flat_bytes(tensor));
+    }
+  }
+  const auto options = at::TensorOptions(device).dtype(at::kByte);
+  const at::Tensor packed =
+      parts.empty() ? at::empty({0}, options) : at::cat(parts);
+  const at::Tensor received = at::empty(
+      {std::accumulate(receives.begin(), receives.end(), int64_t{0})}, options);
+  all_to_all(received, packed, receives, sends, label);
+  int64_t begin = 0;
+  for (const auto& tensors : outputs) {
+    for (const at::Tensor& tensor : tensors) {
+      const auto bytes = static_cast<int64_t>(tensor.nbytes());
+      flat_bytes(tensor).copy_(received.narrow(0, begin, bytes));
+      begin += bytes;
+    }
+  }
+}
 
 void Group::barrier(std::string_view label) const {
   start_barrier(impl(), {"barrier", label}).wait();

@@ -219,17 +219,38 @@ Shared map_together(
   return shared;
 }
 
-/// Splits are rows of dim 0; none: equal parts.
-std::vector<size_t> bytes_by_rank(
+using Spans = shm::Collectives::Spans;
+
+/// A span a rank. Splits are rows of dim 0; none: equal parts.
+std::vector<Spans> spans_of(
     const at::Tensor& tensor,
     const std::vector<int64_t>& splits,
     int num_ranks) {
   const auto ranks = static_cast<size_t>(num_ranks);
-  std::vector<size_t> result(ranks, tensor.nbytes() / ranks);
-  if (!splits.empty() && tensor.numel() != 0) {
-    const size_t row = tensor.nbytes() / static_cast<size_t>(tensor.size(0));
-    for (size_t rank = 0; rank < ranks; ++rank) {
-      result[rank] = static_cast<size_t>(splits[rank]) * row;
+  const size_t row = tensor.numel() == 0
+      ? 0
+      : tensor.nbytes() / static_cast<size_t>(tensor.size(0));
+  std::vector<Spans> result(ranks);
+  std::byte* next = bytes_of(tensor);
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    const size_t bytes = splits.empty()
+        ? tensor.nbytes() / ranks
+        : static_cast<size_t>(splits[rank]) * row;
+    result[rank].push_back({next, bytes});
+    next += bytes;
+  }
+  return result;
+}
+
+std::vector<Spans> spans_of(
+    const std::vector<std::vector<at::Tensor>>& pieces) {
+  std::vector<Spans> result;
+  for (const auto& tensors : pieces) {
+    result.emplace_back();
+    for (const at::Tensor& tensor : tensors) {
+      if (tensor.numel() != 0) {
+        result.back().push_back({bytes_of(tensor), tensor.nbytes()});
+      }
     }
   }
   return result;
@@ -492,14 +513,21 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(
       options.asyncOp,
       {output},
       [this,
-       output,
-       input,
-       in_bytes = bytes_by_rank(input, input_splits, getSize()),
-       out_bytes = bytes_by_rank(output, output_splits, getSize()),
+       input, // kept until the operation ran
+       from = spans_of(input, input_splits, getSize()),
+       to = spans_of(output, output_splits, getSize()),
        call = make_call("all_to_all", {})] {
-        collectives_->all_to_all(
-            call, bytes_of(input), in_bytes, bytes_of(output), out_bytes);
+        collectives_->all_to_all(call, from, to);
       });
+}
+
+ShmBackend::WorkPtr ShmBackend::alltoall_pieces(
+    const std::vector<Tensors>& outputs,
+    const std::vector<Tensors>& inputs) {
+  return run(c10d::OpType::ALLTOALL, /*async=*/false, {}, [&] {
+    collectives_->all_to_all(
+        make_call("all_to_all", {}), spans_of(inputs), spans_of(outputs));
+  });
 }
 
 ShmBackend::WorkPtr ShmBackend::alltoall(

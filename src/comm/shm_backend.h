@@ -20,8 +20,8 @@
 namespace tessera::comm {
 
 /// Collectives on CPU tensors through memory that all ranks map: all-gather,
-/// reduce-scatter, all-reduce, broadcast and barrier; everything else goes to
-/// a Gloo backend that is made when first needed.
+/// reduce-scatter, all-reduce, broadcast, all-to-all and barrier; everything
+/// else goes to a Gloo backend that is made when first needed.
 ///
 /// With `asyncOp = false` an operation runs on the calling thread and is done
 /// when the call returns. See [Note: who runs an operation].
@@ -68,14 +68,18 @@ class ShmBackend : public c10d::Backend {
       at::Tensor& input,
       const c10d::ReduceScatterOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
-
-  // Through Gloo.
   WorkPtr alltoall_base(
       at::Tensor& output,
       at::Tensor& input,
       std::vector<int64_t>& output_splits,
       std::vector<int64_t>& input_splits,
       const c10d::AllToAllOptions& options) override;
+  /// The same with the parts of each rank in pieces, contiguous ones.
+  WorkPtr alltoall_pieces(
+      const std::vector<Tensors>& outputs,
+      const std::vector<Tensors>& inputs);
+
+  // Through Gloo.
   WorkPtr alltoall(
       Tensors& outputs,
       Tensors& inputs,

@@ -1,4 +1,3 @@
-#include <tessera/comm/agree.h>
 #include <tessera/comm/init.h>
 #include <tessera/error.h>
 #include <tessera/fsdp/distributed_state_dict.h>
@@ -14,6 +13,7 @@
 
 #include "fsdp/model_params.h"
 #include "fsdp/optim_transfer.h"
+#include "fsdp/together.h"
 #include "fsdp/write_model_state.h"
 #include "shard/boxes.h"
 #include "shard/names.h"
@@ -133,6 +133,19 @@ class ModelReader {
     }
   }
 
+  /// Values for these, in the same order; None on ranks that do not get them.
+  /// Collective for full state.
+  std::vector<StateValue> read(const std::vector<fsdp::StateEntry>& entries) {
+    if (options_.full_state_dict()) {
+      gather(entries);
+    }
+    std::vector<StateValue> values;
+    for (const fsdp::StateEntry& entry : entries) {
+      values.push_back(read(entry));
+    }
+    return values;
+  }
+
   /// False where the dictionary stays empty.
   bool keeps() const {
     return is_root_;
@@ -143,52 +156,46 @@ class ModelReader {
     }
     return params_.at(entry.tensor.unsafeGetTensorImpl())->leaf.requires_grad();
   }
-  /// None on ranks that do not get it. Collective for full state.
-  StateValue read(const fsdp::StateEntry& entry) {
-    const auto* impl = entry.tensor.unsafeGetTensorImpl();
-    if (const auto known = read_.find(impl); known != read_.end()) {
-      return known->second;
-    }
-    const auto found = params_.find(impl);
-    const ModelParam* param = found == params_.end() ? nullptr : found->second;
-    StateValue value;
-    if (param == nullptr || !param->is_sharded()) {
-      value = to_cpu_if(entry.tensor.detach(), options_.cpu_offload());
-    } else if (!options_.full_state_dict()) {
-      value = sharded_param(*param, options_.cpu_offload());
-    } else {
-      const at::Tensor whole =
-          param->gather(param->own_part(), root_, param->name);
-      value = to_cpu_if(whole, options_.cpu_offload());
-    }
-    read_.emplace(impl, value);
-    return value;
-  }
 
  private:
+  const ModelParam* sharded_param_of(const fsdp::StateEntry& entry) const {
+    const auto found = params_.find(entry.tensor.unsafeGetTensorImpl());
+    return found == params_.end() || !found->second->is_sharded()
+        ? nullptr
+        : found->second;
+  }
+
+  void gather(const std::vector<fsdp::StateEntry>& entries) {
+    std::vector<fsdp::ParamPart> parts;
+    std::unordered_set<const ModelParam*> seen; // tied ones once
+    for (const fsdp::StateEntry& entry : entries) {
+      const ModelParam* param = sharded_param_of(entry);
+      if (param != nullptr && seen.insert(param).second) {
+        parts.push_back({param, param->own_part()});
+      }
+    }
+    const auto wholes = fsdp::gather(parts, root_, options_.cpu_offload());
+    for (size_t i = 0; i < parts.size(); ++i) {
+      wholes_.emplace(parts[i].param, wholes[i]);
+    }
+  }
+
+  StateValue read(const fsdp::StateEntry& entry) const {
+    const ModelParam* param = sharded_param_of(entry);
+    if (param == nullptr) {
+      return to_cpu_if(entry.tensor.detach(), options_.cpu_offload());
+    }
+    return options_.full_state_dict()
+        ? StateValue(wholes_.at(param))
+        : StateValue(sharded_param(*param, options_.cpu_offload()));
+  }
+
   const StateDictOptions& options_;
   std::unordered_map<const c10::TensorImpl*, const ModelParam*> params_;
-  std::unordered_map<const c10::TensorImpl*, StateValue> read_; // tied ones
+  std::unordered_map<const ModelParam*, at::Tensor> wholes_;
   std::optional<int> root_; // a rank of the world
   bool is_root_ = true;
 };
-
-/// Ranks fail together, or, where nothing is sharded, each by itself.
-template <class Body>
-void together(const ModelParams& params, const char* call, const Body& body) {
-  std::optional<std::string> problem;
-  try {
-    body();
-  } catch (const c10::Error& error) {
-    if (params.groups().empty()) {
-      throw;
-    }
-    problem = error.what_without_backtrace();
-  }
-  for (const Group& group : params.groups()) {
-    fail_together(group, call, problem);
-  }
-}
 
 // ---- Optimizers: one dictionary for several
 
@@ -410,7 +417,7 @@ class Split {
       }
     }
     if (strict && !keys.unexpected.empty()) {
-      fsdp::refuse_incompatible(call_, keys, prefixed(params.names()), {});
+      fsdp::refuse_incompatible(call_, keys, prefixed(params.names()));
     }
   }
 
@@ -494,14 +501,20 @@ StateDict get_model_state_dict(
       kCall, model, submodules, options.keep_submodule_prefixes());
   reshard(model);
   ModelReader reader(params, options);
-  StateDict result;
+  std::vector<fsdp::StateEntry> entries;
+  Names names;
   for (const fsdp::StateEntry& entry : fsdp::state_entries(model)) {
     const auto name = selection.rename(entry.name);
     if (name && reader.wants(entry)) {
-      StateValue value = reader.read(entry);
-      if (reader.keeps()) {
-        result.set(*name, std::move(value));
-      }
+      entries.push_back(entry);
+      names.push_back(*name);
+    }
+  }
+  const auto values = reader.read(entries);
+  StateDict result;
+  if (reader.keeps()) {
+    for (size_t i = 0; i < names.size(); ++i) {
+      result.set(names[i], values[i]);
     }
   }
   return result;
@@ -517,7 +530,7 @@ StateDict get_optimizer_state_dict(
   const ModelParams params(model, kCall);
   const Selection selection(
       kCall, model, submodules, options.keep_submodule_prefixes());
-  together(params, kCall, [&] {
+  fsdp::together(params.groups(), kCall, [&] {
     for (torch::optim::Optimizer& optimizer : optimizers) {
       optim::initialize_state(optimizer);
     }
@@ -561,7 +574,7 @@ IncompatibleKeys set_model_state_dict(
   const Group group = group_for(params);
   const bool is_needed =
       !options.broadcast_from_rank0() || !group.valid() || group.rank() == 0;
-  together(params, kCall, [&] {
+  fsdp::together(params.groups(), kCall, [&] {
     if (is_needed && model_state_dict.empty() &&
         !fsdp::state_entries(model).empty()) {
       raise(
@@ -592,7 +605,7 @@ void set_optimizer_state_dict(
 
   std::vector<fsdp::TensorGroups> tensors;
   std::vector<StateDict> parts(optimizers.size());
-  together(params, kCall, [&] {
+  fsdp::together(params.groups(), kCall, [&] {
     std::vector<std::vector<Names>> names;
     for (const torch::optim::Optimizer& optimizer : optimizers) {
       tensors.push_back(fsdp::tensors_of(optimizer));
@@ -628,7 +641,7 @@ void set_optimizer_state_dict(
   // that came before, here and on other ranks, get theirs back.
   std::vector<StateDict> before;
   try {
-    together(params, kCall, [&] {
+    fsdp::together(params.groups(), kCall, [&] {
       for (size_t i = 0; i < optimizers.size(); ++i) {
         before.push_back(optim::state_dict(optimizers[i]));
         optim::load_state_dict(optimizers[i], to_load[i]);

@@ -66,7 +66,10 @@ void Incoming::agree(const std::vector<Group>& groups, std::string_view call) {
     std::vector<const Item*> items;
     Bytes is_here;
     for (const Item& item : items_) {
-      if (item.param->unit->groups().all.name() == group.name()) {
+      const Group& its = item.param->is_sharded()
+          ? item.param->unit->groups().all
+          : groups.front();
+      if (its.name() == group.name()) {
         items.push_back(&item);
         is_here.push_back(local_part(*item.param, *item.tensor) ? 1 : 0);
       }

@@ -23,9 +23,9 @@ class Incoming {
  public:
   /// `tensor` must outlive this.
   void add(const ModelParam& param, const ShardedTensor& tensor);
-  /// Throws c10::ValueError on all ranks if a tensor would have to be put
-  /// together by ranks that are not in the parameter's group. Collective over
-  /// the groups.
+  /// Throws on all ranks if a tensor would have to be put together by ranks
+  /// that are not in the parameter's group; for parameters that are not
+  /// sharded, the first group. Collective over the groups.
   void agree(const std::vector<Group>& groups, std::string_view call);
   /// This rank's part of the parameter, flattened; may share the tensor's
   /// memory. Collective where ranks must put it together.

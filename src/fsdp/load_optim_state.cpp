@@ -2,7 +2,6 @@
 #include <tessera/error.h>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
@@ -14,6 +13,7 @@
 
 #include "fsdp/incoming.h"
 #include "fsdp/optim_transfer.h"
+#include "fsdp/together.h"
 #include "state/describe.h"
 #include "state/nearest.h"
 
@@ -63,23 +63,15 @@ class Loader {
   StateDict load() {
     // What can go wrong on one rank alone is found before ranks depend on each
     // other.
-    std::optional<std::string> problem;
-    try {
+    together(groups(), request_.call, [this] {
       tensors_.emplace(model_, request_.tensors, request_.call);
       receives_ = request_.from == LoadFrom::Rank0 && group_.valid() &&
           group_.rank() != 0;
       if (!receives_) {
         plan(request_.osd);
       }
-    } catch (const c10::Error& error) {
-      if (!is_collective()) {
-        throw;
-      }
-      problem = error.what_without_backtrace();
-    }
-    if (is_collective()) {
-      tell(problem);
-    }
+    });
+    compare();
     if (request_.from == LoadFrom::Rank0 && group_.valid()) {
       skeleton_ = broadcast_skeleton();
       plans_.clear();
@@ -91,10 +83,6 @@ class Loader {
  private:
   [[noreturn]] void refuse(const std::string& what) const {
     raise<c10::ValueError>({.call = request_.call}, what);
-  }
-
-  bool is_collective() const {
-    return request_.from != LoadFrom::Everywhere && group_.valid();
   }
 
   // ---- What each tensor of the optimizer is to have
@@ -260,24 +248,29 @@ class Loader {
 
   // ---- What ranks tell each other first
 
-  /// Throws on all ranks if one of them has a problem, or if they were given
-  /// different dictionaries where that must not be.
-  void tell(const std::optional<std::string>& problem) {
+  /// Throws on all ranks if they were given different dictionaries where that
+  /// must not be.
+  void compare() {
+    if (request_.from == LoadFrom::Rank0 ||
+        request_.from == LoadFrom::Everywhere) {
+      return;
+    }
     for (const Group& group : groups()) {
-      fail_together(group, request_.call, problem);
-      if (request_.from != LoadFrom::Rank0) {
-        agree(group, request_.call, lines());
-      }
+      agree(group, request_.call, lines());
     }
     if (request_.from == LoadFrom::Shards) {
       add_incoming();
-      incoming_.agree(model_.groups(), request_.call);
+      incoming_.agree(groups(), request_.call);
     }
   }
 
+  /// Who must agree.
   std::vector<Group> groups() const {
+    if (request_.from == LoadFrom::Everywhere) {
+      return {};
+    }
     if (request_.from == LoadFrom::Rank0) {
-      return {group_};
+      return group_.valid() ? std::vector<Group>{group_} : std::vector<Group>();
     }
     return model_.groups();
   }
@@ -305,8 +298,7 @@ class Loader {
       for (const Wanted& wanted : plan.wanted) {
         for (size_t i = 0; i < plan.members.size(); ++i) {
           const StateValue* value = wanted.by_member[i];
-          if (wanted.dtype && value != nullptr && value->is_sharded() &&
-              plan.members[i]->is_sharded()) {
+          if (wanted.dtype && value != nullptr && value->is_sharded()) {
             incoming_.add(*plan.members[i], value->sharded());
           }
         }
@@ -345,6 +337,7 @@ class Loader {
     for (const Plan& plan : plans_) {
       by_first.emplace(plan.members.front(), state_of(plan));
     }
+    scatter_all();
     add_loaded(state, by_first);
     add_foreign(state);
     StateDict result{{"state", std::move(state)}};
@@ -408,7 +401,7 @@ class Loader {
     return one.members.front()->name;
   }
 
-  StateDict state_of(const Plan& plan) const {
+  StateDict state_of(const Plan& plan) {
     StateDict result;
     const ModelParam& first = *plan.members.front();
     for (const Wanted& wanted : plan.wanted) {
@@ -419,18 +412,34 @@ class Loader {
             wanted.name,
             whole_of(first, wanted.name, *wanted.by_member.front()));
       } else {
-        const at::Tensor whole = at::zeros(
-            first.leaf.sizes(),
-            first.leaf.options().dtype(*wanted.dtype).requires_grad(false));
-        for (size_t i = 0; i < plan.members.size(); ++i) {
-          if (const StateValue* value = wanted.by_member[i]) {
-            fill(*plan.members[i], wanted.name, *value, whole);
-          }
-        }
-        result.set(wanted.name, whole);
+        result.set(wanted.name, leaf_state(plan.members, wanted));
       }
     }
     return result;
+  }
+
+  /// One state of a sharded leaf. Padding is zero, and so are members that have
+  /// none.
+  at::Tensor leaf_state(
+      const std::vector<const ModelParam*>& members,
+      const Wanted& wanted) {
+    const ModelParam& first = *members.front();
+    const at::Tensor whole = at::empty(
+        first.leaf.sizes(),
+        first.leaf.options().dtype(*wanted.dtype).requires_grad(false));
+    int64_t filled = 0;
+    for (size_t i = 0; i < members.size(); ++i) {
+      filled += wanted.by_member[i] == nullptr ? 0 : members[i]->run().numel;
+    }
+    if (filled != whole.numel()) {
+      whole.zero_();
+    }
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (const StateValue* value = wanted.by_member[i]) {
+        fill(*members[i], wanted.name, *value, whole);
+      }
+    }
+    return whole;
   }
 
   /// Of a parameter that is not sharded.
@@ -444,14 +453,7 @@ class Loader {
     if (request_.from == LoadFrom::Rank0 && group_.valid()) {
       return broadcast_whole(param.name, name);
     }
-    if (const auto whole = local_part(param, value.sharded())) {
-      return whole->clone().view(param.shape());
-    }
-    raise<c10::ValueError>(
-        {.call = request_.call, .parameter = param.name},
-        fmt::format(
-            "its state \"{}\" is a sharded tensor, but the parameter is not sharded. Load from a full state dict.",
-            name));
+    return incoming_.take(param, value.sharded()).clone().view(param.shape());
   }
 
   /// What rank 0 has for it, on every rank.
@@ -479,26 +481,30 @@ class Loader {
   }
 
   /// Writes this rank's part of the parameter's state into `whole`, which is
-  /// laid out as the leaf is.
+  /// laid out as the leaf is; what comes from rank 0, in scatter_all().
   void fill(
       const ModelParam& param,
       const std::string& name,
       const StateValue& value,
-      const at::Tensor& whole) const {
+      const at::Tensor& whole) {
     const shard::Run run = param.run();
     const at::Tensor flat = whole.view({-1});
     const at::Tensor part =
         param.is_flat() ? flat.narrow(0, run.shard_begin, run.numel) : flat;
     if (request_.from == LoadFrom::Rank0 && group_.valid()) {
-      param.scatter(
-          receives_ ? at::Tensor() : root_tensor(param.name, name),
-          part,
-          group_.global_ranks().front(),
-          param.name + "." + name);
+      parts_.push_back({&param, part});
+      sources_.push_back(
+          receives_ ? at::Tensor() : root_tensor(param.name, name));
     } else if (value.is_tensor()) {
       part.copy_(part_of_whole(param, value.tensor()));
     } else {
       part.copy_(incoming_.take(param, value.sharded()));
+    }
+  }
+
+  void scatter_all() {
+    if (!parts_.empty()) {
+      scatter(sources_, parts_, group_.global_ranks().front());
     }
   }
 
@@ -553,6 +559,8 @@ class Loader {
   const StateDict* osd_ = nullptr; // request_.osd or skeleton_
   std::vector<Plan> plans_;
   Incoming incoming_;
+  std::vector<ParamPart> parts_; // to come from rank 0
+  std::vector<at::Tensor> sources_; // there
 };
 
 } // namespace

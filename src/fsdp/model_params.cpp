@@ -50,46 +50,6 @@ at::Tensor ModelParam::own_part() const {
       /*with_key=*/true);
 }
 
-at::Tensor ModelParam::gather(
-    const at::Tensor& part,
-    std::optional<int> root,
-    std::string_view label) const {
-  const Group& group = unit->groups().shard;
-  std::optional<int> root_in_group;
-  if (root) {
-    const auto& ranks = group.global_ranks();
-    const auto found = std::find(ranks.begin(), ranks.end(), *root);
-    if (found == ranks.end()) {
-      return {}; // another copy of the model sends it
-    }
-    root_in_group = static_cast<int>(found - ranks.begin());
-  }
-  return shard::gather(cut(), part.contiguous(), group, root_in_group, label);
-}
-
-/// To the ranks of the root's copy of the model, and on to other copies.
-void ModelParam::scatter(
-    const at::Tensor& whole,
-    const at::Tensor& part,
-    int root,
-    std::string_view label) const {
-  const shard::Groups& groups = unit->groups();
-  const auto& ranks = groups.shard.global_ranks();
-  const auto found = std::find(ranks.begin(), ranks.end(), root);
-  if (found != ranks.end()) {
-    shard::scatter(
-        cut(),
-        whole.defined() ? whole.to(part.device()) : whole,
-        part,
-        groups.shard,
-        static_cast<int>(found - ranks.begin()),
-        label);
-  }
-  if (groups.replicate.valid()) {
-    groups.replicate.broadcast(part, 0, label);
-  }
-}
-
 ShardedTensor ModelParam::sharded(const at::Tensor& like_leaf) const {
   const at::Tensor part = part_of(like_leaf);
   std::vector<ShardedTensor::Piece> pieces;
@@ -173,6 +133,87 @@ std::vector<std::string> ModelParams::names() const {
     result.push_back(param.name);
   }
   return result;
+}
+
+namespace {
+
+/// Positions in `parts` of each unit's, in the order of the units' first.
+std::vector<std::vector<size_t>> by_unit(const std::vector<ParamPart>& parts) {
+  std::vector<std::vector<size_t>> result;
+  std::unordered_map<const shard::Unit*, size_t> places;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const auto [place, is_new] =
+        places.emplace(parts[i].param->unit.get(), result.size());
+    if (is_new) {
+      result.emplace_back();
+    }
+    result[place->second].push_back(i);
+  }
+  return result;
+}
+
+/// Where that rank of the world is in the group, if it is.
+std::optional<int> rank_in(const Group& group, int rank) {
+  const auto& ranks = group.global_ranks();
+  const auto found = std::find(ranks.begin(), ranks.end(), rank);
+  return found == ranks.end()
+      ? std::nullopt
+      : std::optional(static_cast<int>(found - ranks.begin()));
+}
+
+} // namespace
+
+std::vector<at::Tensor> gather(
+    const std::vector<ParamPart>& parts,
+    std::optional<int> root,
+    bool to_cpu) {
+  std::vector<at::Tensor> wholes(parts.size());
+  for (const auto& indices : by_unit(parts)) {
+    const shard::Unit& unit = *parts[indices.front()].param->unit;
+    const Group& group = unit.groups().shard;
+    const auto root_here = root ? rank_in(group, *root) : std::nullopt;
+    if (root && !root_here) {
+      continue; // another copy of the model sends it
+    }
+    std::vector<shard::Part> cut;
+    for (const size_t i : indices) {
+      cut.push_back({parts[i].param->cut(), parts[i].mine.contiguous()});
+    }
+    const auto gathered = shard::gather(cut, group, root_here, unit.name());
+    for (size_t i = 0; i < indices.size(); ++i) {
+      wholes[indices[i]] =
+          to_cpu && gathered[i].defined() ? gathered[i].cpu() : gathered[i];
+    }
+  }
+  return wholes;
+}
+
+/// To the ranks of the root's copy of the model, and on to other copies.
+void scatter(
+    const std::vector<at::Tensor>& wholes,
+    const std::vector<ParamPart>& parts,
+    int root) {
+  for (const auto& indices : by_unit(parts)) {
+    const shard::Unit& unit = *parts[indices.front()].param->unit;
+    const shard::Groups& groups = unit.groups();
+    if (const auto root_here = rank_in(groups.shard, root)) {
+      std::vector<shard::Part> cut;
+      std::vector<at::Tensor> whole;
+      for (const size_t i : indices) {
+        cut.push_back({parts[i].param->cut(), parts[i].mine});
+        whole.push_back(
+            wholes[i].defined()
+                ? wholes[i].detach().to(parts[i].mine.device()).contiguous()
+                : at::Tensor());
+      }
+      shard::scatter(whole, cut, groups.shard, *root_here, unit.name());
+    }
+    if (groups.replicate.valid()) {
+      for (const size_t i : indices) {
+        groups.replicate.broadcast(parts[i].mine, 0, parts[i].param->name);
+      }
+    }
+  }
 }
 
 namespace {

@@ -41,20 +41,6 @@ struct ModelParam {
   at::Tensor part_of(const at::Tensor& like_leaf) const;
   /// This rank's part of the parameter, flattened. Writes to it are noticed.
   at::Tensor own_part() const;
-  /// The whole from every rank's part, which is flattened: on `root`, a rank of
-  /// the world, and undefined elsewhere; without one, on all ranks. Collective.
-  at::Tensor gather(
-      const at::Tensor& part,
-      std::optional<int> root,
-      std::string_view label) const;
-  /// Fills every rank's `part`, flattened, from `whole`, which only `root`
-  /// needs to have: rank 0 of all that the parameter is spread over.
-  /// Collective.
-  void scatter(
-      const at::Tensor& whole,
-      const at::Tensor& part,
-      int root,
-      std::string_view label) const;
   /// That part as a sharded tensor; shares its memory.
   ShardedTensor sharded(const at::Tensor& like_leaf) const;
   /// Of the unit; only if it is sharded.
@@ -90,6 +76,30 @@ class ModelParams {
   std::vector<Group> groups_;
   std::string call_;
 };
+
+/// This rank's part of a sharded parameter, or of state of its shape,
+/// flattened.
+struct ParamPart {
+  const ModelParam* param = nullptr;
+  at::Tensor mine;
+};
+
+/// The wholes from every rank's parts, unit by unit: on `root`, a rank of the
+/// world, and undefined elsewhere; without one, on all ranks. Parts come in the
+/// same order on all ranks. `to_cpu`: the wholes end up in host memory.
+/// Collective.
+std::vector<at::Tensor> gather(
+    const std::vector<ParamPart>& parts,
+    std::optional<int> root,
+    bool to_cpu);
+
+/// Fills every rank's parts from `wholes`, which only `root`, a rank of the
+/// world and the first of all that the parameters are spread over, needs to
+/// have. Collective.
+void scatter(
+    const std::vector<at::Tensor>& wholes,
+    const std::vector<ParamPart>& parts,
+    int root);
 
 /// What a state dict has an entry for.
 struct StateEntry {

@@ -59,13 +59,16 @@ StateDict full_state(
     root = params.groups().front().global_ranks().front();
     is_root = params.groups().front().rank() == 0;
   }
-  std::unordered_map<const c10::TensorImpl*, at::Tensor> gathered;
+  std::vector<fsdp::ParamPart> parts;
   for (const fsdp::ModelParam& param : params.all()) {
     if (param.is_sharded()) {
-      const at::Tensor whole = param.gather(param.own_part(), root, param.name);
-      gathered[param.face.unsafeGetTensorImpl()] =
-          whole.defined() && config.offload_to_cpu() ? whole.cpu() : whole;
+      parts.push_back({&param, param.own_part()});
     }
+  }
+  const auto wholes = fsdp::gather(parts, root, config.offload_to_cpu());
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> gathered;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    gathered[parts[i].param->face.unsafeGetTensorImpl()] = wholes[i];
   }
   StateDict result;
   if (!is_root) {

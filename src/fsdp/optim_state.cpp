@@ -8,6 +8,7 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "fsdp/optim_transfer.h"
@@ -45,6 +46,22 @@ TensorGroups groups_from(
   return {parameters(model)};
 }
 
+/// Numbers come in ascending order, as Python's functions return them.
+void sort_ids(StateList& params) {
+  const bool are_ids =
+      std::all_of(params.begin(), params.end(), [](const StateValue& param) {
+        return param.is_int();
+      });
+  if (are_ids) {
+    std::sort(
+        params.begin(),
+        params.end(),
+        [](const StateValue& a, const StateValue& b) {
+          return a.to_int() < b.to_int();
+        });
+  }
+}
+
 /// Changes keys and "params" of a dictionary by `change`.
 template <class Change>
 StateDict with_keys(const StateDict& osd, const Change& change) {
@@ -62,6 +79,7 @@ StateDict with_keys(const StateDict& osd, const Change& change) {
                            : StateKey(param.string()));
         param = key.is_id() ? StateValue(key.id()) : StateValue(key.name());
       }
+      sort_ids(group.dict().at("params").list());
     }
   }
   return result;

@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "fsdp/optim_transfer.h"
+#include "fsdp/together.h"
 
 namespace tessera::fsdp {
 
@@ -30,16 +31,13 @@ namespace {
 /// elements of it has none. So ranks first tell each other what they have, in
 /// one exchange of small dictionaries:
 ///
-///   {"problem": text, or none,
-///    "state": {name of the first parameter in a tensor:
-///              {"elements": how many of its elements are not padding,
-///               "tensors": {name of the state: dtype},
-///               "values": {name of the state: value}}}}
+///   {name of the first parameter in a tensor of the optimizer:
+///     {"elements": how many of its elements are not padding,
+///      "tensors": {name of the state: dtype},
+///      "values": {name of the state: value}}}
 ///
 /// From then on every rank knows the same, decides the same, and throws the
 /// same.
-constexpr const char* kProblem = "problem";
-constexpr const char* kState = "state";
 constexpr const char* kElements = "elements";
 constexpr const char* kTensors = "tensors";
 constexpr const char* kValues = "values";
@@ -56,19 +54,7 @@ class Saver {
       : request_(request), model_(module, request.call) {}
 
   StateDict save() {
-    std::optional<std::string> problem;
-    try {
-      read_local();
-    } catch (const c10::Error& error) {
-      if (model_.groups().empty()) {
-        throw;
-      }
-      problem = error.what_without_backtrace();
-    }
-    if (problem) {
-      catalogue_.set(kProblem, *problem);
-    }
-    catalogue_.set(kState, std::move(local_catalogue_));
+    together(model_.groups(), request_.call, [this] { read_local(); });
     for (const Group& group : model_.groups()) {
       exchange(group);
     }
@@ -111,7 +97,7 @@ class Saver {
       }
       entries_[found->second->tensor.unsafeGetTensorImpl()] = &entry.dict();
       if (found->second->is_sharded()) {
-        local_catalogue_.set(
+        catalogue_.set(
             found->second->members.front()->name,
             describe(*found->second, entry.dict()));
       }
@@ -206,30 +192,12 @@ class Saver {
          group.all_gather_bytes(to_bytes(catalogue_), "optimizer state")) {
       by_rank.push_back(state_from_bytes(bytes));
     }
-    throw_problems(group, by_rank);
     check_flat(group, by_rank);
     for (const ModelParam& param : model_.all()) {
       if (param.is_sharded() && !merged_.contains(first_in_leaf(param)) &&
           param.unit->groups().all.name() == group.name()) {
         merge(group, param, by_rank);
       }
-    }
-  }
-
-  void throw_problems(const Group& group, const std::vector<StateDict>& by_rank)
-      const {
-    std::string text;
-    for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-      if (const StateValue* problem = by_rank[rank].find(kProblem)) {
-        text += fmt::format(
-            "{}rank {}: {}",
-            text.empty() ? "" : "\n",
-            group.global_ranks()[rank],
-            problem->string());
-      }
-    }
-    if (!text.empty()) {
-      refuse(text);
     }
   }
 
@@ -241,7 +209,7 @@ class Saver {
   static const StateDict* entry_of(
       const StateDict& catalogue,
       const std::string& name) {
-    const StateValue* entry = catalogue.at(kState).dict().find(name);
+    const StateValue* entry = catalogue.find(name);
     return entry == nullptr ? nullptr : &entry->dict();
   }
 
@@ -373,7 +341,46 @@ class Saver {
     }
   }
 
+  /// Full tensors of sharded parameters, unit by unit.
+  void gather_all() {
+    std::vector<ParamPart> parts;
+    std::vector<std::pair<const ModelParam*, std::string>> keys;
+    for (const ModelParam& param : model_.all()) {
+      const auto found = param.is_sharded() ? merged_.find(first_in_leaf(param))
+                                            : merged_.end();
+      if (found != merged_.end()) {
+        for (const auto& [name, dtype] : found->second.tensors) {
+          parts.push_back({&param, part_of(param, name, dtype)});
+          keys.emplace_back(&param, name);
+        }
+      }
+    }
+    const auto wholes = gather(
+        parts,
+        request_.rank0_only ? std::optional(root_) : std::nullopt,
+        request_.offload_to_cpu);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      wholes_.emplace(keys[i], wholes[i]);
+    }
+  }
+
+  /// A rank without elements may have no state.
+  at::Tensor part_of(
+      const ModelParam& param,
+      const std::string& name,
+      at::ScalarType dtype) const {
+    const StateDict* entry = local_entry(param);
+    const StateValue* mine = entry == nullptr ? nullptr : entry->find(name);
+    return mine != nullptr
+        ? param.part_of(mine->tensor())
+        : at::empty(
+              {0}, param.leaf.options().dtype(dtype).requires_grad(false));
+  }
+
   StateDict collect() {
+    if (request_.is_full) {
+      gather_all();
+    }
     StateDict state;
     for (const ModelParam& param : model_.all()) {
       if (!param.is_sharded()) {
@@ -424,35 +431,19 @@ class Saver {
     const StateDict* entry = local_entry(param);
     StateDict result;
     for (const auto& [name, dtype] : merged.tensors) {
-      // A rank without elements may have no state.
-      const StateValue* mine = entry == nullptr ? nullptr : entry->find(name);
-      const at::Tensor part = mine != nullptr
-          ? param.part_of(mine->tensor())
-          : at::empty({0}, param.leaf.options().dtype(dtype));
       if (request_.is_full) {
-        if (const at::Tensor whole = gather_part(param, part, name);
-            whole.defined()) {
-          result.set(name, whole);
-        }
+        result.set(name, wholes_.at({&param, name}));
       } else {
-        result.set(name, sharded(param, mine, dtype));
+        result.set(
+            name,
+            sharded(
+                param, entry == nullptr ? nullptr : entry->find(name), dtype));
       }
     }
     for (const auto& [key, value] : merged.values) {
       result.set(key, copy_of(value));
     }
     return result;
-  }
-
-  at::Tensor gather_part(
-      const ModelParam& param,
-      const at::Tensor& part,
-      const std::string& name) const {
-    const at::Tensor whole = param.gather(
-        part,
-        request_.rank0_only ? std::optional(root_) : std::nullopt,
-        param.name + "." + name);
-    return whole.defined() && request_.offload_to_cpu ? whole.cpu() : whole;
   }
 
   StateValue sharded(
@@ -489,9 +480,9 @@ class Saver {
   /// This rank's, by the optimizer's tensor.
   std::unordered_map<const c10::TensorImpl*, const StateDict*> entries_;
   std::vector<std::pair<StateKey, StateValue>> foreign_; // not of the model
-  StateDict local_catalogue_;
   StateDict catalogue_;
   std::unordered_map<std::string, Merged> merged_; // by first_in_leaf()
+  std::map<std::pair<const ModelParam*, std::string>, at::Tensor> wholes_;
   bool is_root_ = true;
   int root_ = 0; // a rank of the world
 };

@@ -17,21 +17,26 @@
 
 #include "fsdp/incoming.h"
 #include "fsdp/model_params.h"
+#include "fsdp/together.h"
 #include "state/describe.h"
 #include "state/nearest.h"
 
 namespace tessera::fsdp {
 namespace {
 
-/// One value and where it goes.
+/// One value and where it goes: a parameter, or a buffer seen as one.
 struct Target {
   std::string name;
-  const ModelParam* param = nullptr; // if it is sharded
-  at::Tensor tensor; // else
+  ModelParam to;
   const StateValue* value = nullptr;
 
-  std::vector<int64_t> shape() const {
-    return param != nullptr ? param->shape() : tensor.sizes().vec();
+  /// `part`: this rank's, flattened.
+  void write(const at::Tensor& part) const {
+    if (to.is_sharded()) {
+      to.own_part().copy_(part);
+    } else {
+      to.face.detach().copy_(part.view(to.shape()));
+    }
   }
 };
 
@@ -47,23 +52,16 @@ class Writer {
   }
 
   IncompatibleKeys write() {
-    std::optional<std::string> problem;
     IncompatibleKeys keys;
     receives_ = group_.valid() && group_.rank() != 0;
     if (group_.valid()) {
-      problem = broadcast_skeleton();
-      fail_together(group_, request_.call, problem);
+      together({group_}, request_.call, [this] { check_source(); });
+      skeleton_ = broadcast_skeleton();
     }
-    try {
+    together(params_.groups(), request_.call, [&] {
       keys = plan(group_.valid() ? skeleton_ : request_.dict);
-    } catch (const c10::Error& error) {
-      if (params_.groups().empty()) {
-        throw;
-      }
-      problem = error.what_without_backtrace();
-    }
+    });
     for (const Group& group : params_.groups()) {
-      fail_together(group, request_.call, problem);
       agree(group, request_.call, lines());
     }
     if (!group_.valid()) {
@@ -75,25 +73,23 @@ class Writer {
   }
 
  private:
-  /// Nothing, or why rank 0's dictionary cannot be sent.
-  std::optional<std::string> broadcast_skeleton() {
-    std::optional<std::string> problem;
+  void check_source() const {
+    for (const auto& [key, value] : request_.dict) {
+      if (!receives_ && !value.is_tensor()) {
+        raise<c10::ValueError>(
+            {.call = request_.call, .parameter = key.text()},
+            fmt::format("a {}; rank 0 must have full tensors.", value.kind()));
+      }
+    }
+  }
+
+  StateDict broadcast_skeleton() const {
     Bytes bytes;
     if (!receives_) {
-      for (const auto& [key, value] : request_.dict) {
-        if (!value.is_tensor()) {
-          problem = fmt::format(
-              "\"{}\" is a {}; rank 0 must have full tensors.",
-              key.text(),
-              value.kind());
-        }
-      }
-      bytes =
-          to_bytes(problem ? StateDict() : skeleton_of(request_.dict, group_));
+      bytes = to_bytes(skeleton_of(request_.dict, group_));
     }
-    skeleton_ = state_from_bytes(
+    return state_from_bytes(
         group_.broadcast_bytes(bytes, 0, "model state"), group_);
-    return problem;
   }
 
   IncompatibleKeys plan(const StateDict& dict) {
@@ -111,50 +107,48 @@ class Writer {
         keys.missing.push_back(target.name);
       }
     }
-    std::vector<std::string> given;
     for (const auto& [key, value] : dict) {
-      given.push_back(key.text());
       if (key.is_id() || !known.contains(key.name())) {
         keys.unexpected.push_back(key.text());
       }
     }
     if (request_.strict) {
-      refuse_incompatible(request_.call, keys, expected, given);
+      refuse_incompatible(request_.call, keys, expected);
     }
     return keys;
   }
 
   std::vector<Target> all_targets() const {
     std::vector<Target> result;
+    const auto add_plain = [&](const std::string& name, const at::Tensor& one) {
+      result.push_back({name, {name, one, one, nullptr, {}}, nullptr});
+    };
     if (request_.is_local) {
       for (const auto& [name, tensor] : named_parameters(module_)) {
-        result.push_back({name, nullptr, tensor, nullptr});
+        add_plain(name, tensor);
       }
       for (const auto& [name, tensor] : named_buffers(module_)) {
-        result.push_back({name, nullptr, tensor, nullptr});
+        add_plain(name, tensor);
       }
       return result;
     }
     std::unordered_map<const c10::TensorImpl*, const ModelParam*> by_face;
     for (const ModelParam& param : params_.all()) {
-      if (param.is_sharded()) {
-        by_face.emplace(param.face.unsafeGetTensorImpl(), &param);
-      }
+      by_face.emplace(param.face.unsafeGetTensorImpl(), &param);
     }
-    for (StateEntry& entry : state_entries(module_)) {
+    for (const StateEntry& entry : state_entries(module_)) {
       const auto found = by_face.find(entry.tensor.unsafeGetTensorImpl());
-      result.push_back(
-          {std::move(entry.name),
-           found == by_face.end() ? nullptr : found->second,
-           entry.tensor,
-           nullptr});
+      if (found == by_face.end()) {
+        add_plain(entry.name, entry.tensor);
+      } else {
+        result.push_back({entry.name, *found->second, nullptr});
+      }
     }
     return result;
   }
 
   static bool is_frozen(const Target& target) {
-    return target.param != nullptr ? !target.param->leaf.requires_grad()
-                                   : !target.tensor.requires_grad();
+    return !target.to.leaf.requires_grad();
   }
 
   void check(const Target& target) const {
@@ -171,16 +165,11 @@ class Writer {
     const std::vector<int64_t> sizes = value.is_sharded()
         ? value.sharded().sizes()
         : value.tensor().sizes().vec();
-    if (sizes != target.shape()) {
+    if (sizes != target.to.shape()) {
       refuse(fmt::format(
           "the state dict has the shape [{}], the model [{}].",
           fmt::join(sizes, ", "),
-          fmt::join(target.shape(), ", ")));
-    }
-    if (target.param == nullptr && value.is_sharded() && !group_.valid() &&
-        value.sharded().local_numel() != value.sharded().numel()) {
-      refuse(
-          "the state dict has a part of it on this rank, but it is not sharded here. Use a full state dict.");
+          fmt::join(target.to.shape(), ", ")));
     }
   }
 
@@ -188,7 +177,7 @@ class Writer {
   std::vector<std::string> lines() const {
     std::vector<std::string> result;
     for (const Target& target : targets_) {
-      if (target.param != nullptr) {
+      if (target.to.is_sharded()) {
         result.push_back(
             target.name +
             (target.value->is_sharded() ? ": sharded" : ": full"));
@@ -199,8 +188,8 @@ class Writer {
 
   void add_incoming() {
     for (const Target& target : targets_) {
-      if (target.param != nullptr && target.value->is_sharded()) {
-        incoming_.add(*target.param, target.value->sharded());
+      if (target.value->is_sharded()) {
+        incoming_.add(target.to, target.value->sharded());
       }
     }
   }
@@ -208,55 +197,53 @@ class Writer {
   void move() {
     at::NoGradGuard no_grad;
     std::unordered_set<const c10::TensorImpl*> written; // tied ones once
+    std::vector<const Target*> once;
     for (const Target& target : targets_) {
-      if (!written.insert(target.tensor.unsafeGetTensorImpl()).second) {
-        continue;
-      }
-      if (group_.valid()) {
-        move_from_rank0(target);
-      } else if (target.param == nullptr) {
-        at::Tensor to = target.tensor.detach();
-        to.copy_(whole_of(*target.value));
-      } else {
-        const at::Tensor part = target.value->is_sharded()
-            ? incoming_.take(*target.param, target.value->sharded())
-            : part_of_whole(*target.param, target.value->tensor());
-        target.param->own_part().copy_(part);
+      if (written.insert(target.to.face.unsafeGetTensorImpl()).second) {
+        once.push_back(&target);
       }
     }
-  }
-
-  static at::Tensor whole_of(const StateValue& value) {
-    if (value.is_tensor()) {
-      return value.tensor().detach();
-    }
-    return value.sharded().pieces().empty() // of no elements
-        ? at::empty(
-              value.sharded().sizes(),
-              at::TensorOptions().dtype(value.sharded().dtype()))
-        : value.sharded().pieces().front().tensor.detach();
-  }
-
-  void move_from_rank0(const Target& target) {
-    const ShardedTensor& like = target.value->sharded();
-    const at::Tensor source = receives_
-        ? at::Tensor()
-        : request_.dict.at(target.name).tensor().detach();
-    if (target.param == nullptr) {
-      const at::Tensor whole = receives_
-          ? at::empty(like.sizes(), at::TensorOptions().dtype(like.dtype()))
-          : source.cpu().contiguous();
-      group_.broadcast(whole, 0, target.name);
-      at::Tensor to = target.tensor.detach();
-      to.copy_(whole);
+    if (group_.valid()) {
+      move_from_rank0(once);
       return;
     }
-    const at::Tensor own = target.param->own_part();
-    const at::Tensor part =
-        at::empty(own.sizes(), own.options().dtype(like.dtype()));
-    target.param->scatter(
-        source, part, group_.global_ranks().front(), target.name);
-    own.copy_(part);
+    for (const Target* target : once) {
+      target->write(
+          target->value->is_sharded()
+              ? incoming_.take(target->to, target->value->sharded())
+              : part_of_whole(target->to, target->value->tensor()));
+    }
+  }
+
+  void move_from_rank0(const std::vector<const Target*>& targets) {
+    std::vector<ParamPart> parts;
+    std::vector<at::Tensor> sources;
+    for (const Target* target : targets) {
+      const ShardedTensor& like = target->value->sharded();
+      const at::Tensor source = receives_
+          ? at::Tensor()
+          : request_.dict.at(target->name).tensor().detach();
+      if (target->to.is_sharded()) {
+        const at::Tensor own = target->to.own_part();
+        parts.push_back(
+            {&target->to,
+             at::empty(own.sizes(), own.options().dtype(like.dtype()))});
+        sources.push_back(source);
+      } else {
+        const at::Tensor whole = receives_
+            ? at::empty(like.sizes(), at::TensorOptions().dtype(like.dtype()))
+            : source.cpu().contiguous();
+        group_.broadcast(whole, 0, target->name);
+        target->write(whole.view({-1}));
+      }
+    }
+    if (parts.empty()) {
+      return;
+    }
+    scatter(sources, parts, group_.global_ranks().front());
+    for (const ParamPart& part : parts) {
+      part.param->own_part().copy_(part.mine);
+    }
   }
 
   torch::nn::Module& module_;
@@ -274,19 +261,27 @@ class Writer {
 void refuse_incompatible(
     std::string_view call,
     const IncompatibleKeys& keys,
-    const std::vector<std::string>& expected,
-    const std::vector<std::string>& given) {
+    const std::vector<std::string>& expected) {
   if (keys.missing.empty() && keys.unexpected.empty()) {
     return;
   }
+  // A name that is wrong is most likely one that is missing.
+  const auto suggest = [](const std::string& name,
+                          const std::vector<std::string>& likely,
+                          const std::vector<std::string>& others) {
+    const std::string first = state::did_you_mean(name, likely);
+    return first.empty() ? state::did_you_mean(name, others) : first;
+  };
   std::string text = "the state dict does not fit the model.";
   for (const std::string& name : keys.missing) {
     text += fmt::format(
-        "\n  missing \"{}\".{}", name, state::did_you_mean(name, given));
+        "\n  missing \"{}\".{}", name, suggest(name, keys.unexpected, {}));
   }
   for (const std::string& name : keys.unexpected) {
     text += fmt::format(
-        "\n  unexpected \"{}\".{}", name, state::did_you_mean(name, expected));
+        "\n  unexpected \"{}\".{}",
+        name,
+        suggest(name, keys.missing, expected));
   }
   raise<c10::ValueError>(
       {.call = call}, text + "\nCorrect the names, or load without strict.");

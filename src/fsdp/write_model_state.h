@@ -27,13 +27,12 @@ IncompatibleKeys write_model_state(
     torch::nn::Module& module,
     const WriteRequest& request);
 
-/// Throws c10::ValueError that names all of them, with the nearest other name
-/// for each; returns if there are none.
+/// Throws c10::ValueError that names all of them, with the name that may have
+/// been meant for each; returns if there are none.
 void refuse_incompatible(
     std::string_view call,
     const IncompatibleKeys& keys,
-    const std::vector<std::string>& expected,
-    const std::vector<std::string>& given);
+    const std::vector<std::string>& expected);
 
 /// `dict` with sharded tensors of no pieces in place of tensors: what the
 /// other ranks need to know of it before its values come.

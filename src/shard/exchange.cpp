@@ -3,6 +3,21 @@
 #include <ATen/ops/empty.h>
 
 namespace tessera::shard {
+namespace {
+
+using Pieces = std::vector<std::vector<at::Tensor>>;
+
+/// Adds each rank's range of `whole` to what goes to, or comes from, that rank.
+void add_ranges(const Cut& cut, const at::Tensor& whole, Pieces& by_rank) {
+  const at::Tensor flat = whole.view({-1});
+  int64_t begin = 0;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    by_rank[rank].push_back(flat.narrow(0, begin, cut.numels[rank]));
+    begin += cut.numels[rank];
+  }
+}
+
+} // namespace
 
 Cut Cut::of(const Layout& layout, size_t param) {
   Cut cut{layout.shape(param), {}};
@@ -12,75 +27,45 @@ Cut Cut::of(const Layout& layout, size_t param) {
   return cut;
 }
 
-namespace {
-
-/// Every part to every rank. One broadcast a rank, since parts differ in size.
-at::Tensor gather_everywhere(
-    const Cut& cut,
-    const at::Tensor& part,
-    const Group& group,
-    std::string_view label) {
-  const at::Tensor whole = at::empty(cut.shape, part.options());
-  const at::Tensor flat = whole.view({-1});
-  int64_t begin = 0;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const int64_t numel = cut.numels[static_cast<size_t>(rank)];
-    const at::Tensor range = flat.narrow(0, begin, numel);
-    begin += numel;
-    if (numel == 0) {
-      continue;
-    }
-    if (rank == group.rank()) {
-      range.copy_(part);
-    }
-    group.broadcast(range, rank, label);
-  }
-  return whole;
-}
-
-} // namespace
-
-at::Tensor gather(
-    const Cut& cut,
-    const at::Tensor& part,
+std::vector<at::Tensor> gather(
+    const std::vector<Part>& parts,
     const Group& group,
     std::optional<int> root,
     std::string_view label) {
-  if (group.size() == 1) {
-    return part.clone().view(cut.shape);
+  std::vector<at::Tensor> wholes(parts.size());
+  Pieces inputs(static_cast<size_t>(group.size()));
+  Pieces outputs(static_cast<size_t>(group.size()));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Part& part = parts[i];
+    for (int rank = 0; rank < group.size(); ++rank) {
+      if (!root || rank == *root) {
+        inputs[static_cast<size_t>(rank)].push_back(part.mine);
+      }
+    }
+    if (!root || group.rank() == *root) {
+      wholes[i] = at::empty(part.cut.shape, part.mine.options());
+      add_ranges(part.cut, wholes[i], outputs);
+    }
   }
-  if (!root) {
-    return gather_everywhere(cut, part, group, label);
-  }
-  const std::vector<int64_t> none(cut.numels.size(), 0);
-  std::vector<int64_t> sends = none;
-  sends[static_cast<size_t>(*root)] = part.numel();
-  if (group.rank() != *root) {
-    group.all_to_all(at::empty({0}, part.options()), part, none, sends, label);
-    return {};
-  }
-  const at::Tensor whole = at::empty(cut.shape, part.options());
-  group.all_to_all(whole.view({-1}), part, cut.numels, sends, label);
-  return whole;
+  group.all_to_all(outputs, inputs, label);
+  return wholes;
 }
 
 void scatter(
-    const Cut& cut,
-    const at::Tensor& whole,
-    const at::Tensor& part,
+    const std::vector<at::Tensor>& wholes,
+    const std::vector<Part>& parts,
     const Group& group,
     int root,
     std::string_view label) {
-  const std::vector<int64_t> none(cut.numels.size(), 0);
-  std::vector<int64_t> receives = none;
-  receives[static_cast<size_t>(root)] = part.numel();
-  if (group.rank() == root) {
-    group.all_to_all(
-        part, whole.contiguous().view({-1}), receives, cut.numels, label);
-  } else {
-    group.all_to_all(
-        part, at::empty({0}, part.options()), receives, none, label);
+  Pieces inputs(static_cast<size_t>(group.size()));
+  Pieces outputs(static_cast<size_t>(group.size()));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    outputs[static_cast<size_t>(root)].push_back(parts[i].mine);
+    if (group.rank() == root) {
+      add_ranges(parts[i].cut, wholes[i], inputs);
+    }
   }
+  group.all_to_all(outputs, inputs, label);
 }
 
 } // namespace tessera::shard

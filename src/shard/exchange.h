@@ -1,4 +1,4 @@
-// Moving what is cut like a parameter between its ranks.
+// Moving what is cut like parameters between its ranks.
 #pragma once
 
 #include <tessera/comm/group.h>
@@ -24,22 +24,27 @@ struct Cut {
   static Cut of(const Layout& layout, size_t param);
 };
 
-/// The whole from every rank's part, which is flattened and contiguous: on
-/// `root`, and undefined elsewhere, or without one on all ranks. Only ranks
-/// that get it need memory for it. Collective.
-at::Tensor gather(
-    const Cut& cut,
-    const at::Tensor& part,
+/// What this rank has of a parameter, or of state of its shape: flattened and
+/// contiguous.
+struct Part {
+  Cut cut;
+  at::Tensor mine;
+};
+
+/// The wholes from every rank's parts, in one exchange: on `root`, and
+/// undefined elsewhere, or without one on all ranks. Only ranks that get them
+/// need memory for them. Collective.
+std::vector<at::Tensor> gather(
+    const std::vector<Part>& parts,
     const Group& group,
     std::optional<int> root,
     std::string_view label);
 
-/// Fills every rank's `part` from `whole`, which only `root` needs to have.
-/// Collective.
+/// Fills every rank's parts from `wholes`, which only `root` needs to have and
+/// which must be contiguous. Collective.
 void scatter(
-    const Cut& cut,
-    const at::Tensor& whole,
-    const at::Tensor& part,
+    const std::vector<at::Tensor>& wholes,
+    const std::vector<Part>& parts,
     const Group& group,
     int root,
     std::string_view label);

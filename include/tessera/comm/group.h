@@ -142,6 +142,16 @@ class TESSERA_API Group {
       at::IntArrayRef input_splits,
       std::string_view label = {}) const;
 
+  /// The same with parts in pieces: those of inputs[r] go to rank r, one after
+  /// another, into those of outputs[r] there. Pieces may be of any dtype and
+  /// number; the bytes that one rank sends must be those that the other
+  /// expects. All on one device: a rank without any passes an empty one, if
+  /// that is not the CPU. Over shared memory nothing is packed.
+  void all_to_all(
+      const std::vector<std::vector<at::Tensor>>& outputs,
+      const std::vector<std::vector<at::Tensor>>& inputs,
+      std::string_view label = {}) const;
+
   void barrier(std::string_view label = {}) const;
   Work barrier_async(std::string_view label = {}) const;
 

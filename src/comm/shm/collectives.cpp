@@ -22,25 +22,24 @@ size_t round_up(size_t value, size_t unit) {
 }
 
 /// How a rank sends parts of different sizes through its slot: each step has a
-/// piece for every peer that gets anything.
+/// piece for every peer that gets anything, or one for all if they get the
+/// same.
 struct Mailing {
-  Mailing(std::vector<size_t> parts, size_t slot_bytes)
+  Mailing(std::vector<size_t> parts, bool is_same, size_t slot_bytes)
       : bytes(std::move(parts)), place(bytes.size()) {
     size_t receivers = 0;
     for (size_t peer = 0; peer < bytes.size(); ++peer) {
-      place[peer] = receivers;
-      receivers += bytes[peer] == 0 ? 0 : 1;
+      place[peer] = is_same ? 0 : receivers;
+      receivers += bytes[peer] == 0 || (is_same && receivers != 0) ? 0 : 1;
     }
     piece = slot_bytes / std::max<size_t>(receivers, 1) / kAlign * kAlign;
     for (const size_t part : bytes) {
       num_steps = std::max(num_steps, (part + piece - 1) / piece);
     }
   }
-  size_t begin(size_t step, size_t peer) const {
-    return std::min(bytes[peer], step * piece);
-  }
   size_t count(size_t step, size_t peer) const {
-    return begin(step + 1, peer) - begin(step, peer);
+    return std::min(bytes[peer], (step + 1) * piece) -
+        std::min(bytes[peer], step * piece);
   }
   size_t offset(size_t peer) const {
     return place[peer] * piece;
@@ -51,6 +50,54 @@ struct Mailing {
   size_t piece = 0;
   size_t num_steps = 0;
 };
+
+/// Goes through spans from the first to the last byte.
+class Cursor {
+ public:
+  explicit Cursor(const Collectives::Spans& spans) : spans_(spans) {}
+
+  /// Calls move(span's bytes, how many) until `count` bytes are through.
+  template <class Move>
+  void advance(size_t count, const Move& move) {
+    while (count > 0) {
+      const Collectives::Span& span = spans_[index_];
+      const size_t now = std::min(count, span.bytes - done_);
+      move(span.data + done_, now);
+      count -= now;
+      done_ += now;
+      if (done_ == span.bytes) {
+        ++index_;
+        done_ = 0;
+      }
+    }
+  }
+
+  void read(std::byte* to, size_t count) {
+    advance(count, [&to](const std::byte* from, size_t bytes) {
+      copy_bytes(to, from, bytes);
+      to += bytes;
+    });
+  }
+  void write(const std::byte* from, size_t count) {
+    advance(count, [&from](std::byte* to, size_t bytes) {
+      copy_bytes(to, from, bytes);
+      from += bytes;
+    });
+  }
+
+ private:
+  const Collectives::Spans& spans_;
+  size_t index_ = 0;
+  size_t done_ = 0; // of that span
+};
+
+size_t total(const Collectives::Spans& spans) {
+  size_t bytes = 0;
+  for (const Collectives::Span& span : spans) {
+    bytes += span.bytes;
+  }
+  return bytes;
+}
 
 } // namespace
 
@@ -286,54 +333,54 @@ void Collectives::broadcast(
 
 void Collectives::all_to_all(
     const Call& call,
-    const std::byte* in,
-    const std::vector<size_t>& in_bytes,
-    std::byte* out,
-    const std::vector<size_t>& out_bytes) {
+    const std::vector<Spans>& in,
+    const std::vector<Spans>& out) {
   const auto me = static_cast<size_t>(channel_.rank());
   const auto size = static_cast<size_t>(channel_.size());
 
   // First everybody's sizes: they say how many steps there are.
-  const size_t row_bytes = size * sizeof(size_t);
-  std::byte* slot = channel_.begin_step();
-  std::memcpy(slot, in_bytes.data(), row_bytes);
+  std::vector<size_t> row; // by peer, then whether all get the same
+  bool is_same = true;
+  for (size_t peer = 0; peer < size; ++peer) {
+    row.push_back(peer == me ? 0 : total(in[peer]));
+    is_same = is_same && (peer == me || in[peer] == in[(me + 1) % size]);
+  }
+  row.push_back(is_same ? 1 : 0);
+  const size_t row_bytes = row.size() * sizeof(size_t);
+  std::memcpy(channel_.begin_step(), row.data(), row_bytes);
   channel_.publish(&call);
   exchange_calls();
   std::vector<Mailing> mailings;
   size_t num_steps = 0;
   for (size_t peer = 0; peer < size; ++peer) {
-    std::vector<size_t> row(size);
     std::memcpy(
         row.data(), channel_.wait_for(static_cast<int>(peer)), row_bytes);
-    row[peer] = 0; // what stays needs no slot
-    mailings.emplace_back(row, channel_.slot_bytes());
+    mailings.emplace_back(
+        std::vector<size_t>(row.begin(), row.end() - 1),
+        row.back() == 1,
+        channel_.slot_bytes());
     num_steps = std::max(num_steps, mailings.back().num_steps);
   }
 
-  std::vector<const std::byte*> from(size);
-  std::vector<std::byte*> to(size);
-  for (size_t peer = 0; peer < size; ++peer) {
-    from[peer] = in;
-    to[peer] = out;
-    in += in_bytes[peer];
-    out += out_bytes[peer];
-  }
-  copy_bytes(to[me], from[me], in_bytes[me]);
+  std::vector<Cursor> from(in.begin(), in.end());
+  std::vector<Cursor> to(out.begin(), out.end());
+  from[me].advance(total(in[me]), [&](const std::byte* data, size_t bytes) {
+    to[me].write(data, bytes);
+  });
+  const Mailing& mine = mailings[me];
   for (size_t step = 0; step < num_steps; ++step) {
-    const Mailing& mine = mailings[me];
-    slot = channel_.begin_step();
-    for (size_t peer = 0; peer < size; ++peer) {
-      copy_bytes(
-          slot + mine.offset(peer),
-          from[peer] + mine.begin(step, peer),
-          mine.count(step, peer));
+    std::byte* slot = channel_.begin_step();
+    for (size_t i = 1; i < size; ++i) {
+      const size_t peer = (me + i) % size;
+      if (i == 1 || !is_same) {
+        from[peer].read(slot + mine.offset(peer), mine.count(step, peer));
+      }
     }
     channel_.publish();
     for (size_t i = 1; i < size; ++i) {
       const size_t peer = (me + i) % size;
       const Mailing& theirs = mailings[peer];
-      copy_bytes(
-          to[peer] + theirs.begin(step, me),
+      to[peer].write(
           channel_.wait_for(static_cast<int>(peer)) + theirs.offset(me),
           theirs.count(step, me));
     }

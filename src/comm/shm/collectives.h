@@ -63,14 +63,18 @@ class Collectives {
 
   void broadcast(const Call& call, std::byte* data, size_t bytes, int root);
 
-  /// Part r of `in`, of in_bytes[r], goes to rank r; part r of `out` comes from
-  /// it. What one sends must be what the other expects.
+  /// What in[r] has goes to rank r, one span after another, into what out[r]
+  /// has there. What one sends must be what the other expects.
+  struct Span {
+    std::byte* data = nullptr;
+    size_t bytes = 0;
+    bool operator==(const Span&) const = default;
+  };
+  using Spans = std::vector<Span>;
   void all_to_all(
       const Call& call,
-      const std::byte* in,
-      const std::vector<size_t>& in_bytes,
-      std::byte* out,
-      const std::vector<size_t>& out_bytes);
+      const std::vector<Spans>& in,
+      const std::vector<Spans>& out);
 
  private:
   /// Where each rank's input lies if it is shared memory, else nullptr. All

@@ -138,23 +138,45 @@ TEST_P(CollectivesTest, AllToAllDeliversPartsOfDifferentSizes) {
     return count() * static_cast<size_t>((from + to) % 3);
   };
   run([&](Collectives& collectives, int rank) {
-    std::vector<int> in;
-    std::vector<int> expected;
-    std::vector<size_t> in_bytes;
-    std::vector<size_t> out_bytes;
+    std::vector<std::vector<int>> in;
+    std::vector<std::vector<int>> out;
+    std::vector<Collectives::Spans> from;
+    std::vector<Collectives::Spans> to;
     for (int peer = 0; peer < size(); ++peer) {
-      for (size_t i = 0; i < part(rank, peer); ++i) {
-        in.push_back(value(rank, i) + peer);
-      }
-      for (size_t i = 0; i < part(peer, rank); ++i) {
-        expected.push_back(value(peer, i) + rank);
-      }
-      in_bytes.push_back(part(rank, peer) * sizeof(int));
-      out_bytes.push_back(part(peer, rank) * sizeof(int));
+      in.push_back(values(rank * size() + peer, part(rank, peer)));
+      out.emplace_back(part(peer, rank));
+      // The sender's in one span, the receiver's in two.
+      const size_t half = out.back().size() / 2 * sizeof(int);
+      from.push_back({{bytes(in.back()), in.back().size() * sizeof(int)}});
+      to.push_back(
+          {{bytes(out.back()), half},
+           {bytes(out.back()) + half, out.back().size() * sizeof(int) - half}});
     }
-    std::vector<int> out(expected.size());
-    collectives.all_to_all({}, bytes(in), in_bytes, bytes(out), out_bytes);
-    ASSERT_EQ(out, expected);
+    collectives.all_to_all({}, from, to);
+    for (int peer = 0; peer < size(); ++peer) {
+      ASSERT_EQ(
+          out[static_cast<size_t>(peer)],
+          values(peer * size() + rank, part(peer, rank)));
+    }
+  });
+}
+
+TEST_P(CollectivesTest, AllToAllOfTheSameForEverybody) {
+  run([&](Collectives& collectives, int rank) {
+    auto in = values(rank, count() * static_cast<size_t>(rank + 1));
+    std::vector<std::vector<int>> out;
+    std::vector<Collectives::Spans> from;
+    std::vector<Collectives::Spans> to;
+    for (int peer = 0; peer < size(); ++peer) {
+      out.emplace_back(count() * static_cast<size_t>(peer + 1));
+      from.push_back({{bytes(in), in.size() * sizeof(int)}});
+      to.push_back({{bytes(out.back()), out.back().size() * sizeof(int)}});
+    }
+    collectives.all_to_all({}, from, to);
+    for (int peer = 0; peer < size(); ++peer) {
+      const auto& got = out[static_cast<size_t>(peer)];
+      ASSERT_EQ(got, values(peer, got.size()));
+    }
   });
 }
 
