@@ -91,4 +91,43 @@ TransformerWithSharedParams make_transformer() {
   return model;
 }
 
+MLPImpl::MLPImpl(int64_t dim)
+    : in_proj(register_module("in_proj", Linear(dim, 4 * dim))),
+      out_proj(register_module("out_proj", Linear(4 * dim, dim))) {}
+
+at::Tensor MLPImpl::forward(const at::Tensor& x) {
+  return torch::relu(out_proj(torch::relu(in_proj(x))));
+}
+
+Chain make_mlp_stack(int64_t dim) {
+  torch::manual_seed(0);
+  return Chain(MLP(dim), Chain(MLP(dim), Linear(dim, dim)), MLP(dim));
+}
+
+UnitModuleImpl::UnitModuleImpl()
+    : l1(register_module("l1", Linear(100, 100))),
+      seq(register_module(
+          "seq",
+          Chain(torch::nn::ReLU(), Linear(100, 100), torch::nn::ReLU()))),
+      l2(register_module("l2", Linear(100, 100))) {}
+
+at::Tensor UnitModuleImpl::forward(const at::Tensor& x) {
+  return l2(seq->forward(l1(x)));
+}
+
+CompositeParamModelImpl::CompositeParamModelImpl()
+    : l(register_module("l", Linear(100, 100))),
+      u1(register_module("u1", UnitModule())),
+      u2(register_module("u2", UnitModule())),
+      p(register_parameter("p", torch::randn({100, 100}))) {}
+
+at::Tensor CompositeParamModelImpl::forward(const at::Tensor& x) {
+  return u2(u1(l(x))).matmul(p);
+}
+
+CompositeParamModel make_composite() {
+  torch::manual_seed(0);
+  return CompositeParamModel();
+}
+
 } // namespace tessera::parity

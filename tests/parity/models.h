@@ -66,4 +66,43 @@ TORCH_MODULE(TransformerWithSharedParams);
 /// With seed 0, in eval mode: no dropout, running statistics.
 TransformerWithSharedParams make_transformer();
 
+/// relu(out_proj(relu(in_proj(x)))), four times as wide inside.
+struct MLPImpl : torch::nn::Module {
+  explicit MLPImpl(int64_t dim);
+  at::Tensor forward(const at::Tensor& x);
+
+  torch::nn::Linear in_proj{nullptr};
+  torch::nn::Linear out_proj{nullptr};
+};
+TORCH_MODULE(MLP);
+
+/// MLP; Sequential(MLP; Linear); MLP, with seed 0: 14 parameters.
+Chain make_mlp_stack(int64_t dim);
+
+/// l2(seq(l1(x))), with a linear between two relus as `seq`.
+struct UnitModuleImpl : torch::nn::Module {
+  UnitModuleImpl();
+  at::Tensor forward(const at::Tensor& x);
+
+  torch::nn::Linear l1{nullptr};
+  Chain seq{nullptr};
+  torch::nn::Linear l2{nullptr};
+};
+TORCH_MODULE(UnitModule);
+
+/// A linear, two UnitModules and a parameter of its own: 15 parameters.
+struct CompositeParamModelImpl : torch::nn::Module {
+  CompositeParamModelImpl();
+  at::Tensor forward(const at::Tensor& x);
+
+  torch::nn::Linear l{nullptr};
+  UnitModule u1{nullptr};
+  UnitModule u2{nullptr};
+  at::Tensor p;
+};
+TORCH_MODULE(CompositeParamModel);
+
+/// With seed 0.
+CompositeParamModel make_composite();
+
 } // namespace tessera::parity

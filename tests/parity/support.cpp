@@ -1,6 +1,13 @@
 #include "parity/support.h"
 
+#include "support/device.h"
+#include "support/ranks.h"
+
 namespace tessera::parity {
+
+std::string text(const char* name, bool value) {
+  return std::string(value ? "" : "not ") + name + " ";
+}
 
 ::testing::AssertionResult is_close(
     const at::Tensor& actual,
@@ -39,8 +46,19 @@ namespace tessera::parity {
       << "largest difference " << (a - b).abs().max().item<double>();
 }
 
+::testing::AssertionResult is_close(
+    const StateDict& actual,
+    const StateDict& expected) {
+  const std::string lines =
+      diff(actual, expected, Tolerance{.rtol = 1.3e-6, .atol = 1e-5});
+  return lines.empty() ? ::testing::AssertionSuccess()
+                       : ::testing::AssertionFailure() << lines;
+}
+
 LeafRuns::~LeafRuns() {
-  ::testing::Test::RecordProperty("leaf_runs", count_);
+  if (kind_ == Kind::PyTorch) {
+    ::testing::Test::RecordProperty("leaf_runs", count_);
+  }
 }
 
 void LeafRuns::run(const std::string& name, const std::function<void()>& body) {
@@ -48,6 +66,31 @@ void LeafRuns::run(const std::string& name, const std::function<void()>& body) {
   const ::testing::ScopedTrace trace(__FILE__, __LINE__, name);
   body();
   world_.barrier("end of leaf run");
+}
+
+void on_two_and_four_ranks(
+    const std::function<void(const Group& world, LeafRuns& leaves)>& body) {
+  testing::on_ranks(2, [&](const Group& world) {
+    LeafRuns leaves(world);
+    body(world, leaves);
+  });
+  testing::on_ranks(4, [&](const Group& world) {
+    const ::testing::ScopedTrace trace(__FILE__, __LINE__, "4 ranks");
+    LeafRuns leaves(world, LeafRuns::Kind::Extra);
+    body(world, leaves);
+  });
+}
+
+FSDP<TransformerWithSharedParamsImpl> make_recursive_transformer(
+    const FSDPOptions& options) {
+  auto model = make_transformer();
+  model->to(testing::test_device());
+  return FSDP(
+      model,
+      FSDPOptions(options).auto_wrap_policy(
+          module_wrap_policy<
+              torch::nn::TransformerEncoderLayer,
+              torch::nn::TransformerDecoderLayer>()));
 }
 
 } // namespace tessera::parity

@@ -3,6 +3,7 @@
 
 #include <tessera/comm/group.h>
 #include <tessera/fsdp/fsdp.h>
+#include <tessera/state/state_dict.h>
 
 #include <torch/torch.h>
 
@@ -12,19 +13,34 @@
 #include <functional>
 #include <string>
 
+#include "parity/models.h"
+
 namespace tessera::parity {
+
+inline constexpr bool kBooleans[] = {false, true};
+
+/// "name" or "not name", for the name of a leaf run.
+std::string text(const char* name, bool value);
 
 /// Equal as torch.testing.assert_close has it: shape, dtype, and values within
 /// the tolerances of the dtype.
 ::testing::AssertionResult is_close(
     const at::Tensor& actual,
     const at::Tensor& expected);
+/// The same for dictionaries of float32 values, wherever they are. Of sharded
+/// tensors this rank's pieces are compared.
+::testing::AssertionResult is_close(
+    const StateDict& actual,
+    const StateDict& expected);
 
 /// Counts the runs that a test expands into, and leaves the number in the XML
 /// report, where check_parity.py compares it with PyTorch's.
 class LeafRuns {
  public:
-  explicit LeafRuns(const Group& world) : world_(world) {}
+  /// Extra: runs that PyTorch does not make, which do not count.
+  enum class Kind { PyTorch, Extra };
+  explicit LeafRuns(const Group& world, Kind kind = Kind::PyTorch)
+      : world_(world), kind_(kind) {}
   ~LeafRuns();
 
   /// Runs `body` under a trace of `name`; then all ranks meet.
@@ -32,8 +48,14 @@ class LeafRuns {
 
  private:
   const Group world_;
+  const Kind kind_;
   int count_ = 0;
 };
+
+/// Runs `body` on two ranks, where its leaf runs count, and again on four,
+/// where they do not: there some ranks have nothing of small parameters.
+void on_two_and_four_ranks(
+    const std::function<void(const Group& world, LeafRuns& leaves)>& body);
 
 /// Expects that `body` throws an E whose text contains `text`.
 template <class E>
@@ -54,5 +76,9 @@ inline void fsdp(
     const FSDPOptions& options) {
   FSDP<torch::nn::Module>(module, options);
 }
+
+/// The transformer as five units: its layers, and the rest.
+FSDP<TransformerWithSharedParamsImpl> make_recursive_transformer(
+    const FSDPOptions& options);
 
 } // namespace tessera::parity

@@ -13,20 +13,17 @@ namespace {
 
 using parity::expect_throws;
 using parity::is_close;
+using parity::kBooleans;
 using parity::LeafRuns;
 using parity::make_nested_wrapped;
+using parity::make_recursive_transformer;
 using parity::make_transformer;
+using parity::text;
 using tessera::testing::on_ranks;
 using tessera::testing::test_device;
 using torch::nn::Linear;
 using torch::nn::LinearOptions;
 using torch::nn::Sequential;
-
-constexpr bool kBooleans[] = {false, true};
-
-std::string text(const char* name, bool value) {
-  return std::string(name) + (value ? " " : " not ");
-}
 
 MixedPrecision half_precision(bool on) {
   return on ? MixedPrecision().param_dtype(at::kHalf) : MixedPrecision();
@@ -67,18 +64,6 @@ std::shared_ptr<parity::NestedWrappedModuleImpl> make_recursive_nested(
   parity::fsdp(inner, options);
   parity::fsdp(model->module->ptr(2), options);
   return model.ptr();
-}
-
-FSDP<parity::TransformerWithSharedParamsImpl> make_recursive_transformer(
-    const FSDPOptions& options) {
-  auto model = make_transformer();
-  model->to(test_device());
-  return FSDP(
-      model,
-      FSDPOptions(options).auto_wrap_policy(
-          module_wrap_policy<
-              torch::nn::TransformerEncoderLayer,
-              torch::nn::TransformerDecoderLayer>()));
 }
 
 at::Tensor first_element(const at::Tensor& tensor) {
