@@ -14,6 +14,7 @@
 #include "fsdp/incoming.h"
 #include "fsdp/optim_transfer.h"
 #include "fsdp/together.h"
+#include "shard/fresh_memory.h"
 #include "state/describe.h"
 #include "state/nearest.h"
 
@@ -424,7 +425,7 @@ class Loader {
       const std::vector<const ModelParam*>& members,
       const Wanted& wanted) {
     const ModelParam& first = *members.front();
-    const at::Tensor whole = at::empty(
+    const at::Tensor whole = shard::empty_to_fill(
         first.leaf.sizes(),
         first.leaf.options().dtype(*wanted.dtype).requires_grad(false));
     int64_t filled = 0;

@@ -1,6 +1,6 @@
 #include "shard/exchange.h"
 
-#include <ATen/ops/empty.h>
+#include "shard/fresh_memory.h"
 
 namespace tessera::shard {
 namespace {
@@ -43,7 +43,7 @@ std::vector<at::Tensor> gather(
       }
     }
     if (!root || group.rank() == *root) {
-      wholes[i] = at::empty(part.cut.shape, part.mine.options());
+      wholes[i] = empty_to_fill(part.cut.shape, part.mine.options());
       add_ranges(part.cut, wholes[i], outputs);
     }
   }
