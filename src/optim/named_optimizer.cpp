@@ -1,5 +1,6 @@
 #include <tessera/error.h>
 #include <tessera/optim/named_optimizer.h>
+#include <tessera/optim/optimizer.h>
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
@@ -61,7 +62,7 @@ NamedOptimizer::NamedOptimizer(
   names_->tensors = std::move(named);
   exchange_with_inner();
   access_to(*inner_, param_groups_, "NamedOptimizer");
-  check_names("NamedOptimizer");
+  check_names(param_groups_, "NamedOptimizer");
 }
 
 NamedOptimizer::~NamedOptimizer() = default;
@@ -75,14 +76,25 @@ at::Tensor NamedOptimizer::step(LossClosure closure) {
   return inner_->step([&] { return lend.call(closure); });
 }
 
+void NamedOptimizer::add_param_group(
+    const torch::optim::OptimizerParamGroup& group) {
+  check_names({group}, "NamedOptimizer::add_param_group");
+  Lend lend(*this);
+  if (auto* own = dynamic_cast<optim::Optimizer*>(inner_.get())) {
+    own->add_param_group(group);
+  } else {
+    inner_->add_param_group(group);
+  }
+}
+
 StateDict NamedOptimizer::state_dict() const {
-  check_names("NamedOptimizer::state_dict");
+  check_names(param_groups_, "NamedOptimizer::state_dict");
   const auto access = access_to(*inner_, param_groups_, "state_dict");
   return write_dictionary(*this, *access, &names_->by_param);
 }
 
 void NamedOptimizer::load_state_dict(const StateDict& dict) {
-  check_names("NamedOptimizer::load_state_dict");
+  check_names(param_groups_, "NamedOptimizer::load_state_dict");
   const auto access = access_to(*inner_, param_groups_, "load_state_dict");
   read_dictionary(*this, *access, dict, &names_->by_param);
 }
@@ -98,9 +110,11 @@ void NamedOptimizer::exchange_with_inner() {
   std::swap(state_, inner_->state());
 }
 
-void NamedOptimizer::check_names(std::string_view call) const {
-  for (size_t group = 0; group < param_groups_.size(); ++group) {
-    const auto& params = param_groups_[group].params();
+void NamedOptimizer::check_names(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups,
+    std::string_view call) const {
+  for (size_t group = 0; group < groups.size(); ++group) {
+    const auto& params = groups[group].params();
     for (size_t i = 0; i < params.size(); ++i) {
       if (!names_->by_param.contains(params[i].unsafeGetTensorImpl())) {
         raise<c10::ValueError>(

@@ -18,14 +18,29 @@ Optimizer::Optimizer(
     std::string name,
     const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
     std::unique_ptr<Options> defaults)
-    : torch::optim::Optimizer(param_groups, std::move(defaults)),
+    : torch::optim::Optimizer(
+          std::vector<torch::optim::OptimizerParamGroup>(),
+          std::move(defaults)),
       name_(std::move(name)) {
   auto& own = static_cast<Options&>(*defaults_);
   own.complete_from(own);
   check_options(own, {.call = name_});
-  for (size_t i = 0; i < param_groups_.size(); ++i) {
-    options_of(i);
+  for (const auto& group : param_groups) {
+    add_param_group(group);
   }
+}
+
+void Optimizer::add_param_group(
+    const torch::optim::OptimizerParamGroup& group) {
+  if (group.has_options()) {
+    check_class(group.options(), *this, {.call = name_});
+  }
+  torch::optim::Optimizer::add_param_group(group);
+  if (group.has_options()) {
+    // LibTorch keeps options of its own classes only.
+    param_groups_.back().set_options(group.options().clone());
+  }
+  options_of(param_groups_.size() - 1);
 }
 
 const Options& Optimizer::options_of(size_t group) {

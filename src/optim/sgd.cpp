@@ -1,5 +1,8 @@
 #include <tessera/optim/sgd.h>
 
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_neg.h>
 #include <ATen/ops/_fused_sgd.h>
 
 #include <utility>
@@ -14,11 +17,44 @@ constexpr StateField kMomentumBuffer{
     StateField::Kind::LikeParam,
     /*is_required=*/false};
 
+/// LibTorch 2.11 to 2.13 on the CPU: the fused kernel leaves most elements of
+/// half and bfloat16 as they are (pytorch issue 191763).
+bool is_fused_broken(const at::Tensor& param) {
+  return param.is_cpu() && c10::isReducedFloatingType(param.scalar_type());
+}
+
+void run_foreach(
+    const SGDOptions& options,
+    const Batch& batch,
+    const std::vector<at::Tensor>& momentum_buffers,
+    bool is_first_step) {
+  auto steps = batch.gradients;
+  if (options.maximize()) {
+    steps = at::_foreach_neg(steps);
+  }
+  if (options.weight_decay() != 0) {
+    steps = at::_foreach_add(steps, batch.params, options.weight_decay());
+  }
+  if (options.momentum() != 0) {
+    at::_foreach_mul_(momentum_buffers, options.momentum());
+    at::_foreach_add_(
+        momentum_buffers, steps, is_first_step ? 1 : 1 - options.dampening());
+    steps = options.nesterov()
+        ? at::_foreach_add(steps, momentum_buffers, options.momentum())
+        : momentum_buffers;
+  }
+  at::_foreach_add_(batch.params, steps, -options.lr());
+}
+
 void run(
     const SGDOptions& options,
     const Batch& batch,
     const std::vector<at::Tensor>& momentum_buffers,
     bool is_first_step) {
+  if (is_fused_broken(batch.params.front())) {
+    run_foreach(options, batch, momentum_buffers, is_first_step);
+    return;
+  }
   at::_fused_sgd_(
       batch.params,
       batch.gradients,

@@ -229,7 +229,7 @@ void expect_near(
                         .to(at::kDouble)
                         .flatten();
   // Fused kernels round less often than Python's chains of operators.
-  const double tolerance = dtype == at::kFloat ? 2e-5 : 1e-12;
+  const double tolerance = dtype == at::kFloat ? 5e-6 : 1e-13;
   ASSERT_EQ(flat.numel(), static_cast<int64_t>(wanted.size())) << what;
   EXPECT_TRUE(torch::allclose(
       flat, torch::tensor(wanted, at::kDouble), tolerance, tolerance))

@@ -1,9 +1,7 @@
 // Dictionaries of Tessera's optimizers.
-#include <tessera/optim/adam.h>
-#include <tessera/optim/adamw.h>
-#include <tessera/optim/sgd.h>
 #include <tessera/optim/state_dict.h>
 
+#include "optim/makers.h"
 #include "optim/params.h"
 #include "support/errors.h"
 #include "support/ranks.h"
@@ -135,6 +133,256 @@ TEST(OptimStateDictTest, RejectsAnotherShape) {
           HasSubstr("parameter \"0\""),
           HasSubstr("\"exp_avg_sq\" has shape [4, 5]"),
           HasSubstr("the parameter [4, 3]")));
+}
+
+TEST(OptimStateDictTest, RejectsNamesForNumberedParameters) {
+  Saved saved;
+  saved.group().set("params", StateList{"a", "b", "c", "d"});
+  EXPECT_THAT(
+      saved.error(),
+      AllOf(
+          HasSubstr("param group 0 has the name \"a\""),
+          HasSubstr("Wrap it in a NamedOptimizer")));
+}
+
+TEST(OptimStateDictTest, RejectsNumbersThatAreNotIntegers) {
+  Saved saved;
+  saved.group().set("params", StateList{0, 1, 2.5, 3});
+  EXPECT_THAT(
+      saved.error(), HasSubstr("\"params\" has a value of kind double"));
+}
+
+TEST(OptimStateDictTest, RejectsAParameterThatIsThereTwice) {
+  Saved saved;
+  saved.group().set("params", StateList{0, 1, 1, 3});
+  EXPECT_THAT(saved.error(), HasSubstr("parameter \"1\", which is in the"));
+}
+
+TEST(OptimStateDictTest, RejectsStateThatNoGroupHas) {
+  Saved saved;
+  saved.dict.at("state").dict().set(17, saved.state(0));
+  EXPECT_THAT(
+      saved.error(), HasSubstr("state for parameter \"17\", which no param"));
+  Saved named;
+  named.dict.at("state").dict().set("fc.weight", named.state(0));
+  EXPECT_THAT(named.error(), HasSubstr("state for parameter \"fc.weight\""));
+}
+
+TEST(OptimStateDictTest, RejectsWhatIsNoDictionaryOfAnOptimizer) {
+  Saved saved;
+  saved.dict.set("epoch", 3);
+  EXPECT_THAT(saved.error(), HasSubstr("has \"epoch\" beside"));
+  saved.dict.erase("epoch");
+  saved.dict.erase("param_groups");
+  EXPECT_THAT(saved.error(), HasSubstr("has no \"param_groups\""));
+  saved.dict.set("param_groups", 1);
+  EXPECT_THAT(saved.error(), HasSubstr("they are dict and int"));
+  saved.dict.set("param_groups", StateList{1});
+  EXPECT_THAT(saved.error(), HasSubstr("param group 0 is of kind int"));
+  saved.dict.set("param_groups", StateList{StateDict{{"lr", 0.1}}});
+  EXPECT_THAT(saved.error(), HasSubstr("has no list \"params\""));
+  saved.dict.erase("state");
+  EXPECT_THAT(saved.error(), HasSubstr("has no \"state\""));
+}
+
+TEST(OptimStateDictTest, RejectsAGroupWithoutALearningRate) {
+  Saved saved;
+  saved.group().erase("lr");
+  EXPECT_THAT(saved.error(), HasSubstr("param group 0 has no \"lr\""));
+}
+
+TEST(OptimStateDictTest, RejectsOptionsOfAnotherKindOrRange) {
+  Saved saved;
+  const StateDict good = saved.dict.clone();
+  const auto with = [&](const char* key, StateValue value) {
+    saved.dict = good.clone();
+    saved.group().set(key, std::move(value));
+    return saved.error();
+  };
+  EXPECT_THAT(with("eps", "small"), HasSubstr("\"eps\" is"));
+  EXPECT_THAT(with("amsgrad", 1), HasSubstr("\"amsgrad\" is"));
+  EXPECT_THAT(with("betas", StateList{0.9}), HasSubstr("two numbers"));
+  EXPECT_THAT(with("lr", -1.0), HasSubstr("lr is -1, must be 0 or more"));
+  EXPECT_THAT(with("capturable", true), HasSubstr("\"capturable\" is true"));
+  EXPECT_THAT(
+      with("differentiable", true), HasSubstr("\"differentiable\" is true"));
+}
+
+TEST(OptimStateDictTest, RejectsStateThatIsIncompleteOrOfAnotherKind) {
+  Saved saved;
+  const StateDict good = saved.dict.clone();
+  saved.state(2).erase("exp_avg");
+  EXPECT_THAT(
+      saved.error(),
+      AllOf(HasSubstr("parameter \"2\""), HasSubstr("no \"exp_avg\"")));
+  saved.dict = good.clone();
+  saved.state(2).set("exp_avg", 1.5);
+  EXPECT_THAT(saved.error(), HasSubstr("\"exp_avg\" is of kind double"));
+  saved.dict = good.clone();
+  saved.state(2).set("step", torch::zeros(2));
+  EXPECT_THAT(saved.error(), HasSubstr("\"step\" must be a number"));
+  saved.dict = good.clone();
+  saved.dict.at("state").dict().set(2, 5);
+  EXPECT_THAT(saved.error(), HasSubstr("its state is of kind int"));
+}
+
+TEST(OptimStateDictTest, RejectsShardedTensors) {
+  tessera::testing::on_ranks(1, [](const Group& world) {
+    Saved saved;
+    const auto part = torch::zeros({2}, torch::kDouble);
+    saved.state(0).set(
+        "exp_avg",
+        ShardedTensor({2}, at::kDouble, {{{{0}, {2}}, part}}, world));
+    EXPECT_THAT(
+        saved.error(),
+        AllOf(
+            HasSubstr("state \"exp_avg\" is a sharded tensor"),
+            HasSubstr("state functions of FSDP")));
+  });
+}
+
+TEST(OptimStateDictTest, AdamWRejectsCoupledWeightDecay) {
+  Saved adam;
+  AdamW adamw(adam.params);
+  EXPECT_THAT(
+      error_of([&] { adamw.load_state_dict(adam.dict); }),
+      AllOf(
+          HasSubstr("\"decoupled_weight_decay\" is false"),
+          HasSubstr("Load it into an Adam")));
+}
+
+TEST(OptimStateDictTest, AnyKeySurvivesInAGroup) {
+  auto params = make_params();
+  SGD optimizer(
+      params, SGDOptions(0.1).extra("tag", "body").extra("schedule", 3));
+  make_gradients(params, 0);
+  optimizer.step();
+  auto dict = optimizer.state_dict().clone();
+  EXPECT_EQ(group_of(dict).at("tag").string(), "body");
+  dict.at("param_groups").list()[0].dict().set("initial_lr", 0.5);
+  dict.at("param_groups").list()[0].dict().set("tag", nullptr);
+  SGD other(make_params());
+  other.load_state_dict(dict);
+  other.step();
+  EXPECT_EQ(diff(other.state_dict(), dict), "");
+  EXPECT_TRUE(group_of(other.state_dict()).at("tag").is_none());
+}
+
+TEST(OptimStateDictTest, AnyValueSurvivesInTheState) {
+  for (const double momentum : {0.0, 0.9}) {
+    auto params = make_params();
+    SGD optimizer(params, SGDOptions(0.1).momentum(momentum));
+    make_gradients(params, 0);
+    optimizer.step();
+    optimizer.state_of(params[0]).set("value1", 2.74);
+    optimizer.state_of(params[0]).set("value2", nullptr);
+    optimizer.state_of(params[2]).set(
+        "value3", StateList{torch::tensor({1, 2}), "x"});
+    const auto dict = optimizer.state_dict().clone();
+    SGD other(params);
+    other.load_state_dict(dict);
+    EXPECT_EQ(diff(other.state_dict(), dict), "");
+    other.step();
+    const auto after = other.state_dict();
+    EXPECT_EQ(state_of(after, 0).at("value1").to_double(), 2.74);
+    EXPECT_TRUE(state_of(after, 0).at("value2").is_none());
+    EXPECT_EQ(state_of(after, 2).at("value3").list().size(), 2u);
+  }
+}
+
+TEST(OptimStateDictTest, TensorsAreCastToTheParameterButNotStep) {
+  auto param =
+      torch::ones({3}, torch::dtype(at::kBFloat16).requires_grad(true));
+  Adam optimizer({param});
+  StateDict state{
+      {"step", torch::tensor(1001.0, at::kDouble)},
+      {"exp_avg", torch::full({3}, 0.5, at::kDouble)},
+      {"exp_avg_sq", torch::full({3}, 0.25, at::kFloat)},
+      {"mask", torch::tensor({true, false})},
+      {"noise", torch::tensor({0.5}, at::kDouble)}};
+  StateDict group{{"lr", torch::tensor(0.5)}, {"params", StateList{0}}};
+  optimizer.load_state_dict(
+      {{"state", StateDict{{0, state}}}, {"param_groups", StateList{group}}});
+  const StateDict& loaded = *optimizer.find_state(param);
+  EXPECT_EQ(loaded.at("step").tensor().scalar_type(), at::kFloat);
+  EXPECT_EQ(loaded.at("step").tensor().item<float>(), 1001);
+  EXPECT_EQ(loaded.at("exp_avg").tensor().scalar_type(), at::kBFloat16);
+  EXPECT_EQ(loaded.at("exp_avg_sq").tensor().scalar_type(), at::kBFloat16);
+  EXPECT_EQ(loaded.at("mask").tensor().scalar_type(), at::kBool);
+  EXPECT_EQ(loaded.at("noise").tensor().scalar_type(), at::kBFloat16);
+  EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.5);
+}
+
+TEST(OptimStateDictTest, AStepMayBeAPlainNumber) {
+  Saved saved;
+  saved.state(0).set("step", 7);
+  saved.optimizer.load_state_dict(saved.dict);
+  const auto& step =
+      saved.optimizer.find_state(saved.params[0])->at("step").tensor();
+  EXPECT_EQ(step.item<float>(), 7);
+}
+
+TEST(OptimStateDictTest, KeysThatAreMissingKeepTheirValues) {
+  auto params = make_params();
+  Adam optimizer(params, AdamOptions(0.1).eps(0.5));
+  StateDict group{{"lr", 0.25}, {"params", StateList{0, 1, 2, 3}}};
+  optimizer.load_state_dict(
+      {{"state", StateDict()}, {"param_groups", StateList{group}}});
+  const auto dict = optimizer.state_dict();
+  EXPECT_EQ(group_of(dict).at("lr").to_double(), 0.25);
+  EXPECT_EQ(group_of(dict).at("eps").to_double(), 0.5);
+}
+
+TEST(OptimStateDictTest, StateThatIsNotInTheDictionaryIsForgotten) {
+  Saved saved;
+  saved.dict.at("state").dict().erase(0);
+  saved.optimizer.load_state_dict(saved.dict);
+  EXPECT_EQ(saved.optimizer.find_state(saved.params[0]), nullptr);
+  EXPECT_NE(saved.optimizer.find_state(saved.params[1]), nullptr);
+}
+
+TEST(OptimStateDictTest, PythonsChoiceOfImplementationIsCarriedAlong) {
+  Saved saved;
+  saved.group().set("fused", true);
+  saved.group().set("foreach", false);
+  saved.optimizer.load_state_dict(saved.dict);
+  EXPECT_EQ(diff(saved.optimizer.state_dict(), saved.dict), "");
+}
+
+class RoundTripTest : public ::testing::TestWithParam<Maker> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    All,
+    RoundTripTest,
+    ::testing::ValuesIn(makers()),
+    [](const auto& test) { return test.param.name; });
+
+TEST_P(RoundTripTest, TrainingGoesOnBitByBit) {
+  auto params = make_params();
+  const auto first = GetParam().make(params);
+  for (int step = 0; step < 3; ++step) {
+    make_gradients(params, step);
+    first->step();
+  }
+  std::vector<at::Tensor> copies;
+  for (const auto& param : params) {
+    copies.push_back(param.detach().clone().requires_grad_());
+  }
+  // Through bytes, as another process would get it.
+  const auto dict = state_from_bytes(to_bytes(first->state_dict()));
+  const auto second = GetParam().make(copies);
+  second->load_state_dict(dict);
+  EXPECT_EQ(diff(second->state_dict(), first->state_dict()), "");
+  for (int step = 3; step < 6; ++step) {
+    make_gradients(params, step);
+    make_gradients(copies, step);
+    first->step();
+    second->step();
+  }
+  for (size_t i = 0; i < params.size(); ++i) {
+    EXPECT_TRUE(at::equal(params[i], copies[i])) << i;
+  }
+  EXPECT_EQ(diff(second->state_dict(), first->state_dict()), "");
 }
 
 } // namespace

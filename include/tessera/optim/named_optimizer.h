@@ -39,6 +39,9 @@ class TESSERA_API NamedOptimizer : public torch::optim::Optimizer,
 
   at::Tensor step(LossClosure closure = nullptr) override;
 
+  /// Its parameters must have names too. Hides LibTorch's.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
+
   /// See state_dict.h. Loading goes by names: groups are those with the same
   /// parameters, in any order.
   StateDict state_dict() const override;
@@ -51,7 +54,9 @@ class TESSERA_API NamedOptimizer : public torch::optim::Optimizer,
   struct Names;
 
   void exchange_with_inner();
-  void check_names(std::string_view call) const;
+  void check_names(
+      const std::vector<torch::optim::OptimizerParamGroup>& groups,
+      std::string_view call) const;
 
   std::unique_ptr<Names> names_;
   std::unique_ptr<torch::optim::Optimizer> inner_;

@@ -84,6 +84,12 @@ class TESSERA_API Optimizer : public torch::optim::Optimizer,
   /// its loss. Throws for sparse gradients. Not collective.
   at::Tensor step(LossClosure closure = nullptr) override;
 
+  /// Adds a group, with the options it has. Throws as the constructor does.
+  /// Hides LibTorch's, which is not virtual: called for a
+  /// torch::optim::Optimizer&, that gives the group the defaults, whatever
+  /// options it has.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
+
   /// See the functions of these names in state_dict.h.
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& dict) override;
@@ -115,7 +121,7 @@ class TESSERA_API Optimizer : public torch::optim::Optimizer,
   friend class OwnAccess;
 
   /// The group's options, completed by the defaults and checked. Groups come in
-  /// by LibTorch's add_param_group() too, which is not virtual.
+  /// by LibTorch's add_param_group() too.
   const Options& options_of(size_t group);
   std::vector<Batch> batches_of(size_t group);
   static Batch& batch_for(std::vector<Batch>& batches, const at::Tensor& param);
