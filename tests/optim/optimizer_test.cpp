@@ -1,4 +1,6 @@
 // What all optimizers have in common: steps, groups, options.
+#include <tessera/fsdp/fully_shard.h>
+
 #include <cstring>
 
 #include "optim/makers.h"
@@ -195,6 +197,36 @@ TEST_P(OptimizerTest, RejectsInitializingBetweenBackwardAndStep) {
       error_of([&] { initialize_state(*optimizer); }),
       HasSubstr("has no state yet, but parameter 1 has a gradient"));
   EXPECT_EQ(optimizer->find_state(params[0]), nullptr);
+}
+
+TEST_P(OptimizerTest, ShardsMatchASingleProcess) {
+  tessera::testing::on_ranks(2, [&](const Group&) {
+    const auto make_model = [] {
+      torch::manual_seed(0);
+      return torch::nn::Linear(3, 5);
+    };
+    auto plain = make_model();
+    auto sharded = make_model();
+    fully_shard(*sharded);
+    const auto plain_optimizer = GetParam().make(plain->parameters());
+    const auto optimizer = GetParam().make(parameters(*sharded));
+    const auto input = torch::arange(6, torch::kFloat).reshape({2, 3});
+    at::Tensor loss;
+    at::Tensor plain_loss;
+    for (int step = 0; step < 4; ++step) {
+      plain_loss = plain->forward(input).square().mean();
+      loss = sharded->forward(input).square().mean();
+      plain_loss.backward();
+      loss.backward();
+      plain_optimizer->step();
+      optimizer->step();
+      plain_optimizer->zero_grad();
+      optimizer->zero_grad();
+    }
+    // The last loss has seen three updates.
+    EXPECT_TRUE(torch::allclose(loss, plain_loss, 1e-5, 1e-6))
+        << loss << plain_loss;
+  });
 }
 
 TEST(OptionsTest, GroupsTakeWhatTheyDidNotSetFromTheDefaults) {
