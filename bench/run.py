@@ -36,6 +36,10 @@ def families(build):
             run + ["-n", "2", f"{build}/bin/step_bench"],
             peer("steps.py", 2),
         ] + (gpu_steps(build) if has_gpu() else []),
+        "optim": [
+            [f"{build}/bin/optim_bench"],
+            [python_with_torch(), str(ROOT / "bench" / "peers" / "optim.py")],
+        ],
         "units": [
             run + ["-n", "1", f"{build}/bin/units_bench"],
             peer("units.py", 1),
