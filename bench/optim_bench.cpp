@@ -19,7 +19,8 @@
 namespace {
 
 constexpr int kTensors = 150;
-constexpr int64_t kLarge = 520 * 512; // every second one; as bench/peers/optim.py
+constexpr int64_t kLarge =
+    520 * 512; // every second one; as bench/peers/optim.py
 constexpr int64_t kSmall = 512;
 constexpr int kRepeats = 11;
 constexpr int kStepsARepeat = 5;

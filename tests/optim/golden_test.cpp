@@ -9,6 +9,7 @@
 #include <map>
 #include <sstream>
 
+#include "support/device.h"
 #include "support/ranks.h"
 
 namespace tessera::optim {
@@ -208,9 +209,10 @@ at::Tensor real_parts(at::IntArrayRef sizes, int64_t first) {
 
 at::Tensor numbers(at::IntArrayRef sizes, int64_t first, at::ScalarType dtype) {
   const auto values = real_parts(sizes, first);
-  return c10::isComplexType(dtype)
+  const auto typed = c10::isComplexType(dtype)
       ? torch::complex(values, real_parts(sizes, first + 1))
       : values.to(dtype);
+  return typed.to(tessera::testing::test_device());
 }
 
 at::ScalarType dtype_of(const Golden& golden) {
@@ -226,7 +228,7 @@ void expect_near(
     const std::string& what) {
   const auto flat = (found.is_complex() ? torch::view_as_real(found) : found)
                         .detach()
-                        .to(at::kDouble)
+                        .to(at::kCPU, at::kDouble)
                         .flatten();
   // Fused kernels round less often than Python's chains of operators.
   const double tolerance = dtype == at::kFloat ? 5e-6 : 1e-13;
