@@ -31,6 +31,11 @@ struct Golden {
   std::map<int64_t, std::vector<Values>> state;
 };
 
+std::ostream& operator<<(std::ostream& out, const Golden& golden) {
+  return out << golden.optimizer << ' ' << golden.options << ' '
+             << golden.dtype;
+}
+
 std::vector<double> numbers_in(std::istream& words) {
   return {std::istream_iterator<double>(words), {}};
 }
