@@ -425,9 +425,10 @@ class Loader {
       const std::vector<const ModelParam*>& members,
       const Wanted& wanted) {
     const ModelParam& first = *members.front();
-    const at::Tensor whole = shard::empty_to_fill(
-        first.leaf.sizes(),
-        first.leaf.options().dtype(*wanted.dtype).requires_grad(false));
+    const auto options =
+        first.leaf.options().dtype(*wanted.dtype).requires_grad(false);
+    const at::Tensor whole =
+        shard::empty_to_fill({first.leaf.sizes().vec()}, {options}).front();
     int64_t filled = 0;
     for (size_t i = 0; i < members.size(); ++i) {
       filled += wanted.by_member[i] == nullptr ? 0 : members[i]->run().numel;

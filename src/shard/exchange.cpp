@@ -35,16 +35,23 @@ std::vector<at::Tensor> gather(
   std::vector<at::Tensor> wholes(parts.size());
   Pieces inputs(static_cast<size_t>(group.size()));
   Pieces outputs(static_cast<size_t>(group.size()));
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const Part& part = parts[i];
+  for (const Part& part : parts) {
     for (int rank = 0; rank < group.size(); ++rank) {
       if (!root || rank == *root) {
         inputs[static_cast<size_t>(rank)].push_back(part.mine);
       }
     }
-    if (!root || group.rank() == *root) {
-      wholes[i] = empty_to_fill(part.cut.shape, part.mine.options());
-      add_ranges(part.cut, wholes[i], outputs);
+  }
+  if (!root || group.rank() == *root) {
+    std::vector<Shape> shapes;
+    std::vector<at::TensorOptions> options;
+    for (const Part& part : parts) {
+      shapes.push_back(part.cut.shape);
+      options.push_back(part.mine.options().requires_grad(false));
+    }
+    wholes = empty_to_fill(shapes, options);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      add_ranges(parts[i].cut, wholes[i], outputs);
     }
   }
   group.all_to_all(outputs, inputs, label);

@@ -1,16 +1,19 @@
-// Large tensors that are filled at once.
+// Tensors that are about to be filled.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 namespace tessera::shard {
 
-/// at::empty for a tensor that will be written from end to end. In host memory
-/// most of the time of such a write goes into page faults, one for every 4 KB;
-/// so large ones ask the kernel for large pages, where it grants them on
-/// request.
-at::Tensor empty_to_fill(
-    at::IntArrayRef sizes,
-    const at::TensorOptions& options);
+/// at::empty for tensors that will be written from end to end, all of one
+/// device. In host memory most of the time of such a write goes into page
+/// faults, one for every 4 KB. So they are laid out in one block, for which the
+/// kernel is asked for large pages. Each has a storage of its own, of its own
+/// size; the block is freed with the last of them.
+std::vector<at::Tensor> empty_to_fill(
+    const std::vector<std::vector<int64_t>>& sizes,
+    const std::vector<at::TensorOptions>& options);
 
 } // namespace tessera::shard
