@@ -187,6 +187,8 @@ class OptimizerLoad {
            .osd = parts[i],
            .tensors = tensors[i],
            .from = from_rank0 ? fsdp::LoadFrom::Rank0 : fsdp::LoadFrom::Shards,
+           .keeps_names = dynamic_cast<const optim::NamedOptimizer*>(
+                              &optimizers[i].get()) != nullptr,
            .group = from_rank0 ? std::optional(group) : std::nullopt}));
     }
   }

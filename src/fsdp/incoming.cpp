@@ -75,6 +75,14 @@ void Incoming::add(const ModelParam& param, const ShardedTensor& tensor) {
 }
 
 void Incoming::agree(const std::vector<Group>& groups, std::string_view call) {
+  if (groups
+          .empty()) { // nothing is sharded here: the tensors' own ranks decide
+    for (const Item& item : items_) {
+      if (item.tensor->group().size() > 1) {
+        moves_.insert(item.tensor);
+      }
+    }
+  }
   for_each_group(groups, [&](const Group& group) {
     std::vector<const Item*> items;
     Bytes is_here;

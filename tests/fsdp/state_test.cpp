@@ -289,7 +289,7 @@ TEST_P(StateOfTest, BadOptimizerStateIsRefusedOnAllRanksAndNothingIsLoaded) {
           auto& group = bad.at("param_groups").list().front().dict();
           group.at("params").list().pop_back();
         },
-        "is missing");
+        "missing \"param_groups.");
     expect_refused(
         [&](StateDict& bad) {
           if (world.rank() == 1) {
