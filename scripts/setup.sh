@@ -79,6 +79,7 @@ list_missing() {
   need python3 "finds LibTorch and runs the scripts" has_command python3
   need libgloo-dev "Gloo's headers, which LibTorch leaves out" has_header gloo/algorithm.h
   need libxxhash-dev "checksums" has_header xxhash.h
+  need nlohmann-json3-dev "JSON, in checkpoints" has_header nlohmann/json.hpp
   need libcli11-dev "the command line" has_header CLI/CLI.hpp
   if [[ "$profile" == test ]]; then
     need libgtest-dev "the tests" has_header gtest/gtest.h
