@@ -10,12 +10,15 @@
 namespace tessera::format {
 namespace {
 
-// A Value in a container, roughly.
-constexpr uint64_t kValueCost = 16;
+// What a tree may have, for a pickle of some size: room for what real ones
+// share, little enough that sharing cannot be turned into memory.
+struct Allowance {
+  explicit Allowance(uint64_t input_bytes)
+      : values(2 * input_bytes + 4096), text_bytes(64 * input_bytes + 65536) {}
 
-uint64_t allowed_cost(uint64_t input_bytes) {
-  return 32 * input_bytes + (64 << 10);
-}
+  uint64_t values;
+  uint64_t text_bytes;
+};
 
 size_t num_children(const Node& node) {
   return node.children.size() + (node.state != kNoNode);
@@ -28,8 +31,8 @@ uint32_t child(const Node& node, size_t i) {
 // Walks the graph once, depth first, without recursion.
 class Measure {
  public:
-  Measure(const std::vector<Node>& nodes, uint64_t limit)
-      : nodes_(nodes), limit_(limit), seen_(nodes.size()) {}
+  Measure(const std::vector<Node>& nodes, Allowance allowance)
+      : nodes_(nodes), allowance_(allowance), seen_(nodes.size()) {}
 
   void run(uint32_t root) {
     enter(root);
@@ -61,7 +64,8 @@ class Measure {
  private:
   enum class Stage : uint8_t { kNew, kOnPath, kDone };
   struct Seen {
-    uint64_t cost = 0;
+    uint64_t values = 1;
+    uint64_t text_bytes = 0;
     uint8_t depth = 1;
     Stage stage = Stage::kNew;
   };
@@ -72,7 +76,7 @@ class Measure {
       too_deep(id);
     }
     seen_[id].stage = Stage::kOnPath;
-    seen_[id].cost = kValueCost + nodes_[id].text.size();
+    seen_[id].text_bytes = nodes_[id].text.size();
     path_.emplace_back(id, 0);
   }
 
@@ -83,12 +87,14 @@ class Measure {
       too_deep(below);
     }
     to.depth = std::max(to.depth, static_cast<uint8_t>(depth));
-    to.cost += seen_[below].cost; // both are below the limit: no overflow
-    if (to.cost > limit_) {
+    // Both were within the allowance, so they do not overflow.
+    to.values += seen_[below].values;
+    to.text_bytes += seen_[below].text_bytes;
+    if (to.values > allowance_.values ||
+        to.text_bytes > allowance_.text_bytes) {
       throw FormatError(
           nodes_[id].at,
-          "the pickle repeats values until they take more than " +
-              std::to_string(limit_) + " bytes, too much for its own size");
+          "the pickle repeats values until they are too many for its size");
     }
   }
 
@@ -99,7 +105,7 @@ class Measure {
   }
 
   const std::vector<Node>& nodes_;
-  const uint64_t limit_;
+  const Allowance allowance_;
   std::vector<Seen> seen_;
   std::vector<std::pair<uint32_t, size_t>> path_; // node, its next child
 };
@@ -236,7 +242,7 @@ Value to_value(
     const std::vector<Node>& nodes,
     uint32_t root,
     uint64_t input_bytes) {
-  Measure(nodes, allowed_cost(input_bytes)).run(root);
+  Measure(nodes, Allowance(input_bytes)).run(root);
   return Builder(nodes).build(root);
 }
 

@@ -327,6 +327,9 @@ class Writer {
   }
 
   void remember(const std::string& key) {
+    if (key.size() > kLongestShared) {
+      return;
+    }
     const auto slot = static_cast<uint32_t>(memo_.size());
     memo_.emplace(key, slot);
     if (slot <= UINT8_MAX) {
@@ -337,6 +340,10 @@ class Writer {
       number(slot);
     }
   }
+
+  // A longer string would let two bytes stand for more text than read_pickle()
+  // allows for them.
+  static constexpr size_t kLongestShared = 96;
 
   std::string out_;
   std::unordered_map<std::string, uint32_t> memo_;
