@@ -34,6 +34,14 @@ void Dict::add(Value key, Value value) {
   items.push_back({std::move(key), std::move(value)});
 }
 
+Value::Value(const char* text) : is(std::string(text)) {}
+
+Value::Value(int value) : is(int64_t{value}) {}
+
+Value::Value(Storage value) : is(Box<Storage>(std::move(value))) {}
+
+Value::Value(Tensor value) : is(Box<Tensor>(std::move(value))) {}
+
 Value::Value(Object value) : is(Box<Object>(std::move(value))) {}
 
 bool Value::operator==(const Value& other) const {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -184,15 +185,19 @@ struct Value {
 
   Variant is;
 
-  Value() = default;
+  Value();
   template <class T>
-  requires(!std::is_same_v<std::remove_cvref_t<T>, Value>) Value(T&& value)
-      : is(std::forward<T>(value)) {}
-  Value(const char* text) : is(std::string(text)) {}
-  Value(int value) : is(int64_t{value}) {}
-  Value(Storage value) : is(Box<Storage>(std::move(value))) {}
-  Value(Tensor value) : is(Box<Tensor>(std::move(value))) {}
+  requires(!std::is_same_v<std::remove_cvref_t<T>, Value>) Value(T&& value);
+  Value(const char* text);
+  Value(int value);
+  Value(Storage value);
+  Value(Tensor value);
   Value(Object value);
+  Value(const Value& other);
+  Value(Value&& other) noexcept;
+  Value& operator=(const Value& other);
+  Value& operator=(Value&& other) noexcept;
+  ~Value();
 
   /// Null if it is of another kind.
   template <class T>
@@ -218,5 +223,16 @@ struct Object {
   Value state;
   bool operator==(const Object&) const = default;
 };
+
+// Down here, where DictItem and Object are complete.
+template <class T>
+requires(!std::is_same_v<std::remove_cvref_t<T>, Value>) Value::Value(T&& value)
+    : is(std::forward<T>(value)) {}
+inline Value::Value() = default;
+inline Value::Value(const Value&) = default;
+inline Value::Value(Value&&) noexcept = default;
+inline Value& Value::operator=(const Value&) = default;
+inline Value& Value::operator=(Value&&) noexcept = default;
+inline Value::~Value() = default;
 
 } // namespace tessera::format
