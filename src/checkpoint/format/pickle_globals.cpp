@@ -11,7 +11,7 @@ constexpr std::string_view kOldMetadata =
     "torch.distributed._shard.checkpoint.metadata";
 constexpr std::string_view kOldFileSystem =
     "torch.distributed._shard.checkpoint.filesystem";
-// Where torch 2.0 to 2.2 had TensorProperties.
+// Where early releases of 2.x had TensorProperties.
 constexpr std::string_view kShardedTensor =
     "torch.distributed._shard.sharded_tensor.metadata";
 

@@ -6,7 +6,7 @@ Usage: goldens.py    (torch 2.13, safetensors)
   plain/           a DCP folder of one process: dtypes, scalars, empty tensors, nested names
   flat.metadata    saved without flattening: no planner_data
   fsdp2.metadata   two ranks, FSDP2 and Adam; uneven rows, so that a rank has none
-  old.metadata     as torch 2.0 to 2.2 wrote it: other modules, fewer fields
+  old.metadata     as early releases of 2.x wrote it: other modules, fewer fields
   *.pt             torch.save: weights, an optimizer's state, every kind of value
   *.safetensors    safetensors.torch.save_file, and an index
 """
@@ -92,7 +92,7 @@ def save_fsdp2(rank, folder, store):
 
 
 def save_old(source):
-    """No release before 2.3 is at hand: the same objects by the names they had."""
+    """No such release is at hand: the same objects by the names they had."""
     metadata = pickle.loads(source.read_bytes())
     for entry in metadata.state_dict_metadata.values():
         if hasattr(entry, "properties"):
