@@ -75,7 +75,7 @@ void rename_path(const fs::path& from, const fs::path& to);
 bool exchange_paths(const fs::path& a, const fs::path& b);
 /// A file, or a folder with all that is in it; nothing if it is not there.
 /// Links are removed, not followed.
-void remove_all(const fs::path& path);
+void remove_path(const fs::path& path);
 
 /// "No space left on device".
 std::string system_reason(int error);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -53,7 +54,7 @@ class ItemFile {
   uint64_t pending_bytes_ = 0; // in parts_
   uint64_t unsynced_from_ = 0;
   std::vector<iovec> parts_;
-  std::vector<std::string> owned_; // what some of parts_ point to
+  std::deque<std::string> owned_; // what some of parts_ point to
   FileSummer sums_;
   // Of the tensor that is being written.
   uint64_t item_begin_ = 0;
