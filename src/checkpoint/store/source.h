@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,10 +17,9 @@
 #include "checkpoint/format/value.h"
 #include "checkpoint/store/checksums.h"
 #include "checkpoint/store/file_error.h"
+#include "checkpoint/store/files.h"
 
 namespace tessera::checkpoint {
-
-namespace fs = std::filesystem;
 
 enum class Format { kDcp, kSafetensors, kTorchFile };
 /// "DCP", "safetensors", "torch file".
@@ -57,11 +57,22 @@ struct Place {
   size_t file = 0; // of Source::files()
   uint64_t offset = 0; // bytes, of the box's first element
   std::vector<int64_t> strides; // in elements
+  /// The item it was found in. What describes the data stands around it, and
+  /// is compared with its checksums when the data is read.
+  uint64_t item_begin = 0;
+  uint64_t item_end = 0;
 };
 
 struct SourceFile {
   std::string name; // relative to root()
   uint64_t bytes = 0;
+  fs::path path; // without symbolic links
+};
+
+/// Whether a .checksums in the folder is used.
+enum class Sums {
+  kCompare,
+  kIgnore, // for those who compare themselves
 };
 
 class Source {
@@ -71,8 +82,11 @@ class Source {
   /// safetensors file; a torch file. Throws FileError: for what is none of
   /// these (with what was found and what is read), for what is damaged or
   /// hostile (with the file), and for symbolic links below the folder that
-  /// lead out of it.
-  static std::unique_ptr<Source> open(const fs::path& path);
+  /// lead out of it. Throws DamageError for a .checksums that is damaged, and
+  /// for files that have another size than it says, or are not in it.
+  static std::unique_ptr<Source> open(
+      const fs::path& path,
+      Sums sums = Sums::kCompare);
   virtual ~Source() = default;
 
   virtual Format format() const = 0;
@@ -80,7 +94,7 @@ class Source {
   const fs::path& path() const {
     return path_;
   }
-  /// The folder that names of files are relative to.
+  /// The folder that names of files are relative to, without symbolic links.
   const fs::path& root() const {
     return root_;
   }
@@ -96,9 +110,20 @@ class Source {
   const std::vector<SourceFile>& files() const {
     return files_;
   }
+  Descriptor open_file(size_t file) const;
   /// Null where there are none, as with checkpoints that others wrote.
   const Checksums* checksums() const {
     return checksums_ ? &*checksums_ : nullptr;
+  }
+
+  /// Names of dictionaries' keys that were ints ("state.0"): only a torch file
+  /// can tell them from strings.
+  const std::set<std::string>& int_keys() const {
+    return int_keys_;
+  }
+  /// Dictionaries without items, which no tensor or value tells of.
+  const std::vector<std::vector<format::DcpPath::Key>>& empty_dicts() const {
+    return empty_dicts_;
   }
 
   /// Reads what describes the box's bytes; throws FileError unless it has the
@@ -110,7 +135,13 @@ class Source {
   virtual format::Value value(const StoredValue& value) const = 0;
 
  protected:
-  /// Sorts nothing, but makes find_*() work: call it when all are there.
+  /// Looks up a file below root(); returns its number.
+  size_t add_file(const std::string& name);
+  /// Reads .checksums, if it is there, and compares with it the sizes of
+  /// files() and all of those named in `read_whole`, which were read already.
+  void use_checksums(const std::vector<std::string>& read_whole);
+  /// Throws FileError unless names are there once and boxes cover their
+  /// tensors; makes find_*() work. Call it when all are there.
   void index();
 
   fs::path path_;
@@ -119,6 +150,8 @@ class Source {
   std::vector<StoredValue> values_;
   std::vector<SourceFile> files_;
   std::optional<Checksums> checksums_;
+  std::set<std::string> int_keys_;
+  std::vector<std::vector<format::DcpPath::Key>> empty_dicts_;
 
  private:
   std::map<std::string_view, size_t> tensor_index_;
@@ -136,6 +169,8 @@ class BlockReader {
   /// Throws DamageError with the file and the block's range, FileError for
   /// files that cannot be read or end too early.
   void read(size_t file, uint64_t offset, uint8_t* to, uint64_t bytes);
+  /// Compares the blocks that hold these bytes, unless this reader did already.
+  void check(size_t file, uint64_t begin, uint64_t end);
 
  private:
   struct State;
