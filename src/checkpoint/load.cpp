@@ -1,0 +1,120 @@
+#include <tessera/checkpoint/checkpoint.h>
+#include <tessera/comm/agree.h>
+#include <tessera/error.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/load_job.h"
+#include "checkpoint/peers.h"
+#include "checkpoint/slots.h"
+#include "checkpoint/store/source.h"
+#include "checkpoint/values.h"
+#include "fsdp/together.h"
+
+namespace tessera::checkpoint {
+
+namespace {
+
+/// Errors of files as those of the library.
+template <class F>
+auto translated(F body) {
+  try {
+    return body();
+  } catch (const FileError& error) {
+    raise({.call = "load"}, error.what());
+  }
+}
+
+/// What ranks must see alike: a checkpoint that is being replaced, or a folder
+/// that each host has for itself, would give every rank something else.
+std::vector<std::string> summary(const Source& source) {
+  std::string all;
+  for (const StoredTensor& tensor : source.tensors()) {
+    all += tensor.name;
+    for (const int64_t size : tensor.sizes) {
+      all += fmt::format(" {}", size);
+    }
+  }
+  for (const SourceFile& file : source.files()) {
+    all += fmt::format("{} {}", file.name, file.bytes);
+  }
+  return {fmt::format(
+      "{}: {} tensors, {} values, {:016x}",
+      name_of(source.format()),
+      source.tensors().size(),
+      source.values().size(),
+      checksum(format::as_bytes(all)))};
+}
+
+} // namespace
+
+LoadReport load(
+    StateDict& target,
+    const std::filesystem::path& path,
+    const LoadOptions& options) {
+  at::NoGradGuard no_grad;
+  const Peers peers(options.group());
+  const int num_threads =
+      options.threads() > 0 ? options.threads() : peers.cores_each(4);
+  std::unique_ptr<Source> source;
+  fsdp::together(peers.groups(), "load", [&] {
+    source = translated([&] { return Source::open(path); });
+  });
+  if (peers.size() > 1) {
+    agree(*peers.group(), "load", summary(*source));
+  }
+  std::unique_ptr<LoadJob> job;
+  fsdp::together(peers.groups(), "load", [&] {
+    job = translated([&] {
+      return std::make_unique<LoadJob>(*source, target, options, num_threads);
+    });
+  });
+  if (options.verify() == Verify::First) {
+    fsdp::together(
+        peers.groups(), "load", [&] { translated([&] { job->verify(); }); });
+  }
+  fsdp::together(peers.groups(), "load", [&] {
+    try {
+      job->read();
+    } catch (const FileError& error) {
+      raise(
+          {.call = "load"},
+          fmt::format(
+              "{} Some tensors of the target have been loaded already, on some ranks: load another checkpoint before you go on.",
+              error.what()));
+    }
+  });
+  job->replace_values();
+  return job->report();
+}
+
+StateDict read(const std::filesystem::path& path) {
+  at::NoGradGuard no_grad;
+  return translated([&] {
+    const auto source = Source::open(path);
+    std::vector<std::vector<format::DcpPath::Key>> keys;
+    std::vector<StateValue> values;
+    for (const StoredTensor& tensor : source->tensors()) {
+      keys.push_back(tensor.keys);
+      values.emplace_back(at::empty(tensor.sizes, from_format(tensor.dtype)));
+    }
+    for (const StoredValue& value : source->values()) {
+      keys.push_back(value.keys);
+      values.emplace_back(from_format(source->value(value), value.name));
+    }
+    StateDict state = assemble(keys, std::move(values));
+    LoadJob job(*source, state, LoadOptions().strict(false), /*num_threads=*/1);
+    job.read();
+    return state;
+  });
+}
+
+} // namespace tessera::checkpoint
