@@ -17,7 +17,7 @@
 #include "checkpoint/slots.h"
 #include "checkpoint/store/source.h"
 #include "checkpoint/values.h"
-#include "fsdp/together.h"
+#include "comm/together.h"
 
 namespace tessera::checkpoint {
 
@@ -65,23 +65,23 @@ LoadReport load(
   const int num_threads =
       options.threads() > 0 ? options.threads() : peers.cores_each(4);
   std::unique_ptr<Source> source;
-  fsdp::together(peers.groups(), "load", [&] {
+  comm::together(peers.groups(), "load", [&] {
     source = translated([&] { return Source::open(path); });
   });
   if (peers.size() > 1) {
     agree(*peers.group(), "load", summary(*source));
   }
   std::unique_ptr<LoadJob> job;
-  fsdp::together(peers.groups(), "load", [&] {
+  comm::together(peers.groups(), "load", [&] {
     job = translated([&] {
       return std::make_unique<LoadJob>(*source, target, options, num_threads);
     });
   });
   if (options.verify() == Verify::First) {
-    fsdp::together(
+    comm::together(
         peers.groups(), "load", [&] { translated([&] { job->verify(); }); });
   }
-  fsdp::together(peers.groups(), "load", [&] {
+  comm::together(peers.groups(), "load", [&] {
     try {
       job->read();
     } catch (const FileError& error) {

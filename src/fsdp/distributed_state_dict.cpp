@@ -13,10 +13,10 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "comm/together.h"
 #include "fsdp/model_params.h"
 #include "fsdp/optim_split.h"
 #include "fsdp/optim_transfer.h"
-#include "fsdp/together.h"
 #include "fsdp/write_model_state.h"
 
 namespace tessera {
@@ -144,7 +144,7 @@ void initialize_together(
   for (const Group& group : groups) {
     group.all_reduce(has_state, ReduceOp::Max, "has optimizer state");
   }
-  fsdp::together(groups, call, [&] {
+  comm::together(groups, call, [&] {
     if (has_state.item<int32_t>() == 0) {
       optim::initialize_state(optimizer);
     }
@@ -169,7 +169,7 @@ class OptimizerLoad {
     const bool from_rank0 = options.broadcast_from_rank0() && group.valid();
     std::vector<fsdp::TensorGroups> tensors;
     std::vector<StateDict> parts(optimizers.size());
-    fsdp::together(groups_, call, [&] {
+    comm::together(groups_, call, [&] {
       fsdp::OptimNames names;
       for (const torch::optim::Optimizer& optimizer : optimizers) {
         tensors.push_back(fsdp::tensors_of(optimizer));
@@ -314,7 +314,7 @@ IncompatibleKeys set_model_state_dict(
   const Group group = params.root_group();
   const bool is_needed =
       !options.broadcast_from_rank0() || !group.valid() || group.rank() == 0;
-  fsdp::together(groups_for(params, options), kCall, [&] {
+  comm::together(groups_for(params, options), kCall, [&] {
     if (is_needed && model_state_dict.empty() &&
         !fsdp::state_entries(model).empty()) {
       raise(

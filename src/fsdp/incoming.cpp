@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-#include "fsdp/together.h"
+#include "comm/together.h"
 #include "shard/boxes.h"
 
 namespace tessera::fsdp {
@@ -83,7 +83,7 @@ void Incoming::agree(const std::vector<Group>& groups, std::string_view call) {
       }
     }
   }
-  for_each_group(groups, [&](const Group& group) {
+  comm::for_each_group(groups, [&](const Group& group) {
     std::vector<const Item*> items;
     Bytes is_here;
     for (const Item& item : items_) {

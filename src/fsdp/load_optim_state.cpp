@@ -12,9 +12,9 @@
 #include <set>
 #include <unordered_map>
 
+#include "comm/together.h"
 #include "fsdp/incoming.h"
 #include "fsdp/optim_transfer.h"
-#include "fsdp/together.h"
 #include "shard/fresh_memory.h"
 #include "state/describe.h"
 #include "state/nearest.h"
@@ -62,7 +62,7 @@ class Loader {
   StateDict load() {
     // What can go wrong on one rank alone is found before ranks depend on each
     // other.
-    together(groups(), request_.call, [this] {
+    comm::together(groups(), request_.call, [this] {
       tensors_.emplace(model_, request_.tensors, request_.call);
       receives_ = is_from_rank0() && group_.rank() != 0;
       if (is_from_rank0()) {
@@ -75,7 +75,7 @@ class Loader {
     compare();
     if (is_from_rank0()) {
       skeleton_ = broadcast_skeleton();
-      together(groups(), request_.call, [this] { plan(skeleton_); });
+      comm::together(groups(), request_.call, [this] { plan(skeleton_); });
     }
     return assemble();
   }
@@ -279,7 +279,7 @@ class Loader {
         request_.from == LoadFrom::Everywhere) {
       return;
     }
-    for_each_group(groups(), [this](const Group& group) {
+    comm::for_each_group(groups(), [this](const Group& group) {
       agree(group, request_.call, lines());
     });
     if (request_.from == LoadFrom::Shards) {
@@ -637,7 +637,7 @@ std::vector<StateDict> load_together(
     const std::vector<StateDict>& dicts) {
   std::vector<StateDict> before;
   try {
-    together(groups, call, [&] {
+    comm::together(groups, call, [&] {
       for (size_t i = 0; i < optimizers.size(); ++i) {
         // Loading makes new tensors, so these keep what there was.
         before.push_back(optim::state_dict(optimizers[i]));

@@ -10,8 +10,8 @@
 #include <map>
 #include <unordered_map>
 
+#include "comm/together.h"
 #include "fsdp/optim_transfer.h"
-#include "fsdp/together.h"
 
 namespace tessera::fsdp {
 
@@ -108,8 +108,8 @@ class Saver {
       : request_(request), model_(module, request.call) {}
 
   StateDict save() {
-    together(model_.groups(), request_.call, [this] { read_local(); });
-    for_each_group(
+    comm::together(model_.groups(), request_.call, [this] { read_local(); });
+    comm::for_each_group(
         model_.groups(), [this](const Group& group) { exchange(group); });
     const Group group = request_.group.value_or(model_.root_group());
     is_root_ = !group.valid() || group.rank() == 0;

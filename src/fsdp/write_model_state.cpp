@@ -14,9 +14,9 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "comm/together.h"
 #include "fsdp/incoming.h"
 #include "fsdp/model_params.h"
-#include "fsdp/together.h"
 #include "state/describe.h"
 #include "state/nearest.h"
 
@@ -70,15 +70,15 @@ class Writer {
     IncompatibleKeys keys;
     receives_ = group_.valid() && group_.rank() != 0;
     if (group_.valid()) {
-      together({group_}, request_.call, [this] { check_source(); });
+      comm::together({group_}, request_.call, [this] { check_source(); });
       skeleton_ = broadcast_skeleton();
     }
     const auto groups =
         group_.valid() ? std::vector<Group>{group_} : params_.groups();
-    together(groups, request_.call, [&] {
+    comm::together(groups, request_.call, [&] {
       keys = plan(group_.valid() ? skeleton_ : request_.dict);
     });
-    for_each_group(groups, [this](const Group& group) {
+    comm::for_each_group(groups, [this](const Group& group) {
       agree(group, request_.call, lines());
     });
     if (!group_.valid()) {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera::fsdp {
+namespace tessera::comm {
 
 /// Runs `body`, which must not communicate. If it throws on any rank of the
 /// groups, all of them throw: where it did, what it threw; elsewhere a
@@ -25,4 +25,4 @@ void for_each_group(
     const std::vector<Group>& groups,
     const std::function<void(const Group&)>& body);
 
-} // namespace tessera::fsdp
+} // namespace tessera::comm

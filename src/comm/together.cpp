@@ -1,4 +1,4 @@
-#include "fsdp/together.h"
+#include "comm/together.h"
 
 #include <tessera/comm/agree.h>
 #include <tessera/error.h>
@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-namespace tessera::fsdp {
+namespace tessera::comm {
 
 void together(
     const std::vector<Group>& groups,
@@ -59,4 +59,4 @@ void for_each_group(
   }
 }
 
-} // namespace tessera::fsdp
+} // namespace tessera::comm
