@@ -24,6 +24,9 @@ class DcpSource : public Source {
   explicit DcpSource(const OpenedPath& at) {
     path_ = at.path;
     root_ = at.root;
+    if (at.sums == Sums::kCompare) {
+      use_checksums({kDcpMetadataName}); // before it is believed
+    }
     const auto metadata = read_metadata();
     take_paths(metadata);
     for (const auto& tensor : metadata.tensors) {
@@ -36,7 +39,7 @@ class DcpSource : public Source {
            .item = add_item(value.storage, value.name)});
     }
     if (at.sums == Sums::kCompare) {
-      use_checksums({kDcpMetadataName});
+      use_checksums({});
     }
     index();
   }

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "checkpoint/store/file_error.h"
 
@@ -105,22 +106,32 @@ FolderWriter::FolderWriter(const fs::path& folder, bool overwrite)
   }
   make_folder_if_missing(partial_);
   lock_ = lock_folder(partial_, folder_);
-  // What a crash left there.
-  for (const auto& entry : fs::directory_iterator(partial_)) {
-    remove_path(entry.path());
-  }
-  if (replaces_) {
-    check_exchange(partial_, folder_);
+  try {
+    // What a crash left there.
+    for (const auto& entry : fs::directory_iterator(partial_)) {
+      remove_path(entry.path());
+    }
+    if (replaces_) {
+      check_exchange(partial_, folder_);
+    }
+  } catch (...) {
+    clear();
+    throw;
   }
 }
 
 FolderWriter::~FolderWriter() {
-  if (!committed_) {
+  clear();
+}
+
+void FolderWriter::clear() noexcept {
+  if (lock_) {
     try {
       remove_path(partial_);
     } catch (const FileError&) {
       // It stays for the next save to remove; nobody reads it.
     }
+    lock_.reset();
   }
 }
 
@@ -128,13 +139,19 @@ void FolderWriter::commit() {
   sync_folder(partial_);
   if (!replaces_) {
     rename_path(partial_, folder_);
-  } else if (!exchange_paths(partial_, folder_)) {
-    throw FileError("cannot replace " + quoted(folder_) + ".");
+    lock_.reset(); // the name may be another's by now
+  } else {
+    // The old folder gets the partial name, under which others look for it.
+    Descriptor old_lock = lock_folder(folder_, folder_);
+    if (!exchange_paths(partial_, folder_)) {
+      throw FileError("cannot replace " + quoted(folder_) + ".");
+    }
+    lock_ = std::move(old_lock);
   }
-  committed_ = true;
   sync_folder(folder_.parent_path());
   if (replaces_) {
     remove_path(partial_);
+    lock_.reset();
   }
 }
 

@@ -26,7 +26,7 @@ class FolderWriter {
   /// missing or cannot be written. Only what looks like a checkpoint is ever
   /// overwritten: a folder with other files in it is refused.
   FolderWriter(const fs::path& folder, bool overwrite);
-  /// Removes the partial folder unless commit() was reached.
+  /// Removes the partial folder, if it is there.
   ~FolderWriter();
   FolderWriter(const FolderWriter&) = delete;
   FolderWriter& operator=(const FolderWriter&) = delete;
@@ -42,11 +42,12 @@ class FolderWriter {
   void commit();
 
  private:
+  void clear() noexcept;
+
   fs::path folder_;
   fs::path partial_;
-  Descriptor lock_;
+  Descriptor lock_; // of what is called partial_, and must go
   bool replaces_ = false;
-  bool committed_ = false;
 };
 
 } // namespace tessera::checkpoint

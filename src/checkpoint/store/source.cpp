@@ -101,7 +101,9 @@ void compare_whole(
 } // namespace
 
 void Source::use_checksums(const std::vector<std::string>& read_whole) {
-  checksums_ = read_side_file(root_);
+  if (!checksums_) {
+    checksums_ = read_side_file(root_);
+  }
   if (!checksums_) {
     return;
   }
