@@ -1,5 +1,7 @@
 #pragma once
 
+#include <tessera/checkpoint/checkpoint.h>
+#include <tessera/checkpoint/manager.h>
 #include <tessera/comm/agree.h>
 #include <tessera/comm/group.h>
 #include <tessera/comm/init.h>
@@ -26,4 +28,5 @@
 #include <tessera/shard/deferred_init.h>
 #include <tessera/shard/sharded_tensor.h>
 #include <tessera/state/state_dict.h>
+#include <tessera/train/training_state.h>
 #include <tessera/version.h>

@@ -17,7 +17,6 @@
 #include "checkpoint/slots.h"
 #include "checkpoint/store/source.h"
 #include "checkpoint/values.h"
-#include "comm/together.h"
 
 namespace tessera::checkpoint {
 
@@ -29,7 +28,7 @@ auto translated(F body) {
   try {
     return body();
   } catch (const FileError& error) {
-    raise({.call = "load"}, error.what());
+    raise<CheckpointError>({.call = "load"}, error.what());
   }
 }
 
@@ -65,27 +64,25 @@ LoadReport load(
   const int num_threads =
       options.threads() > 0 ? options.threads() : peers.cores_each(4);
   std::unique_ptr<Source> source;
-  comm::together(peers.groups(), "load", [&] {
-    source = translated([&] { return Source::open(path); });
-  });
+  settle(
+      peers, [&] { source = translated([&] { return Source::open(path); }); });
   if (peers.size() > 1) {
     agree(*peers.group(), "load", summary(*source));
   }
   std::unique_ptr<LoadJob> job;
-  comm::together(peers.groups(), "load", [&] {
+  settle(peers, [&] {
     job = translated([&] {
       return std::make_unique<LoadJob>(*source, target, options, num_threads);
     });
   });
   if (options.verify() == Verify::First) {
-    comm::together(
-        peers.groups(), "load", [&] { translated([&] { job->verify(); }); });
+    settle(peers, [&] { translated([&] { job->verify(); }); });
   }
-  comm::together(peers.groups(), "load", [&] {
+  settle(peers, [&] {
     try {
       job->read();
     } catch (const FileError& error) {
-      raise(
+      raise<CheckpointError>(
           {.call = "load"},
           fmt::format(
               "{} Some tensors of the target have been loaded already, on some ranks: load another checkpoint before you go on.",
@@ -96,19 +93,43 @@ LoadReport load(
   return job->report();
 }
 
-StateDict read(const std::filesystem::path& path) {
+LoadReport load(
+    Stateful& target,
+    const std::filesystem::path& path,
+    const LoadOptions& options) {
+  StateDict state = target.state_dict();
+  LoadOptions with_optional = options;
+  with_optional.optional([&](const std::string& name) {
+    return target.is_optional(name) ||
+        (options.optional() && options.optional()(name));
+  });
+  LoadReport report = load(state, path, with_optional);
+  target.load_state_dict(state);
+  return report;
+}
+
+StateDict read(
+    const std::filesystem::path& path,
+    const std::function<bool(const std::string&)>& filter) {
   at::NoGradGuard no_grad;
   return translated([&] {
     const auto source = Source::open(path);
     std::vector<std::vector<format::DcpPath::Key>> keys;
     std::vector<StateValue> values;
+    const auto is_wanted = [&](const std::string& name) {
+      return !filter || filter(name);
+    };
     for (const StoredTensor& tensor : source->tensors()) {
-      keys.push_back(tensor.keys);
-      values.emplace_back(at::empty(tensor.sizes, from_format(tensor.dtype)));
+      if (is_wanted(tensor.name)) {
+        keys.push_back(tensor.keys);
+        values.emplace_back(at::empty(tensor.sizes, from_format(tensor.dtype)));
+      }
     }
     for (const StoredValue& value : source->values()) {
-      keys.push_back(value.keys);
-      values.emplace_back(from_format(source->value(value), value.name));
+      if (is_wanted(value.name)) {
+        keys.push_back(value.keys);
+        values.emplace_back(from_format(source->value(value), value.name));
+      }
     }
     StateDict state = assemble(keys, std::move(values));
     LoadJob job(*source, state, LoadOptions().strict(false), /*num_threads=*/1);

@@ -275,7 +275,13 @@ void LoadJob::complain(const LoadOptions& options) const {
     for (const StoredTensor& tensor : source_.tensors()) {
       stored.push_back(tensor.name);
     }
+    const auto is_optional = [&](const std::string& name) {
+      return options.optional() && options.optional()(name);
+    };
     for (const std::string& name : report_.missing) {
+      if (is_optional(name)) {
+        continue;
+      }
       const std::string near = state::did_you_mean(name, report_.unexpected);
       lines.push_back(fmt::format(
           "\"{}\" is not in the checkpoint.{}",
@@ -283,6 +289,9 @@ void LoadJob::complain(const LoadOptions& options) const {
           near.empty() ? state::did_you_mean(name, stored) : near));
     }
     for (const std::string& name : report_.unexpected) {
+      if (is_optional(name)) {
+        continue;
+      }
       lines.push_back(fmt::format(
           "\"{}\" is in the checkpoint only.{}",
           name,

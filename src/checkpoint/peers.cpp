@@ -1,7 +1,11 @@
 #include "checkpoint/peers.h"
 
+#include <tessera/checkpoint/checkpoint.h>
 #include <tessera/comm/init.h>
 #include <tessera/error.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
@@ -111,8 +115,30 @@ void Outcome::raise() const {
     case Kind::kValueError:
       tessera::raise<c10::ValueError>({}, text);
     case Kind::kError:
-      tessera::raise({}, text);
+      tessera::raise<CheckpointError>({}, text);
   }
+}
+
+void settle(const Peers& peers, const std::function<void()>& body) {
+  Outcome mine = Outcome::of([&] {
+    body();
+    return Bytes();
+  });
+  const auto all = peers.gather(mine.to_bytes(), "checkpoint: any errors");
+  Outcome worst;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const Outcome other = Outcome::from_bytes(all[rank]);
+    if (other.kind > worst.kind) {
+      worst = other;
+      worst.text = fmt::format("rank {}: {}", rank, other.text);
+    }
+  }
+  worst = Outcome::from_bytes(
+      peers.broadcast(worst.to_bytes(), "checkpoint: the worst error"));
+  if (worst.kind != Outcome::Kind::kOk && mine.kind == worst.kind) {
+    mine.raise();
+  }
+  worst.raise();
 }
 
 } // namespace tessera::checkpoint

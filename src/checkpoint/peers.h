@@ -42,6 +42,7 @@ class Peers {
 
 /// What became of something that a rank did, on its way to the others.
 struct Outcome {
+  /// From what may be another rank's fault to what is this one's.
   enum class Kind : uint8_t { kOk, kError, kValueError, kDisagreement };
 
   Kind kind = Kind::kOk;
@@ -55,5 +56,10 @@ struct Outcome {
   /// Throws it, unless it is kOk.
   void raise() const;
 };
+
+/// Runs `body`, which must not communicate, on every rank. If it throws on any,
+/// all throw the same kind of error: where it did, with its own words.
+/// Collective.
+void settle(const Peers& peers, const std::function<void()>& body);
 
 } // namespace tessera::checkpoint

@@ -24,6 +24,13 @@ void save(
   job.finish(peers);
 }
 
+void save(
+    Stateful& state,
+    const std::filesystem::path& folder,
+    const SaveOptions& options) {
+  save(state.state_dict(), folder, options);
+}
+
 /// A thread that writes, and what became of it.
 class AsyncSave::Impl {
  public:
@@ -113,6 +120,13 @@ AsyncSave async_save(
   const uint64_t copied = job->detach_from_state();
   return AsyncSave(std::make_shared<AsyncSave::Impl>(
       std::move(job), peers.apart("checkpoint"), copied));
+}
+
+AsyncSave async_save(
+    Stateful& state,
+    const std::filesystem::path& folder,
+    const SaveOptions& options) {
+  return async_save(state.state_dict(), folder, options);
 }
 
 } // namespace tessera::checkpoint

@@ -71,7 +71,7 @@ at::Tensor savable(const at::Tensor& tensor, const std::string& name) {
 void check_space(const fs::path& parent, uint64_t bytes) {
   struct statvfs space {};
   if (::statvfs(parent.c_str(), &space) < 0) {
-    raise(
+    raise<CheckpointError>(
         {.call = "save", .path = parent.native()},
         fmt::format(
             "cannot look at this folder: {}. Make it first.",
@@ -79,7 +79,7 @@ void check_space(const fs::path& parent, uint64_t bytes) {
   }
   const uint64_t free = static_cast<uint64_t>(space.f_bavail) * space.f_frsize;
   if (free < bytes) {
-    raise(
+    raise<CheckpointError>(
         {.call = "save", .path = parent.native()},
         fmt::format(
             "the checkpoint needs {:.1f} MB, and {:.1f} MB are free. Free some space, or save elsewhere.",
@@ -259,7 +259,7 @@ void SaveJob::decide(
   try {
     writer_ = std::make_unique<FolderWriter>(folder_, overwrite);
   } catch (const std::exception& error) {
-    raise({.call = "save"}, error.what());
+    raise<CheckpointError>({.call = "save"}, error.what());
   }
   out.text(writer_->partial().native());
   for (const std::vector<bool>& writes : plan_->writes()) {
@@ -344,7 +344,7 @@ void SaveJob::write_files() {
 
 void SaveJob::write_file(size_t file, const std::vector<size_t>& units) {
   if (!fs::is_directory(partial_)) {
-    raise(
+    raise<CheckpointError>(
         {.call = "save", .rank = rank_, .path = partial_.native()},
         "rank 0 has made this folder, and this rank does not see it. Save to a file system that all hosts share.");
   }
@@ -416,7 +416,7 @@ void SaveJob::commit(const std::vector<Bytes>& results) {
     }
   }
   if (!errors.empty()) {
-    raise(
+    raise<CheckpointError>(
         {.call = "save", .path = folder_.native()},
         "the checkpoint was not written:" + errors);
   }
@@ -436,7 +436,7 @@ void SaveJob::commit(const std::vector<Bytes>& results) {
     checkpoint::write_file(partial_ / ".metadata", metadata);
     writer_->commit();
   } catch (const std::exception& error) {
-    raise({.call = "save"}, error.what());
+    raise<CheckpointError>({.call = "save"}, error.what());
   }
 }
 

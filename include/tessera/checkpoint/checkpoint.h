@@ -2,6 +2,7 @@
 
 #include <tessera/api.h>
 #include <tessera/comm/group.h>
+#include <tessera/error.h>
 #include <tessera/state/state_dict.h>
 
 #include <torch/arg.h>
@@ -33,6 +34,28 @@ namespace tessera::checkpoint {
 /// it has, whatever the number of ranks, the layout or the format it was saved
 /// in.
 
+/// What the file system refuses, and files that are damaged or not what they
+/// should be. Thrown on every rank.
+class TESSERA_API CheckpointError : public c10::Error {
+  using Error::Error;
+};
+
+/// Something that knows its own state, as in Python: a training run.
+class TESSERA_API Stateful {
+ public:
+  virtual ~Stateful() = default;
+
+  /// What to save, and what to load into: tensors share memory with this
+  /// object. May be collective.
+  virtual StateDict state_dict() = 0;
+  /// Takes what state_dict() gave after it was loaded into.
+  virtual void load_state_dict(const StateDict& state) = 0;
+  /// Such a name may be missing in a checkpoint, or be there for nothing.
+  virtual bool is_optional(const std::string& /*name*/) const {
+    return false;
+  }
+};
+
 /// `done` of `total` bytes of this rank. Called from the thread that writes or
 /// reads, not after the call or AsyncSave::wait() has returned.
 using Progress = std::function<void(uint64_t done, uint64_t total)>;
@@ -51,13 +74,17 @@ struct TESSERA_API SaveOptions {
 /// Writes `state` to `folder`, whose parent must be there. Needs no memory to
 /// speak of beside the state itself. Collective.
 ///
-/// Throws on all ranks, with `folder` as it was before: c10::Error for what the
-/// file system refuses (there is a check for free space before anything is
-/// written), for a folder that another process is saving to, and for what
-/// cannot be saved; DisagreementError for what ranks disagree about. If a
-/// process dies, the folder is as it was before, too.
+/// Throws on all ranks, with `folder` as it was before: CheckpointError for
+/// what the file system refuses (there is a check for free space before
+/// anything is written) and for a folder that another process is saving to;
+/// c10::ValueError for what cannot be saved; DisagreementError for what ranks
+/// disagree about. If a process dies, the folder is as it was before, too.
 TESSERA_API void save(
     const StateDict& state,
+    const std::filesystem::path& folder,
+    const SaveOptions& options = {});
+TESSERA_API void save(
+    Stateful& state,
     const std::filesystem::path& folder,
     const SaveOptions& options = {});
 
@@ -99,6 +126,10 @@ TESSERA_API AsyncSave async_save(
     const StateDict& state,
     const std::filesystem::path& folder,
     const SaveOptions& options = {});
+TESSERA_API AsyncSave async_save(
+    Stateful& state,
+    const std::filesystem::path& folder,
+    const SaveOptions& options = {});
 
 /// When blocks are compared with their checksums. Checkpoints that others wrote
 /// have none.
@@ -121,6 +152,8 @@ struct TESSERA_API LoadOptions {
   TORCH_ARG(std::function<std::string(const std::string&)>, rename) = {};
   /// Which names of the target to load; the others are left as they are.
   TORCH_ARG(std::function<bool(const std::string&)>, filter) = {};
+  /// Names that `strict` does not ask for, on either side.
+  TORCH_ARG(std::function<bool(const std::string&)>, optional) = {};
   TORCH_ARG(Verify, verify) = Verify::WhileReading;
   /// Threads that read; 0: as many as this rank has cores of its own, at most
   /// 4.
@@ -144,16 +177,23 @@ struct TESSERA_API LoadReport {
 ///
 /// Everything is compared before anything is written: names, shapes, dtypes,
 /// places of all bytes. Throws on all ranks, with all that is wrong in one
-/// text. Only damage that shows while tensors are read (a disk that fails, a
-/// checksum that differs) leaves some of them loaded; the message says so. See
-/// Verify::First.
+/// text: c10::ValueError for what does not fit, CheckpointError for files that
+/// cannot be read or are damaged. Only damage that shows while tensors are read
+/// (a disk that fails, a checksum that differs) leaves some of them loaded; the
+/// message says so. See Verify::First.
 TESSERA_API LoadReport load(
     StateDict& target,
     const std::filesystem::path& path,
     const LoadOptions& options = {});
+TESSERA_API LoadReport load(
+    Stateful& target,
+    const std::filesystem::path& path,
+    const LoadOptions& options = {});
 
-/// All of a checkpoint, whole tensors in host memory, for one process. Not
-/// collective.
-TESSERA_API StateDict read(const std::filesystem::path& path);
+/// All of a checkpoint, or what passes `filter`: whole tensors in host memory,
+/// for this process. Not collective. Throws as load() does.
+TESSERA_API StateDict read(
+    const std::filesystem::path& path,
+    const std::function<bool(const std::string&)>& filter = {});
 
 } // namespace tessera::checkpoint

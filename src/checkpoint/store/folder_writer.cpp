@@ -120,6 +120,14 @@ FolderWriter::FolderWriter(const fs::path& folder, bool overwrite)
   }
 }
 
+void FolderWriter::remove_if_stale(const fs::path& partial) {
+  const Descriptor lock(
+      ::open(partial.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+  if (lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) {
+    remove_path(partial);
+  }
+}
+
 FolderWriter::~FolderWriter() {
   clear();
 }

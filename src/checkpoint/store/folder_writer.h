@@ -37,6 +37,10 @@ class FolderWriter {
   }
   static fs::path partial_of(const fs::path& folder);
 
+  /// Removes a partial folder that a crash left behind, of which nobody knows
+  /// any more; not one that is being written.
+  static void remove_if_stale(const fs::path& partial);
+
   /// All files are written and synced: syncs the folder, gives it its name,
   /// syncs the parent.
   void commit();
