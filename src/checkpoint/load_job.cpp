@@ -171,8 +171,11 @@ void LoadJob::match_slot(const Slot& slot, const std::string& name, bool cast) {
     return;
   }
   try {
-    replacements_.push_back(
-        {slot.value, from_format(source_.value(*value), name)});
+    StateValue loaded = from_format(source_.value(*value), name);
+    if (slot.value->is_double() && loaded.is_int()) {
+      loaded = loaded.to_double(); // Python's 0 for 0.0
+    }
+    replacements_.push_back({slot.value, std::move(loaded)});
   } catch (const c10::Error& error) {
     problems_.push_back(error.what_without_backtrace());
   }
