@@ -107,7 +107,8 @@ def on_rank(rank, rendezvous, mode, first, second):
         save(model, optimizer, first)
         step(model, optimizer)
         save(model, optimizer, second)
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # Gloo's threads abort now and then when Python takes them down
 
 
 def main():
