@@ -8,6 +8,8 @@ ones, the others stay. See bench/README.md.
 """
 
 import argparse
+import atexit
+import functools
 import json
 import os
 import pathlib
@@ -15,6 +17,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "bench" / "results.jsonl"
@@ -24,6 +27,12 @@ def families(build):
     """Family name -> commands. The name is the first part of its rows' names."""
     run = [f"{build}/bin/tessera", "run", "--cpu-threads", "1"]
     return {
+        "checkpoint": [
+            run + ["-n", "2", f"{build}/bin/checkpoint_bench", checkpoint_folder()],
+            [f"{build}/bin/checkpoint_bench", checkpoint_folder(), "load_world1"],
+            peer("checkpoint.py", 2) + [checkpoint_folder()],
+            peer("checkpoint.py", 1) + [checkpoint_folder()],
+        ],
         "comm": [
             run + ["-n", "2", f"{build}/bin/comm_bench"],
             run + ["-n", "4", f"{build}/bin/comm_bench"],
@@ -47,6 +56,14 @@ def families(build):
             peer("units.py", 2),
         ],
     }
+
+
+@functools.cache
+def checkpoint_folder():
+    """On the disk of the temporary files; gone at the end."""
+    folder = tempfile.TemporaryDirectory(prefix="tessera_bench")
+    atexit.register(folder.cleanup)
+    return folder.name
 
 
 def has_gpu():
@@ -103,7 +120,9 @@ def print_row(row):
     if row.get("limit"):
         limit = row["limit"]
         share = row["ours"] / limit if larger_is_better else limit / row["ours"]
-        cells.append(f"limit {limit:>10.2f} ({share:.0%})")
+        spread = row.get("limit_spread", 0)
+        note = f", unresolved: it spreads by {spread:.0%}" if spread > 0.2 else ""
+        cells.append(f"limit {limit:>10.2f} ({share:.0%}{note})")
     cells.append(f"spread {row['spread']:.0%}")
     print("  ".join(cells), flush=True)
 
