@@ -24,4 +24,7 @@ void drop_separator(std::vector<std::string>& words);
 /// Says what is installed, what works, and how to mend what does not.
 Action add_doctor(CLI::App& app);
 
+/// Looks at checkpoints, checks, compares and converts them.
+Action add_ckpt(CLI::App& app);
+
 } // namespace tessera::cli

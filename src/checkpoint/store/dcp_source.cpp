@@ -76,6 +76,11 @@ class DcpSource : public Source {
     });
   }
 
+  FileRange range_of(size_t item) const override {
+    const Item& at = items_.at(item);
+    return {.file = at.file, .begin = at.offset, .end = at.offset + at.length};
+  }
+
  private:
   struct Item {
     size_t file = 0;

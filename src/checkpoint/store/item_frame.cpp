@@ -1,90 +1,17 @@
 #include "checkpoint/store/item_frame.h"
 
 #include <caffe2/serialize/inline_container.h>
-#include <sys/mman.h>
-
-#include <algorithm>
-#include <cerrno>
 
 #include "checkpoint/format/extent.h"
 #include "checkpoint/format/pickle_writer.h"
 #include "checkpoint/store/file_error.h"
-#include "checkpoint/store/files.h"
+#include "checkpoint/store/torch_parts.h"
 
 namespace tessera::checkpoint {
 
 namespace {
 
 using caffe2::serialize::PyTorchStreamWriter;
-
-/// [Note: a hole in a torch file]
-///
-/// The ZIP archive around a tensor is LibTorch's work, but its writer wants the
-/// tensor's bytes at hand and passes them on in one piece. Ours may be on a
-/// device, or come in parts from another file. So it is shown address space
-/// with no memory behind it. Without CRC sums, which torch does not check, it
-/// hands the pointer through to our function, which leaves the hole open;
-/// should it ever read, it reads zeros.
-class Hole {
- public:
-  explicit Hole(uint64_t bytes) : bytes_(bytes) {
-    if (bytes == 0) {
-      return;
-    }
-    begin_ = ::mmap(
-        nullptr,
-        bytes,
-        PROT_READ,
-        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-        -1,
-        0);
-    if (begin_ == MAP_FAILED) {
-      throw FileError(
-          "no address space for a tensor of " + std::to_string(bytes) +
-          " bytes: " + system_reason(errno) + ".");
-    }
-  }
-  ~Hole() {
-    if (bytes_ > 0) {
-      ::munmap(begin_, bytes_);
-    }
-  }
-  Hole(const Hole&) = delete;
-  Hole& operator=(const Hole&) = delete;
-
-  const void* begin() const {
-    return bytes_ > 0 ? begin_ : this;
-  }
-
- private:
-  uint64_t bytes_;
-  void* begin_ = nullptr;
-};
-
-/// A tensor that is all of the file's storage. dtypes for which torch has no
-/// class of storages have untyped ones, counted in bytes.
-format::Value row_major(
-    format::DType dtype,
-    const std::vector<int64_t>& sizes,
-    int64_t bytes) {
-  format::Tensor tensor;
-  tensor.dtype = dtype;
-  tensor.sizes = sizes;
-  tensor.strides.resize(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    tensor.strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
-  }
-  const bool typed = !format::info(dtype).storage_name.empty();
-  tensor.storage.key = "0";
-  tensor.storage.location = "cpu";
-  if (typed) {
-    tensor.storage.dtype = dtype;
-  }
-  tensor.storage.numel = typed ? bytes / format::element_bytes(dtype) : bytes;
-  return tensor;
-}
 
 void write_record(
     PyTorchStreamWriter& writer,
@@ -120,7 +47,7 @@ TensorFrame frame_tensor(
   write_record(
       writer,
       "data.pkl",
-      format::write_pickle(row_major(dtype, sizes, *bytes)));
+      format::write_pickle(row_major_tensor(dtype, sizes, "0")));
   write_record(writer, "byteorder", "little");
   writer.writeRecord("data/0", hole.begin(), frame.data_bytes);
   writer.writeEndOfFile();

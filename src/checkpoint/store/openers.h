@@ -2,8 +2,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "checkpoint/store/checksums.h"
 #include "checkpoint/store/source.h"
 
 namespace tessera::checkpoint {
@@ -18,6 +20,10 @@ struct OpenedPath {
   std::string name; // of the file in `root`; empty: the folder itself
   Sums sums = Sums::kCompare;
 };
+
+/// The .checksums of a folder; nothing if there is none. Throws DamageError if
+/// it cannot be trusted.
+std::optional<Checksums> read_side_file(const fs::path& root);
 
 std::unique_ptr<Source> open_dcp(const OpenedPath& at);
 std::unique_ptr<Source> open_safetensors_file(const OpenedPath& at);

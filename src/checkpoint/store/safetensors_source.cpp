@@ -67,13 +67,13 @@ class SafetensorsSource : public Source {
 
   Place locate(const StoredTensor& tensor, const StoredBox& box)
       const override {
-    const Item& item = items_.at(box.item);
+    const FileRange& item = items_.at(box.item);
     Place place{
         .file = item.file,
-        .offset = item.offset,
+        .offset = item.begin,
         .strides = std::vector<int64_t>(tensor.sizes.size()),
-        .item_begin = item.offset,
-        .item_end = item.offset};
+        .item_begin = item.begin,
+        .item_end = item.end};
     int64_t stride = 1;
     for (size_t dim = tensor.sizes.size(); dim-- > 0;) {
       place.strides[dim] = stride;
@@ -88,12 +88,11 @@ class SafetensorsSource : public Source {
         " is no tensor, and safetensors holds nothing else");
   }
 
- private:
-  struct Item {
-    size_t file = 0;
-    uint64_t offset = 0;
-  };
+  FileRange range_of(size_t item) const override {
+    return items_.at(item);
+  }
 
+ private:
   format::SafetensorsHeader read_header(size_t file) {
     const auto& entry = files_[file];
     const Descriptor input = open_file(file);
@@ -128,7 +127,9 @@ class SafetensorsSource : public Source {
            .sizes = tensor.sizes,
            .item = items_.size()});
       items_.push_back(
-          {.file = file, .offset = data_offsets_[file] + tensor.begin});
+          {.file = file,
+           .begin = data_offsets_[file] + tensor.begin,
+           .end = data_offsets_[file] + tensor.end});
     }
     tensors_.push_back(std::move(stored));
   }
@@ -153,7 +154,7 @@ class SafetensorsSource : public Source {
     }
   }
 
-  std::vector<Item> items_;
+  std::vector<FileRange> items_;
   std::vector<uint64_t> data_offsets_; // by file
 };
 

@@ -7,6 +7,7 @@
 #include "checkpoint/format/extent.h"
 #include "checkpoint/store/cover.h"
 #include "checkpoint/store/input.h"
+#include "checkpoint/store/openers.h"
 
 namespace tessera::checkpoint {
 
@@ -65,8 +66,6 @@ size_t Source::add_file(const std::string& name) {
   return files_.size() - 1;
 }
 
-namespace {
-
 std::optional<Checksums> read_side_file(const fs::path& root) {
   const std::string name(kChecksumsName);
   if (!fs::exists(fs::symlink_status(root / name))) {
@@ -83,6 +82,8 @@ std::optional<Checksums> read_side_file(const fs::path& root) {
         ". `tessera ckpt verify` says whether the rest is sound.");
   }
 }
+
+namespace {
 
 void compare_whole(
     const fs::path& root,

@@ -69,6 +69,13 @@ struct SourceFile {
   fs::path path; // without symbolic links
 };
 
+/// Bytes of one of a source's files.
+struct FileRange {
+  size_t file = 0;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
 /// Whether a .checksums in the folder is used.
 enum class Sums {
   kCompare,
@@ -133,6 +140,8 @@ class Source {
       const = 0;
   /// Throws FileError, DamageError. May be called from several threads.
   virtual format::Value value(const StoredValue& value) const = 0;
+  /// Where an item of a box or a value is kept; reads nothing.
+  virtual FileRange range_of(size_t item) const = 0;
 
  protected:
   /// Looks up a file below root(); returns its number.

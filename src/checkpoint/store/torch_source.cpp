@@ -111,6 +111,18 @@ class TorchSource : public Source {
     return *items_.at(value.item);
   }
 
+  FileRange range_of(size_t item) const override {
+    const auto* tensor = as_tensor(*items_.at(item));
+    if (!tensor) {
+      return {}; // somewhere in the one pickle
+    }
+    const auto& storage = content_.storages.at(tensor->storage.key);
+    return {
+        .file = 0,
+        .begin = storage.offset,
+        .end = storage.offset + storage.bytes.size()};
+  }
+
  private:
   void take(const Value& value, Keys keys) {
     if (const auto* dict = value.get<Dict>()) {

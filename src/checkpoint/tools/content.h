@@ -1,0 +1,66 @@
+// What a tool writes: entries of a source, chosen and renamed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/format/dcp_metadata.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/store/source.h"
+
+namespace tessera::checkpoint {
+
+/// The keys that lead to a value. Of those that are strings here, some were
+/// ints: only a torch file can keep them so.
+struct EntryPath {
+  struct Key {
+    format::DcpPath::Key key;
+    bool was_int = false;
+  };
+  std::vector<Key> keys;
+
+  std::string name() const; // joined by dots
+  std::vector<format::DcpPath::Key> plain() const;
+};
+
+struct TensorEntry {
+  std::string name;
+  EntryPath path;
+  const StoredTensor* tensor = nullptr;
+  format::DType dtype = format::DType::kFloat32; // to write
+
+  uint64_t bytes() const;
+};
+
+struct ValueEntry {
+  std::string name;
+  EntryPath path;
+  const StoredValue* value = nullptr;
+};
+
+struct Content {
+  const Source* source = nullptr;
+  std::vector<TensorEntry> tensors;
+  std::vector<ValueEntry> values;
+  std::vector<EntryPath> empty_dicts;
+
+  uint64_t bytes() const; // of the tensors
+};
+
+struct ContentOptions {
+  /// Names that begin with one of these, at a dot; none: all.
+  std::vector<std::string> select;
+  std::string strip_prefix; // taken off
+  std::string add_prefix; // put in front, after that
+  /// For tensors of floating point that have dims; a lone number, such as a
+  /// step, keeps its dtype.
+  std::optional<format::DType> dtype;
+};
+
+/// Throws FileError if nothing is left, if a name does not have the prefix, or
+/// if two become one. `source` must outlive the result.
+Content choose(const Source& source, const ContentOptions& options);
+
+} // namespace tessera::checkpoint

@@ -1,0 +1,157 @@
+#include "checkpoint/tools/diff.h"
+
+#include <array>
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/tools/compare_elements.h"
+#include "checkpoint/tools/tensor_reader.h"
+#include "checkpoint/tools/text.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+std::string number_text(double number) {
+  std::array<char, 40> text;
+  std::snprintf(text.data(), text.size(), "%.3g", number);
+  return text.data();
+}
+
+std::string shape_text(const StoredTensor& tensor) {
+  return std::string(format::info(tensor.dtype).torch_name) + " " +
+      sizes_text(tensor.sizes);
+}
+
+std::string index_text(int64_t flat, const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> index(sizes.size());
+  for (size_t dim = sizes.size(); dim-- > 0;) {
+    index[dim] = flat % sizes[dim];
+    flat /= sizes[dim];
+  }
+  return sizes_text(index);
+}
+
+class Differ {
+ public:
+  Differ(
+      const Source& a,
+      const Source& b,
+      const DiffOptions& options,
+      Progress& progress)
+      : a_(a), b_(b), progress_(progress) {
+    tolerance_.is_exact = !options.rtol && !options.atol;
+    tolerance_.rtol = options.rtol.value_or(0);
+    tolerance_.atol = options.atol.value_or(0);
+  }
+
+  DiffReport run() {
+    uint64_t total = 0;
+    for (const auto& tensor : a_.tensors()) {
+      total += tensor.bytes();
+    }
+    progress_.begin(total);
+    for (const auto& tensor : a_.tensors()) {
+      compare_tensor(tensor);
+    }
+    for (const auto& value : a_.values()) {
+      compare_value(value);
+    }
+    report_missing(b_.tensors());
+    report_missing(b_.values());
+    return std::move(report_);
+  }
+
+ private:
+  void differs(const std::string& name, const std::string& how) {
+    report_.differences.push_back(name + ": " + how);
+  }
+
+  template <class Entries>
+  void report_missing(const Entries& entries) {
+    for (const auto& entry : entries) {
+      if (!a_.find_tensor(entry.name) && !a_.find_value(entry.name)) {
+        differs(entry.name, "only in the second");
+      }
+    }
+  }
+
+  void compare_tensor(const StoredTensor& a) {
+    const StoredTensor* b = b_.find_tensor(a.name);
+    if (!b) {
+      differs(
+          a.name,
+          b_.find_value(a.name) ? "a tensor in the first, none in the second"
+                                : "only in the first");
+      progress_.add(a.bytes());
+      return;
+    }
+    if (a.sizes != b->sizes || (tolerance_.is_exact && a.dtype != b->dtype)) {
+      differs(a.name, shape_text(a) + " against " + shape_text(*b));
+      progress_.add(a.bytes());
+      return;
+    }
+    compare_elements(a, *b);
+  }
+
+  void compare_elements(const StoredTensor& a, const StoredTensor& b) {
+    ElementComparison found(a.dtype, b.dtype, tolerance_);
+    TensorReader reader_a(a_, a);
+    TensorReader reader_b(b_, b);
+    reader_a.each_piece(
+        Region::whole(a), [&](format::ByteSpan piece, const Region& region) {
+          found.add(piece, reader_b.read(region));
+          progress_.add(piece.size());
+        });
+    if (found.num_different() == 0) {
+      ++report_.num_same;
+      return;
+    }
+    std::string text = std::to_string(found.num_different()) + " of " +
+        count_text(static_cast<uint64_t>(a.numel()), "element") +
+        " differ, max abs " + number_text(found.max_abs()) + ", max rel " +
+        number_text(found.max_rel());
+    for (const auto& element : found.first()) {
+      text += "\n    at " + index_text(element.index, a.sizes) + ": " +
+          element.a + " against " + element.b;
+    }
+    differs(a.name, text);
+  }
+
+  void compare_value(const StoredValue& a) {
+    const StoredValue* b = b_.find_value(a.name);
+    if (!b) {
+      differs(
+          a.name,
+          b_.find_tensor(a.name) ? "no tensor in the first, one in the second"
+                                 : "only in the first");
+      return;
+    }
+    const format::Value value_a = a_.value(a);
+    const format::Value value_b = b_.value(*b);
+    if (value_a == value_b) {
+      ++report_.num_same;
+    } else {
+      differs(a.name, value_text(value_a) + " against " + value_text(value_b));
+    }
+  }
+
+  const Source& a_;
+  const Source& b_;
+  Progress& progress_;
+  Tolerance tolerance_;
+  DiffReport report_;
+};
+
+} // namespace
+
+DiffReport diff(
+    const Source& a,
+    const Source& b,
+    const DiffOptions& options,
+    Progress& progress) {
+  return Differ(a, b, options, progress).run();
+}
+
+} // namespace tessera::checkpoint

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <string>
+
+#include "checkpoint/store/source.h"
+
+namespace tessera::checkpoint {
+
+enum class ShowBoxes { kNo, kYes };
+
+/// A tree of all names with shapes, dtypes, sizes and files, and totals.
+std::string inspect_text(const Source& source, ShowBoxes boxes);
+/// The same, and every box, as JSON.
+std::string inspect_json(const Source& source);
+
+} // namespace tessera::checkpoint

@@ -1,0 +1,58 @@
+// Files that are written from their beginning to their end.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+#include "checkpoint/format/bytes.h"
+#include "checkpoint/store/checksums.h"
+#include "checkpoint/store/files.h"
+
+namespace tessera::checkpoint {
+
+/// A new file that is summed as it is written.
+class StreamFile {
+ public:
+  explicit StreamFile(fs::path path);
+
+  void append(format::ByteSpan bytes);
+  /// Syncs and closes.
+  FileSums finish();
+  const Descriptor& descriptor() const {
+    return file_;
+  }
+
+ private:
+  fs::path path_;
+  Descriptor file_;
+  uint64_t written_ = 0;
+  FileSummer sums_;
+};
+
+/// A file that appears whole or not at all: FolderWriter for one file. It is
+/// `.NAME.partial` until commit().
+class NewFile {
+ public:
+  /// Throws FileError if it is there and `overwrite` is false, if it is a
+  /// folder, or if another process is writing it.
+  NewFile(const fs::path& path, bool overwrite);
+  /// Removes the partial file unless commit() was reached.
+  ~NewFile();
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  void append(format::ByteSpan bytes) {
+    stream_.append(bytes);
+  }
+  /// Syncs it, gives it its name, syncs its folder.
+  void commit();
+
+ private:
+  fs::path path_;
+  fs::path partial_;
+  StreamFile stream_;
+  Descriptor lock_; // a second one of the same file, to outlive the stream's
+  bool committed_ = false;
+};
+
+} // namespace tessera::checkpoint

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+namespace tessera::checkpoint {
+
+/// Bytes done of all that are to do, told to whoever shows it.
+class Progress {
+ public:
+  using Show = std::function<void(uint64_t done, uint64_t total)>;
+
+  Progress() = default;
+  explicit Progress(Show show) : show_(std::move(show)) {}
+
+  void begin(uint64_t total) {
+    total_ = total;
+    done_ = 0;
+    add(0);
+  }
+  void add(uint64_t bytes) {
+    done_ += bytes;
+    if (show_) {
+      show_(done_, total_);
+    }
+  }
+
+ private:
+  Show show_;
+  uint64_t total_ = 0;
+  uint64_t done_ = 0;
+};
+
+} // namespace tessera::checkpoint

@@ -1,0 +1,57 @@
+// Writing content in each format, a piece at a time. All of them throw
+// FileError; what they write appears whole or not at all.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+
+#include "checkpoint/format/bytes.h"
+#include "checkpoint/store/files.h"
+#include "checkpoint/tools/content.h"
+#include "checkpoint/tools/progress.h"
+#include "checkpoint/tools/tensor_reader.h"
+
+namespace tessera::checkpoint {
+
+struct TargetOptions {
+  bool overwrite = false;
+  /// safetensors in a folder: a file has no more than this, unless one tensor
+  /// has.
+  uint64_t max_shard_bytes = 5'000'000'000;
+  bool drop_values = false; // safetensors: leave out what is no tensor
+};
+
+/// A folder as `world` ranks would save it: rows of dim 0 divided evenly.
+void write_dcp(
+    const Content& content,
+    const fs::path& folder,
+    int world,
+    const TargetOptions& options,
+    Progress& progress);
+/// A file if `path` ends with ".safetensors", else a folder.
+void write_safetensors(
+    const Content& content,
+    const fs::path& path,
+    const TargetOptions& options,
+    Progress& progress);
+/// A nested dictionary for torch.load(weights_only=True).
+void write_torch_file(
+    const Content& content,
+    const fs::path& path,
+    const TargetOptions& options,
+    Progress& progress);
+
+/// The bytes of a tensor's region, in the entry's dtype, piece by piece.
+void each_piece(
+    const Content& content,
+    const TensorEntry& entry,
+    const Region& region,
+    Progress& progress,
+    const std::function<void(format::ByteSpan)>& take);
+
+/// Throws FileError, with its name, for a value that holds tensors itself (in a
+/// tuple, say): those are not copied.
+format::Value plain_value(const Content& content, const ValueEntry& entry);
+
+} // namespace tessera::checkpoint

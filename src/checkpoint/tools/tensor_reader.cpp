@@ -1,0 +1,113 @@
+#include "checkpoint/tools/tensor_reader.h"
+
+#include <algorithm>
+
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/extent.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+// The part that both have; nothing if there is none.
+std::optional<Region> common(const Region& region, const StoredBox& box) {
+  Region both = region;
+  for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
+    const int64_t begin = std::max(region.offsets[dim], box.offsets[dim]);
+    const int64_t end = std::min(
+        region.offsets[dim] + region.sizes[dim],
+        box.offsets[dim] + box.sizes[dim]);
+    if (begin >= end) {
+      return std::nullopt;
+    }
+    both.offsets[dim] = begin;
+    both.sizes[dim] = end - begin;
+  }
+  return both;
+}
+
+} // namespace
+
+int64_t Region::numel() const {
+  return format::checked_numel(sizes).value();
+}
+
+Region Region::whole(const StoredTensor& tensor) {
+  return {
+      .offsets = std::vector<int64_t>(tensor.sizes.size(), 0),
+      .sizes = tensor.sizes};
+}
+
+TensorReader::TensorReader(const Source& source, const StoredTensor& tensor)
+    : source_(source),
+      tensor_(tensor),
+      blocks_(source),
+      places_(tensor.boxes.size()) {}
+
+const Place& TensorReader::place_of(size_t box) {
+  if (!places_[box]) {
+    places_[box] = source_.locate(tensor_, tensor_.boxes[box]);
+  }
+  return *places_[box];
+}
+
+void TensorReader::each_piece(const Region& region, const Take& take) {
+  if (region.numel() > 0) {
+    split(region, take);
+  }
+}
+
+// Rows along the first dim that has more than one come one after another.
+void TensorReader::split(const Region& region, const Take& take) {
+  const int64_t element = format::element_bytes(tensor_.dtype);
+  const int64_t most = static_cast<int64_t>(kPieceBytes) / element;
+  const int64_t numel = region.numel();
+  if (numel <= most) {
+    take(read(region), region);
+    return;
+  }
+  size_t dim = 0;
+  while (region.sizes[dim] == 1) {
+    ++dim;
+  }
+  const int64_t rows = region.sizes[dim];
+  const int64_t rows_at_once = std::max<int64_t>(1, most / (numel / rows));
+  for (int64_t begin = 0; begin < rows; begin += rows_at_once) {
+    Region part = region;
+    part.offsets[dim] += begin;
+    part.sizes[dim] = std::min(rows_at_once, rows - begin);
+    split(part, take);
+  }
+}
+
+format::ByteSpan TensorReader::read(const Region& region) {
+  const int64_t element = format::element_bytes(tensor_.dtype);
+  piece_.resize(static_cast<size_t>(region.numel() * element));
+  std::vector<int64_t> strides(region.sizes.size());
+  int64_t stride = element;
+  for (size_t dim = strides.size(); dim-- > 0;) {
+    strides[dim] = stride;
+    stride *= region.sizes[dim];
+  }
+  for (size_t i = 0; i < tensor_.boxes.size(); ++i) {
+    const auto part = common(region, tensor_.boxes[i]);
+    if (!part) {
+      continue;
+    }
+    int64_t to = 0;
+    for (size_t dim = 0; dim < strides.size(); ++dim) {
+      to += (part->offsets[dim] - region.offsets[dim]) * strides[dim];
+    }
+    read_region(
+        blocks_,
+        tensor_,
+        tensor_.boxes[i],
+        place_of(i),
+        part->offsets,
+        part->sizes,
+        piece_.data() + to,
+        strides);
+  }
+  return piece_;
+}
+
+} // namespace tessera::checkpoint

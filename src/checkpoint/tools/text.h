@@ -1,0 +1,27 @@
+// How checkpoints are described to people.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/format/dcp_metadata.h"
+#include "checkpoint/format/value.h"
+
+namespace tessera::checkpoint {
+
+/// "[2, 3]".
+std::string sizes_text(const std::vector<int64_t>& sizes);
+/// "1.2 GB", "17 bytes".
+std::string bytes_text(uint64_t bytes);
+/// "1 tensor", "2 tensors".
+std::string count_text(uint64_t count, const std::string& noun);
+/// As Python would write it, cut where it is long.
+std::string value_text(const format::Value& value);
+/// The part of a name; a position in a list is its number.
+std::string key_text(const format::DcpPath::Key& key);
+
+/// "5GB", "200 MB", "1048576": bytes. Throws FileError.
+uint64_t parse_bytes(const std::string& text);
+
+} // namespace tessera::checkpoint

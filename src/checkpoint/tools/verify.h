@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "checkpoint/store/files.h"
+#include "checkpoint/tools/progress.h"
+
+namespace tessera::checkpoint {
+
+struct VerifyReport {
+  std::string format; // empty if it could not be found out
+  size_t num_files = 0;
+  size_t num_tensors = 0;
+  size_t num_values = 0;
+  uint64_t bytes_read = 0;
+  bool has_checksums = false;
+  /// One text for each: which file, which bytes, what lies there.
+  std::vector<std::string> damages;
+};
+
+/// Reads all of a checkpoint and compares it with its checksums, where it has
+/// some, and its parts with each other. What is damaged is reported, not
+/// thrown; FileError is only for a path that is not there.
+VerifyReport verify(const fs::path& path, Progress& progress);
+
+} // namespace tessera::checkpoint

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "checkpoint/tools/progress.h"
+
+namespace tessera::cli {
+
+/// Shows on stderr how far something is: a bar on a terminal, else a line at
+/// every tenth. Nothing for what is done at once.
+class ProgressBar {
+ public:
+  explicit ProgressBar(std::string what); // "converting"
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+  checkpoint::Progress& progress() {
+    return progress_;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void show(uint64_t done, uint64_t total);
+  void draw(uint64_t done, uint64_t total);
+
+  const std::string what_;
+  const bool on_terminal_;
+  Clock::time_point started_ = Clock::now();
+  Clock::time_point drawn_{};
+  uint64_t tenths_ = 0;
+  bool has_bar_ = false;
+  checkpoint::Progress progress_;
+};
+
+} // namespace tessera::cli
