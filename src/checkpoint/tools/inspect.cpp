@@ -61,7 +61,7 @@ std::string tensor_text(const Source& source, const StoredTensor& tensor) {
   std::string text(format::info(tensor.dtype).torch_name);
   text += "  " + sizes_text(tensor.sizes) + "  " + bytes_text(tensor.bytes());
   if (tensor.boxes.size() > 1) {
-    text += "  " + count_text(tensor.boxes.size(), "box") + "es";
+    text += "  " + std::to_string(tensor.boxes.size()) + " boxes";
   }
   if (source.files().size() > 1) {
     text += "  " + files_text(files_of(source, tensor));
@@ -127,8 +127,14 @@ Node tree_of(const std::vector<Line>& lines) {
   return root;
 }
 
+// Characters, not bytes.
+size_t columns(const std::string& text) {
+  return static_cast<size_t>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
 size_t width_of(const Node& node, size_t depth) {
-  size_t width = node.line ? 2 * depth + node.key.size() : 0;
+  size_t width = node.line ? 2 * depth + columns(node.key) : 0;
   for (const auto& child : node.children) {
     width = std::max(width, width_of(child, depth + 1));
   }
@@ -139,7 +145,8 @@ void print(const Node& node, size_t depth, size_t width, std::string* out) {
   std::string text(2 * depth, ' ');
   text += node.key;
   if (node.line) {
-    text.resize(std::max(text.size(), width), ' ');
+    const size_t used = columns(text);
+    text.append(used < width ? width - used : 0, ' ');
     text += "  " + node.line->text;
   }
   *out += text + "\n";

@@ -76,9 +76,9 @@ class Recorder:
                 continue
             if isinstance(value, DTensor):
                 value = value.full_tensor()
-            value = value.detach().contiguous().clone()
+            value = value.detach().contiguous()
             file = f"bytes-{checkpoint}-{len(self.lines)}"
-            self.folder.joinpath(file).write_bytes(bytes(value.untyped_storage()))
+            self.folder.joinpath(file).write_bytes(bytes(value.reshape(-1).view(torch.uint8).tolist()))
             sizes = ",".join(map(str, value.shape))
             self.lines.append([checkpoint, name, str(value.dtype).split(".")[1], sizes, file])
 

@@ -1,0 +1,330 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/store/handmade.h"
+#include "checkpoint/store/source.h"
+#include "checkpoint/tools/ckpt.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    names.push_back(entry.path().filename());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+class ConvertTest : public ::testing::Test {
+ protected:
+  // Runs it and expects success.
+  std::string run(const std::vector<std::string>& words) const {
+    const auto result = ckpt(words);
+    EXPECT_EQ(result.exit_code, 0) << result.output;
+    return result.output;
+  }
+
+  // Runs it and expects an error, and nothing left behind.
+  std::string refused(const std::vector<std::string>& words) const {
+    const auto before = names_in(folder_.path());
+    const auto result = ckpt(words);
+    EXPECT_EQ(result.exit_code, 2) << result.output;
+    EXPECT_EQ(names_in(folder_.path()), before);
+    return result.output;
+  }
+
+  const ScratchFolder folder_;
+};
+
+TEST_F(ConvertTest, AnyFormatToAnyAndBack) {
+  const fs::path dcp = folder_ / "dcp";
+  const fs::path safetensors = folder_ / "s.safetensors";
+  const fs::path torch = folder_ / "t.pt";
+  const fs::path again = folder_ / "again";
+  const std::string from = kGoldens + "/kinds.safetensors";
+  run({"convert", from, dcp, "--to", "dcp"});
+  run({"convert", dcp, torch, "--to", "torch"});
+  run({"convert", torch, safetensors, "--to", "safetensors"});
+  run({"convert", safetensors, folder_ / "t2.pt", "--to", "torch"});
+  run({"convert", torch, again, "--to", "dcp"});
+  for (const auto& path : {dcp, torch, safetensors, again}) {
+    EXPECT_THAT(
+        run({"diff", from, path}), HasSubstr("6 the same, 0 different"));
+    EXPECT_THAT(run({"verify", path}), HasSubstr("sound"));
+  }
+}
+
+TEST_F(ConvertTest, KeepsNestedValuesAndNames) {
+  const std::string from = kGoldens + "/plain";
+  run({"convert", from, folder_ / "t.pt", "--to", "torch"});
+  EXPECT_THAT(run({"diff", from, folder_ / "t.pt"}), HasSubstr("0 different"));
+  const auto source = Source::open(folder_ / "t.pt");
+  EXPECT_EQ(
+      source->find_tensor("optim.state.0.step")->keys,
+      (std::vector<format::DcpPath::Key>{"optim", "state", "0", "step"}));
+  EXPECT_TRUE(source->int_keys().empty()); // DCP knows strings only
+}
+
+TEST_F(ConvertTest, KeepsIntKeysOfATorchFile) {
+  const std::string from = kGoldens + "/optim.pt";
+  run({"convert", from, folder_ / "t.pt", "--to", "torch"});
+  EXPECT_EQ(
+      Source::open(folder_ / "t.pt")->int_keys(),
+      Source::open(from)->int_keys());
+  run(
+      {"convert",
+       from,
+       folder_ / "p.pt",
+       "--to",
+       "torch",
+       "--key-prefix",
+       "optim"});
+  EXPECT_THAT(
+      Source::open(folder_ / "p.pt")->int_keys(),
+      ElementsAre("optim.state.0", "optim.state.1"));
+}
+
+TEST_F(ConvertTest, WritesSafetensorsInSeveralFiles) {
+  HandmadeDcp dcp(folder_ / "d", {1000});
+  dcp.add_rows("a", 0, 1000);
+  dcp.write();
+  run(
+      {"convert",
+       folder_ / "d",
+       folder_ / "t.pt",
+       "--to",
+       "torch",
+       "--key-prefix",
+       "first"});
+  // Two tensors of 4000 bytes do not fit into one file of 5 kB.
+  format::Dict two;
+  auto tensor = float_tensor({1000}, 1000);
+  two.add("a", tensor);
+  two.add("b", tensor);
+  format::write_file(folder_ / "two.pt", torch_file(two, counting(0, 1000)));
+  run(
+      {"convert",
+       folder_ / "two.pt",
+       folder_ / "s",
+       "--to",
+       "safetensors",
+       "--max-shard-size",
+       "5kB"});
+  EXPECT_THAT(
+      names_in(folder_ / "s"),
+      ElementsAre(
+          ".checksums",
+          "model-00001-of-00002.safetensors",
+          "model-00002-of-00002.safetensors",
+          "model.safetensors.index.json"));
+  EXPECT_THAT(
+      run({"diff", folder_ / "two.pt", folder_ / "s"}),
+      HasSubstr("2 the same, 0 different"));
+  EXPECT_THAT(run({"verify", folder_ / "s"}), HasSubstr("checksums"));
+  run({"convert", folder_ / "s", folder_ / "one", "--to", "safetensors"});
+  EXPECT_THAT(
+      names_in(folder_ / "one"),
+      ElementsAre(".checksums", "model.safetensors"));
+}
+
+TEST_F(ConvertTest, SelectsAndRenames) {
+  const std::string from = kGoldens + "/plain";
+  run(
+      {"convert",
+       from,
+       folder_ / "m.safetensors",
+       "--to",
+       "safetensors",
+       "--select",
+       "model",
+       "--strip-prefix",
+       "model"});
+  const auto source = Source::open(folder_ / "m.safetensors");
+  EXPECT_EQ(source->tensors().size(), 2);
+  EXPECT_EQ(read_tensor(*source, "w"), counting(0, 6));
+  EXPECT_THAT(
+      refused(
+          {"convert",
+           from,
+           folder_ / "x",
+           "--to",
+           "dcp",
+           "--strip-prefix",
+           "model"}),
+      AllOf(HasSubstr("does not begin with"), HasSubstr("--select model")));
+  EXPECT_THAT(
+      refused(
+          {"convert", from, folder_ / "x", "--to", "dcp", "--select", "mod"}),
+      HasSubstr("nothing is left"));
+}
+
+TEST_F(ConvertTest, CastsFloatingPoint) {
+  run(
+      {"convert",
+       kGoldens + "/kinds.safetensors",
+       folder_ / "h.safetensors",
+       "--to",
+       "safetensors",
+       "--dtype",
+       "fp16"});
+  const auto source = Source::open(folder_ / "h.safetensors");
+  EXPECT_EQ(source->find_tensor("w")->dtype, DType::kFloat16);
+  EXPECT_EQ(
+      read_tensor(*source, "w"),
+      std::string("\0\0\0\x3c\0\x40\0\x42\0\x44\0\x45", 12));
+  EXPECT_EQ(source->find_tensor("b")->dtype, DType::kFloat16);
+  EXPECT_EQ(source->find_tensor("i")->dtype, DType::kInt64);
+  EXPECT_EQ(source->find_tensor("s")->dtype, DType::kFloat64); // has no dims
+}
+
+TEST_F(ConvertTest, RejectsValuesThatSafetensorsCannotHold) {
+  const std::string from = kGoldens + "/plain";
+  EXPECT_THAT(
+      refused({"convert", from, folder_ / "s", "--to", "safetensors"}),
+      AllOf(
+          HasSubstr("\n  epoch"),
+          HasSubstr("param_groups.0.lr"),
+          HasSubstr("--drop-values")));
+  EXPECT_THAT(
+      run(
+          {"convert",
+           from,
+           folder_ / "s",
+           "--to",
+           "safetensors",
+           "--drop-values"}),
+      HasSubstr("values left out"));
+}
+
+TEST_F(ConvertTest, RejectsTensorsInsideOfTuples) {
+  format::Dict root;
+  root.add("pair", format::Tuple{{float_tensor({4}, 4)}});
+  format::write_file(folder_ / "t.pt", torch_file(root, counting(0, 4)));
+  for (const std::string to : {"dcp", "torch"}) {
+    EXPECT_THAT(
+        refused({"convert", folder_ / "t.pt", folder_ / "x", "--to", to}),
+        AllOf(HasSubstr("\"pair\""), HasSubstr("tuple")));
+  }
+}
+
+TEST_F(ConvertTest, ReplacesOnlyWhenAsked) {
+  const std::string from = kGoldens + "/kinds.safetensors";
+  for (const std::string to : {"dcp", "torch"}) {
+    const std::string path = folder_ / to;
+    run({"convert", from, path, "--to", to, "--select", "w"});
+    EXPECT_THAT(
+        refused({"convert", from, path, "--to", to}), HasSubstr("already"));
+    EXPECT_EQ(Source::open(path)->tensors().size(), 1);
+    run({"convert", from, path, "--to", to, "--overwrite"});
+    EXPECT_EQ(Source::open(path)->tensors().size(), 6);
+  }
+  fs::create_directory(folder_ / "mine");
+  format::write_file(folder_ / "mine/diary.txt", "dear");
+  refused({"convert", from, folder_ / "mine", "--to", "dcp", "--overwrite"});
+  refused({"convert", from, folder_ / "mine", "--to", "torch", "--overwrite"});
+  EXPECT_EQ(format::read_file(folder_ / "mine/diary.txt"), "dear");
+}
+
+// A source that turns out to be damaged in the middle.
+TEST_F(ConvertTest, LeavesNothingBehindAfterAnError) {
+  HandmadeDcp dcp(folder_ / "d", {900'000});
+  dcp.add_rows("f", 0, 900'000);
+  dcp.write();
+  dcp.write_checksums();
+  flip_bit(folder_ / "d/f", 3'000'000);
+  for (const std::string to : {"dcp", "safetensors", "torch"}) {
+    EXPECT_THAT(
+        refused({"convert", folder_ / "d", folder_ / "x", "--to", to}),
+        HasSubstr("not those that were written"));
+  }
+  EXPECT_THAT(
+      refused(
+          {"convert",
+           folder_ / "d",
+           folder_ / "x.safetensors",
+           "--to",
+           "safetensors"}),
+      HasSubstr("not those that were written"));
+}
+
+// What a crash left is no hindrance, what lives is.
+TEST_F(ConvertTest, TakesOverThePartialFileOfACrash) {
+  const std::string from = kGoldens + "/kinds.safetensors";
+  format::write_file(folder_ / ".t.pt.partial", "half");
+  run({"convert", from, folder_ / "t.pt", "--to", "torch"});
+  EXPECT_THAT(names_in(folder_.path()), ElementsAre("t.pt"));
+}
+
+TEST_F(ConvertTest, ReshardsAndConsolidates) {
+  HandmadeDcp dcp(folder_ / "two", {5, 3});
+  dcp.add_rows("__0_0.distcp", 0, 3);
+  dcp.add_rows("__1_0.distcp", 3, 2);
+  dcp.write();
+  run({"reshard", folder_ / "two", folder_ / "four", "--world", "4"});
+  const auto four = Source::open(folder_ / "four");
+  std::vector<int64_t> rows;
+  for (const auto& box : four->tensors()[0].boxes) {
+    rows.push_back(box.sizes[0]);
+  }
+  EXPECT_THAT(rows, ElementsAre(2, 2, 1)); // as torch.chunk() does
+  EXPECT_EQ(read_tensor(*four, "w"), counting(0, 15));
+  EXPECT_TRUE(four->checksums());
+  EXPECT_THAT(
+      names_in(folder_ / "four"),
+      ElementsAre(
+          ".checksums",
+          ".metadata",
+          "__0_0.distcp",
+          "__1_0.distcp",
+          "__2_0.distcp",
+          "__3_0.distcp"));
+  run({"consolidate", folder_ / "four", folder_ / "one"});
+  const auto one = Source::open(folder_ / "one");
+  EXPECT_EQ(one->tensors()[0].boxes.size(), 1);
+  EXPECT_EQ(read_tensor(*one, "w"), counting(0, 15));
+  run({"consolidate", folder_ / "four", folder_ / "one.pt", "--to", "torch"});
+  EXPECT_EQ(
+      read_tensor(*Source::open(folder_ / "one.pt"), "w"), counting(0, 15));
+}
+
+TEST_F(ConvertTest, KeepsNumbersAndEmptyTensorsWhenResharding) {
+  const std::string from = kGoldens + "/plain";
+  run({"reshard", from, folder_ / "three", "--world", "3"});
+  EXPECT_THAT(run({"diff", from, folder_ / "three"}), HasSubstr("0 different"));
+}
+
+TEST_F(ConvertTest, RejectsBadOptions) {
+  const std::string from = kGoldens + "/plain";
+  EXPECT_EQ(ckpt({"convert", from, folder_ / "x"}).exit_code, 2);
+  EXPECT_EQ(
+      ckpt({"convert", from, folder_ / "x", "--to", "onnx"}).exit_code, 2);
+  EXPECT_EQ(
+      ckpt({"reshard", from, folder_ / "x", "--world", "0"}).exit_code, 2);
+  EXPECT_THAT(
+      refused(
+          {"convert",
+           from,
+           folder_ / "x",
+           "--to",
+           "safetensors",
+           "--drop-values",
+           "--max-shard-size",
+           "many"}),
+      HasSubstr("5GB"));
+  EXPECT_THAT(
+      refused({"convert", folder_ / "gone", folder_ / "x", "--to", "dcp"}),
+      HasSubstr("No such file"));
+  EXPECT_THAT(
+      refused({"convert", from, folder_ / "no/x", "--to", "dcp"}),
+      HasSubstr("parent folder"));
+}
+
+} // namespace
+} // namespace tessera::checkpoint
