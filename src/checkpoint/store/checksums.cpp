@@ -11,6 +11,7 @@
 #include "checkpoint/format/error.h"
 #include "checkpoint/format/json.h"
 #include "checkpoint/format/path.h"
+#include "checkpoint/store/xxh3.h"
 
 namespace tessera::checkpoint {
 
@@ -140,7 +141,8 @@ FileSums FileSummer::finish() {
 }
 
 uint64_t checksum(format::ByteSpan bytes) {
-  return XXH3_64bits(bytes.data(), bytes.size());
+  static const Xxh3 xxh3 = best_xxh3();
+  return xxh3(bytes.data(), bytes.size());
 }
 
 FileSums sums_of(format::ByteSpan bytes) {
