@@ -1,21 +1,43 @@
 #!/usr/bin/env bash
 # Usage: FOR=seconds scripts/fuzz.sh
 #
-# Builds the fuzzers in build/fuzz and runs each. Input that reaches new code is
-# kept in build/fuzz/corpus; input that fails is left in build/fuzz and named.
+# Builds the fuzzers in build/fuzz and runs them all at once, each over its part
+# of the corpus and then for FOR seconds. Input that reaches new code is kept in
+# build/fuzz/corpus; input that fails is left in build/fuzz and named.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-targets=(pickle metadata safetensors torch_file)
+targets=(pickle metadata safetensors torch_file checksums)
 seeds=tests/checkpoint/format/corpus
 folder=build/fuzz
 
 cmake --build "$folder" -j "${JOBS:-$(nproc)}" --target "${targets[@]/#/fuzz_}"
-for target in "${targets[@]}"; do
-  found="$folder/corpus/$target"
+
+fuzz() {
+  local found="$folder/corpus/$1"
   mkdir -p "$found"
-  echo "== fuzz_$target, ${FOR:-30} s"
-  "$folder/bin/fuzz_$target" -max_total_time="${FOR:-30}" -timeout=10 \
+  "$folder/bin/fuzz_$1" -max_total_time="${FOR:-30}" -timeout=10 \
     -rss_limit_mb=2048 -malloc_limit_mb=256 -max_len=65536 -verbosity=0 \
-    -print_final_stats=1 -artifact_prefix="$folder/" "$found" "$seeds/$target"
+    -print_final_stats=1 -artifact_prefix="$folder/" "$found" "$seeds/$1" \
+    >"$folder/fuzz_$1.log" 2>&1
+}
+
+echo "== ${FOR:-30} s of ${targets[*]}"
+processes=()
+for target in "${targets[@]}"; do
+  fuzz "$target" &
+  processes+=("$!")
 done
+status=0
+for i in "${!targets[@]}"; do
+  log="$folder/fuzz_${targets[i]}.log"
+  if wait "${processes[i]}"; then
+    units="$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")"
+    echo "fuzz_${targets[i]}: ${units:?not in $log} inputs, none failed"
+  else
+    status=1
+    cat "$log"
+    echo "fuzz_${targets[i]} FAILED"
+  fi
+done
+exit "$status"

@@ -90,8 +90,6 @@ list_missing() {
     need clang-format-14 "the layout check" has_command clang-format-14
     need openmpi-bin "tests under mpirun" has_command mpirun
     need iproute2 "tests with network namespaces" has_command ip
-  fi
-  if [[ "$profile" == fuzz ]]; then
     need clang-14 "libFuzzer" has_command clang++-14
     need libclang-rt-14-dev "libFuzzer's library" has_libfuzzer
   fi

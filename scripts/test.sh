@@ -99,6 +99,11 @@ check_headers() {
   cmake --build "$release" -j "$jobs" --target all_verify_interface_header_sets
 }
 
+# All formats of checkpoints at once, half a minute each.
+run_fuzzers() {
+  scripts/configure.sh fuzz tests && JOBS="$jobs" scripts/fuzz.sh
+}
+
 counted format scripts/format.sh --check
 counted includes check_includes
 if ! phase build build; then
@@ -107,6 +112,7 @@ if ! phase build build; then
 fi
 # A failed test is counted from its own XML, or from ctest's report.
 phase tests run_tests || true
+counted fuzz run_fuzzers
 counted install check_install
 counted headers check_headers
 finish --ctest "$ctest_report"

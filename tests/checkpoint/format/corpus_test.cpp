@@ -122,6 +122,17 @@ INSTANTIATE_TEST_SUITE_P(
             {"kinds.pt", "weights.pt", "optim.pt"}}),
     [](const auto& param) { return param.param.name; });
 
+// Goldens and damage: tests/checkpoint/store/checksums_test.cpp.
+TEST(ChecksumsCorpusTest, SurvivesTheCorpus) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(
+           TESSERA_FORMAT_CORPUS "/checksums")) {
+    fuzz_checksums(as_bytes(read_file(entry.path())));
+    ++count;
+  }
+  EXPECT_GT(count, 0);
+}
+
 TEST(PickleMemoryTest, PeaksBelowAMultipleOfTheInput) {
   // The most values that bytes can ask for: one each, in one list.
   const std::string values =

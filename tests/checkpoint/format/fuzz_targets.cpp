@@ -11,6 +11,7 @@
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/format/safetensors_index.h"
 #include "checkpoint/format/torch_file.h"
+#include "checkpoint/store/checksums.h"
 
 namespace tessera::format {
 namespace {
@@ -70,6 +71,17 @@ void fuzz_safetensors(ByteSpan bytes) {
 
 void fuzz_torch_file(ByteSpan bytes) {
   ignore_refusal([&] { read_torch_file(bytes); });
+}
+
+void fuzz_checksums(ByteSpan bytes) {
+  std::string written;
+  ignore_refusal([&] {
+    written =
+        checkpoint::write_checksums(checkpoint::read_checksums(as_text(bytes)));
+  });
+  require(
+      written.empty() || written == as_text(bytes),
+      "checksums changed when they were written");
 }
 
 } // namespace tessera::format

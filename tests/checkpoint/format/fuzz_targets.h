@@ -11,5 +11,6 @@ void fuzz_pickle(ByteSpan bytes);
 void fuzz_metadata(ByteSpan bytes);
 void fuzz_safetensors(ByteSpan bytes);
 void fuzz_torch_file(ByteSpan bytes);
+void fuzz_checksums(ByteSpan bytes);
 
 } // namespace tessera::format
