@@ -11,9 +11,9 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "comm/together.h"
 #include "fsdp/model_params.h"
 #include "fsdp/optim_transfer.h"
-#include "fsdp/together.h"
 #include "fsdp/write_model_state.h"
 #include "shard/boxes.h"
 #include "shard/names.h"
@@ -530,7 +530,7 @@ StateDict get_optimizer_state_dict(
   const ModelParams params(model, kCall);
   const Selection selection(
       kCall, model, submodules, options.keep_submodule_prefixes());
-  fsdp::together(params.groups(), kCall, [&] {
+  comm::together(params.groups(), kCall, [&] {
     for (torch::optim::Optimizer& optimizer : optimizers) {
       optim::initialize_state(optimizer);
     }
@@ -574,7 +574,7 @@ IncompatibleKeys set_model_state_dict(
   const Group group = group_for(params);
   const bool is_needed =
       !options.broadcast_from_rank0() || !group.valid() || group.rank() == 0;
-  fsdp::together(params.groups(), kCall, [&] {
+  comm::together(params.groups(), kCall, [&] {
     if (is_needed && model_state_dict.empty() &&
         !fsdp::state_entries(model).empty()) {
       raise(
@@ -605,7 +605,7 @@ void set_optimizer_state_dict(
 
   std::vector<fsdp::TensorGroups> tensors;
   std::vector<StateDict> parts(optimizers.size());
-  fsdp::together(params.groups(), kCall, [&] {
+  comm::together(params.groups(), kCall, [&] {
     std::vector<std::vector<Names>> names;
     for (const torch::optim::Optimizer& optimizer : optimizers) {
       tensors.push_back(fsdp::tensors_of(optimizer));
@@ -641,7 +641,7 @@ void set_optimizer_state_dict(
   // that came before, here and on other ranks, get theirs back.
   std::vector<StateDict> before;
   try {
-    fsdp::together(params.groups(), kCall, [&] {
+    comm::together(params.groups(), kCall, [&] {
       for (size_t i = 0; i < optimizers.size(); ++i) {
         before.push_back(optim::state_dict(optimizers[i]));
         optim::load_state_dict(optimizers[i], to_load[i]);

@@ -11,9 +11,9 @@
 #include <set>
 #include <unordered_map>
 
+#include "comm/together.h"
 #include "fsdp/incoming.h"
 #include "fsdp/optim_transfer.h"
-#include "fsdp/together.h"
 #include "shard/fresh_memory.h"
 #include "state/describe.h"
 #include "state/nearest.h"
@@ -64,7 +64,7 @@ class Loader {
   StateDict load() {
     // What can go wrong on one rank alone is found before ranks depend on each
     // other.
-    together(groups(), request_.call, [this] {
+    comm::together(groups(), request_.call, [this] {
       tensors_.emplace(model_, request_.tensors, request_.call);
       receives_ = request_.from == LoadFrom::Rank0 && group_.valid() &&
           group_.rank() != 0;

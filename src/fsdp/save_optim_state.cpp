@@ -10,8 +10,8 @@
 #include <map>
 #include <unordered_map>
 
+#include "comm/together.h"
 #include "fsdp/optim_transfer.h"
-#include "fsdp/together.h"
 
 namespace tessera::fsdp {
 
@@ -54,7 +54,7 @@ class Saver {
       : request_(request), model_(module, request.call) {}
 
   StateDict save() {
-    together(model_.groups(), request_.call, [this] { read_local(); });
+    comm::together(model_.groups(), request_.call, [this] { read_local(); });
     for (const Group& group : model_.groups()) {
       exchange(group);
     }

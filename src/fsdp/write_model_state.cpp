@@ -15,9 +15,9 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "comm/together.h"
 #include "fsdp/incoming.h"
 #include "fsdp/model_params.h"
-#include "fsdp/together.h"
 #include "state/describe.h"
 #include "state/nearest.h"
 
@@ -55,10 +55,10 @@ class Writer {
     IncompatibleKeys keys;
     receives_ = group_.valid() && group_.rank() != 0;
     if (group_.valid()) {
-      together({group_}, request_.call, [this] { check_source(); });
+      comm::together({group_}, request_.call, [this] { check_source(); });
       skeleton_ = broadcast_skeleton();
     }
-    together(params_.groups(), request_.call, [&] {
+    comm::together(params_.groups(), request_.call, [&] {
       keys = plan(group_.valid() ? skeleton_ : request_.dict);
     });
     for (const Group& group : params_.groups()) {

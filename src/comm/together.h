@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace tessera::fsdp {
+namespace tessera::comm {
 
 /// Runs `body`, which must not communicate. If it throws on any rank of the
 /// groups, all of them throw: where it did, what it threw; elsewhere an error
@@ -18,4 +18,4 @@ void together(
     std::string_view call,
     const std::function<void()>& body);
 
-} // namespace tessera::fsdp
+} // namespace tessera::comm

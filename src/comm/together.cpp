@@ -1,4 +1,4 @@
-#include "fsdp/together.h"
+#include "comm/together.h"
 
 #include <tessera/comm/agree.h>
 
@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-namespace tessera::fsdp {
+namespace tessera::comm {
 
 void together(
     const std::vector<Group>& groups,
@@ -41,4 +41,4 @@ void together(
   }
 }
 
-} // namespace tessera::fsdp
+} // namespace tessera::comm
