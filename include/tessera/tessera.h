@@ -5,6 +5,8 @@
 #include <tessera/comm/init.h>
 #include <tessera/comm/mesh.h>
 #include <tessera/comm/reduce_op.h>
+#include <tessera/ddp/comm_hook.h>
+#include <tessera/ddp/distributed_data_parallel.h>
 #include <tessera/ddp/join.h>
 #include <tessera/error.h>
 #include <tessera/fsdp/distributed_state_dict.h>
