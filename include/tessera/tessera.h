@@ -30,3 +30,4 @@
 #include <tessera/shard/sharded_tensor.h>
 #include <tessera/state/state_dict.h>
 #include <tessera/version.h>
+#include <tessera/zero/zero_redundancy_optimizer.h>
