@@ -21,7 +21,8 @@ RESULTS = ROOT / "build" / "bench" / "results.jsonl"
 
 
 def families(build):
-    """Family name -> commands. The name is the first part of its rows' names."""
+    """Family name -> commands. The name is the first part of its rows' names, but
+    ddp has those of zero too."""
     run = [f"{build}/bin/tessera", "run", "--cpu-threads", "1"]
     return {
         "comm": [
@@ -36,6 +37,10 @@ def families(build):
             run + ["-n", "2", f"{build}/bin/step_bench"],
             peer("steps.py", 2),
         ] + (gpu_steps(build) if has_gpu() else []),
+        "ddp": [
+            run + ["-n", "2", f"{build}/bin/ddp_bench"],
+            peer("ddp.py", 2),
+        ],
         "optim": [
             [f"{build}/bin/optim_bench"],
             [python_with_torch(), str(ROOT / "bench" / "peers" / "optim.py")],
@@ -131,21 +136,22 @@ def main():
     print("(Nx): how many times faster than the peer; (N%): share of the limit's speed")
     rows = {}
     for family in chosen:
+        own = []
         waits_for_peers = len(known[family]) > 1 and family != "comm"
         for command in known[family]:
             for row in rows_of(command):
                 if "ours" in row:
                     rows[row["name"]] = row
+                    own.append(row)
                 else:
                     rows[row["name"]]["peers"].update(row["peers"])
                 if not waits_for_peers:
                     print_row(row)
         if waits_for_peers:
-            for row in rows.values():
-                if row["name"].split("/")[0] == family:
-                    print_row(row)
+            for row in own:
+                print_row(row)
 
-    kept = [r for r in load_results() if r["name"].split("/")[0] not in chosen]
+    kept = [r for r in load_results() if r["name"].split("/")[0] not in chosen and r["name"] not in rows]
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *rows.values()]))
     print(f"{len(rows)} rows in {os.path.relpath(RESULTS)}")
