@@ -2,17 +2,19 @@
 # to install that is silent and takes a fraction of a second.
 #   make build JOBS=8         parallel compiles (default: all cores)
 #   make bench ONLY=step      one family of benchmarks
+#   make fuzz FOR=600         seconds for each fuzzer (default: 30)
 
 SHELL := /bin/bash
 JOBS ?= $(shell nproc)
 ONLY ?=
+FOR ?= 30
 
 RELEASE := build/release
 
 .DEFAULT_GOAL := help
 # Two builds in one folder at a time would fight over it.
 .NOTPARALLEL:
-.PHONY: help setup build demo test bench format lint asan tsan offline-deps clean
+.PHONY: help setup build demo test bench format lint asan tsan fuzz offline-deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -80,6 +82,11 @@ tsan: ## the tests labelled tsan, under TSan
 	@scripts/configure.sh tsan tests
 	@$(call build_labelled,build/tsan,tsan)
 	$(NO_ASLR) ctest --test-dir build/tsan -L '^tsan$$' --no-tests=error --output-on-failure
+
+fuzz: ## libFuzzer on the formats of checkpoints; FOR=seconds for each
+	@scripts/setup.sh fuzz
+	@scripts/configure.sh fuzz tests
+	@FOR=$(FOR) JOBS=$(JOBS) scripts/fuzz.sh
 
 offline-deps: ## gather headers and small libraries in .deps/ for a host with no network
 	@scripts/offline_deps.sh

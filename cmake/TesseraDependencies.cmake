@@ -9,6 +9,7 @@ endfunction()
 
 tessera_find_header(TESSERA_GLOO_INCLUDE gloo/algorithm.h libgloo-dev)
 tessera_find_header(TESSERA_XXHASH_INCLUDE xxhash.h libxxhash-dev)
+tessera_find_header(TESSERA_JSON_INCLUDE nlohmann/json.hpp nlohmann-json3-dev)
 tessera_find_header(TESSERA_CLI11_INCLUDE CLI/CLI.hpp libcli11-dev)
 
 add_library(tessera_headers INTERFACE)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Usage: scripts/setup.sh build|test|bench
+# Usage: scripts/setup.sh build|test|bench|fuzz
 #
 # Makes sure that what the profile needs is there: Debian packages, then
 # LibTorch. Silent when nothing is to do. Everything is looked at before
@@ -15,9 +15,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 profile="${1:-}"
 case "$profile" in
-  build | test | bench) ;;
+  build | test | bench | fuzz) ;;
   *)
-    echo "usage: scripts/setup.sh build|test|bench" >&2
+    echo "usage: scripts/setup.sh build|test|bench|fuzz" >&2
     exit 2
     ;;
 esac
@@ -68,6 +68,8 @@ has_cmake() {
   new_enough_for_us "${first_line##* }"
 }
 
+has_libfuzzer() { compgen -G '/usr/lib/llvm-14/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a' >/dev/null; }
+
 can_make_venv() { [[ "$python_makes_venv" == yes ]]; }
 
 list_missing() {
@@ -79,14 +81,19 @@ list_missing() {
   need python3 "finds LibTorch and runs the scripts" has_command python3
   need libgloo-dev "Gloo's headers, which LibTorch leaves out" has_header gloo/algorithm.h
   need libxxhash-dev "checksums" has_header xxhash.h
+  need nlohmann-json3-dev "JSON, in checkpoints" has_header nlohmann/json.hpp
   need libcli11-dev "the command line" has_header CLI/CLI.hpp
-  if [[ "$profile" == test ]]; then
+  if [[ "$profile" == test || "$profile" == fuzz ]]; then
     need libgtest-dev "the tests" has_header gtest/gtest.h
     need libgmock-dev "the tests" has_header gmock/gmock.h
     need librapidcheck-dev "property tests" has_header rapidcheck.h
     need clang-format-14 "the layout check" has_command clang-format-14
     need openmpi-bin "tests under mpirun" has_command mpirun
     need iproute2 "tests with network namespaces" has_command ip
+  fi
+  if [[ "$profile" == fuzz ]]; then
+    need clang-14 "libFuzzer" has_command clang++-14
+    need libclang-rt-14-dev "libFuzzer's library" has_libfuzzer
   fi
   if [[ "$torch_from" == new-venv ]]; then
     need python3-venv "makes .venv for LibTorch" can_make_venv

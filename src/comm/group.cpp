@@ -746,6 +746,20 @@ void Group::all_to_all(
   const auto sends = bytes_of_pieces(group, "inputs", inputs);
   check_splits_match(group, "all_to_all", receives, sends);
   const at::Device device = device_of(inputs, outputs);
+  for (const Pieces* pieces : {&inputs, &outputs}) {
+    for (const auto& tensors : *pieces) {
+      for (const at::Tensor& tensor : tensors) {
+        if (tensor.device() != device) {
+          group.raise_error<c10::ValueError>(
+              "all_to_all",
+              fmt::format(
+                  "pieces are on {} and on {}; all must be on one device.",
+                  device.str(),
+                  tensor.device().str()));
+        }
+      }
+    }
+  }
   const bool in_place = group.size() > 1 && device.is_cpu() &&
       group.backend(at::kCPU)->getBackendName() == "shm";
   if (in_place) {

@@ -1,6 +1,7 @@
 #include "comm/together.h"
 
 #include <tessera/comm/agree.h>
+#include <tessera/error.h>
 
 #include <c10/util/Exception.h>
 
@@ -25,19 +26,36 @@ void together(
     own = std::current_exception();
     text = error.what();
   }
-  std::exception_ptr told;
-  for (const Group& group : groups) { // all: each has ranks that wait for us
-    try {
-      fail_together(group, call, text);
-    } catch (const c10::Error&) {
-      told = told ? told : std::current_exception();
-    }
+  std::optional<std::string> told;
+  try {
+    for_each_group(
+        groups, [&](const Group& group) { fail_together(group, call, text); });
+  } catch (const c10::DistError&) {
+    throw; // a peer is gone
+  } catch (const c10::Error& error) {
+    told = error.what_without_backtrace();
   }
   if (own) {
     std::rethrow_exception(own);
   }
   if (told) {
-    std::rethrow_exception(told);
+    raise<c10::ValueError>({}, *told);
+  }
+}
+
+void for_each_group(
+    const std::vector<Group>& groups,
+    const std::function<void(const Group&)>& body) {
+  std::exception_ptr first;
+  for (const Group& group : groups) {
+    try {
+      body(group);
+    } catch (const c10::Error&) {
+      first = first ? first : std::current_exception();
+    }
+  }
+  if (first) {
+    std::rethrow_exception(first);
   }
 }
 

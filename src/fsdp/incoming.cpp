@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "comm/together.h"
 #include "shard/boxes.h"
 
 namespace tessera::fsdp {
@@ -24,32 +25,37 @@ bool is_within(const Group& inner, const Group& outer) {
       });
 }
 
-} // namespace
-
-at::Tensor part_of_whole(const ModelParam& param, const at::Tensor& whole) {
-  const shard::Run run = param.run();
-  return whole.detach().reshape({-1}).narrow(0, run.param_begin, run.numel);
-}
-
-std::optional<at::Tensor> local_part(
-    const ModelParam& param,
-    const ShardedTensor& tensor) {
+/// Boxes that are what this rank needs of the parameter.
+bool lies_here(const ModelParam& param, const ShardedTensor& tensor) {
   const auto& pieces = tensor.pieces();
   if (pieces.size() == 1 && pieces[0].box.sizes == tensor.sizes()) {
-    return part_of_whole(param, pieces[0].tensor);
+    return true;
   }
   const shard::Run run = param.run();
   const auto boxes =
       shard::boxes_of(tensor.sizes(), run.param_begin, run.numel);
-  if (boxes.size() != pieces.size()) {
+  return std::equal(
+      boxes.begin(),
+      boxes.end(),
+      pieces.begin(),
+      pieces.end(),
+      [](const Box& box, const auto& piece) { return box == piece.box; });
+}
+
+/// This rank's part of the parameter, flattened, if it lies here.
+std::optional<at::Tensor> local_part(
+    const ModelParam& param,
+    const ShardedTensor& tensor) {
+  if (!lies_here(param, tensor)) {
     return std::nullopt;
   }
+  const auto& pieces = tensor.pieces();
+  if (pieces.size() == 1 && pieces[0].box.sizes == tensor.sizes()) {
+    return part_of_whole(param, pieces[0].tensor);
+  }
   std::vector<at::Tensor> parts;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    if (boxes[i] != pieces[i].box) {
-      return std::nullopt;
-    }
-    parts.push_back(pieces[i].tensor.detach().reshape({-1}));
+  for (const auto& piece : pieces) {
+    parts.push_back(piece.tensor.detach().reshape({-1}));
   }
   if (parts.empty()) {
     return at::empty({0}, at::TensorOptions().dtype(tensor.dtype()));
@@ -57,12 +63,27 @@ std::optional<at::Tensor> local_part(
   return parts.size() == 1 ? parts.front() : at::cat(parts);
 }
 
+} // namespace
+
+at::Tensor part_of_whole(const ModelParam& param, const at::Tensor& whole) {
+  const shard::Run run = param.run();
+  return whole.detach().reshape({-1}).narrow(0, run.param_begin, run.numel);
+}
+
 void Incoming::add(const ModelParam& param, const ShardedTensor& tensor) {
   items_.push_back({&param, &tensor});
 }
 
 void Incoming::agree(const std::vector<Group>& groups, std::string_view call) {
-  for (const Group& group : groups) {
+  if (groups
+          .empty()) { // nothing is sharded here: the tensors' own ranks decide
+    for (const Item& item : items_) {
+      if (item.tensor->group().size() > 1) {
+        moves_.insert(item.tensor);
+      }
+    }
+  }
+  comm::for_each_group(groups, [&](const Group& group) {
     std::vector<const Item*> items;
     Bytes is_here;
     for (const Item& item : items_) {
@@ -71,7 +92,7 @@ void Incoming::agree(const std::vector<Group>& groups, std::string_view call) {
           : groups.front();
       if (its.name() == group.name()) {
         items.push_back(&item);
-        is_here.push_back(local_part(*item.param, *item.tensor) ? 1 : 0);
+        is_here.push_back(lies_here(*item.param, *item.tensor) ? 1 : 0);
       }
     }
     const auto by_rank = group.all_gather_bytes(is_here, "what moves");
@@ -95,13 +116,14 @@ void Incoming::agree(const std::vector<Group>& groups, std::string_view call) {
       }
     }
     fail_together(group, call, problem);
-  }
+  });
 }
 
 at::Tensor Incoming::take(const ModelParam& param, const ShardedTensor& tensor)
     const {
-  return moves_.contains(&tensor) ? part_of_whole(param, tensor.full_tensor())
-                                  : *local_part(param, tensor);
+  const auto part =
+      moves_.contains(&tensor) ? std::nullopt : local_part(param, tensor);
+  return part ? *part : part_of_whole(param, tensor.full_tensor());
 }
 
 } // namespace tessera::fsdp

@@ -43,9 +43,4 @@ class Incoming {
 /// This rank's part of a parameter, flattened, out of a full tensor.
 at::Tensor part_of_whole(const ModelParam& param, const at::Tensor& whole);
 
-/// The same if it lies here: the tensor is whole here, or exactly that range.
-std::optional<at::Tensor> local_part(
-    const ModelParam& param,
-    const ShardedTensor& tensor);
-
 } // namespace tessera::fsdp

@@ -1,5 +1,6 @@
 #include <tessera/comm/agree.h>
 #include <tessera/error.h>
+#include <tessera/optim/state_dict.h>
 
 #include <ATen/ops/empty.h>
 
@@ -56,27 +57,25 @@ class Loader {
   Loader(torch::nn::Module& module, const LoadRequest& request)
       : request_(request),
         model_(module, request.call),
-        group_(
-            request.group                 ? *request.group
-                : model_.groups().empty() ? Group()
-                                          : model_.groups().front()) {}
+        group_(request.group.value_or(model_.root_group())) {}
 
   StateDict load() {
     // What can go wrong on one rank alone is found before ranks depend on each
     // other.
     comm::together(groups(), request_.call, [this] {
       tensors_.emplace(model_, request_.tensors, request_.call);
-      receives_ = request_.from == LoadFrom::Rank0 && group_.valid() &&
-          group_.rank() != 0;
+      receives_ = is_from_rank0() && group_.rank() != 0;
+      if (is_from_rank0()) {
+        check_roots();
+      }
       if (!receives_) {
         plan(request_.osd);
       }
     });
     compare();
-    if (request_.from == LoadFrom::Rank0 && group_.valid()) {
+    if (is_from_rank0()) {
       skeleton_ = broadcast_skeleton();
-      plans_.clear();
-      plan(skeleton_);
+      comm::together(groups(), request_.call, [this] { plan(skeleton_); });
     }
     return assemble();
   }
@@ -84,6 +83,18 @@ class Loader {
  private:
   [[noreturn]] void refuse(const std::string& what) const {
     raise<c10::ValueError>({.call = request_.call}, what);
+  }
+
+  bool is_from_rank0() const {
+    return request_.from == LoadFrom::Rank0 && group_.valid();
+  }
+
+  void check_roots() const {
+    for (const ModelParam& param : model_.all()) {
+      if (param.is_sharded()) {
+        check_root(param, group_.global_ranks().front(), request_.call);
+      }
+    }
   }
 
   // ---- What each tensor of the optimizer is to have
@@ -96,29 +107,41 @@ class Loader {
 
   void plan(const StateDict& osd) {
     osd_ = &osd;
-    const StateValue* state = osd.find("state");
-    if (state == nullptr || !state->is_dict()) {
-      refuse(
-          "`optim_state_dict` must have the keys \"state\" and, unless it was taken out, \"param_groups\".");
-    }
-    for (const auto& [key, entry] : state->dict()) {
+    plans_.clear();
+    check_form(osd, request_.call);
+    const StateDict& state = osd.at("state").dict();
+    for (const auto& [key, entry] : state) {
       if (key.is_id()) {
         refuse(fmt::format(
             "`optim_state_dict` has the number {} as a key, expected names of the model's parameters. rekey_optim_state_dict() changes them.",
             key.id()));
       }
-      if (!entry.is_dict()) {
-        raise<c10::ValueError>(
-            {.call = request_.call, .parameter = key.name()},
-            fmt::format("its state is a {}, expected a dict.", entry.kind()));
-      }
+      refuse_sharded_source(key.name(), entry.dict());
     }
     for (const ModelParam& param : model_.all()) {
       const auto members = model_.held_by(param.leaf);
       if (members.front() == &param) {
-        if (auto wanted = wanted_for(members, state->dict())) {
+        if (auto wanted = wanted_for(members, state)) {
           plans_.push_back({members, std::move(*wanted)});
         }
+      }
+    }
+    groups_to_load_.reset();
+    if (const StateValue* groups = osd.find("param_groups")) {
+      groups_to_load_ = groups_of(groups->list());
+    }
+  }
+
+  /// Rank 0 must have full tensors.
+  void refuse_sharded_source(const std::string& param, const StateDict& entry)
+      const {
+    for (const auto& [name, value] : entry) {
+      if (value.is_sharded() && is_from_rank0() && osd_ == &request_.osd) {
+        raise<c10::ValueError>(
+            {.call = request_.call, .parameter = param},
+            fmt::format(
+                "its state \"{}\" is a sharded tensor; rank 0 must have full tensors.",
+                name.name()));
       }
     }
   }
@@ -256,9 +279,9 @@ class Loader {
         request_.from == LoadFrom::Everywhere) {
       return;
     }
-    for (const Group& group : groups()) {
+    comm::for_each_group(groups(), [this](const Group& group) {
       agree(group, request_.call, lines());
-    }
+    });
     if (request_.from == LoadFrom::Shards) {
       add_incoming();
       incoming_.agree(groups(), request_.call);
@@ -271,7 +294,8 @@ class Loader {
       return {};
     }
     if (request_.from == LoadFrom::Rank0) {
-      return group_.valid() ? std::vector<Group>{group_} : std::vector<Group>();
+      return is_from_rank0() ? std::vector<Group>{group_}
+                             : std::vector<Group>();
     }
     return model_.groups();
   }
@@ -280,18 +304,50 @@ class Loader {
   std::vector<std::string> lines() const {
     std::vector<std::string> result;
     for (const Plan& plan : plans_) {
-      if (!plan.members.front()->is_sharded()) {
-        continue; // may be a rank's own
-      }
+      const bool is_everybodys = plan.members.front()->is_sharded();
       std::string line = plan.members.front()->name + ":";
       for (const Wanted& wanted : plan.wanted) {
-        line += " " + wanted.name + "=" +
-            (wanted.dtype ? c10::toString(*wanted.dtype)
-                          : state::describe(wanted.value).c_str());
+        bool is_sharded = false;
+        for (const StateValue* value : wanted.by_member) {
+          is_sharded = is_sharded || (value != nullptr && value->is_sharded());
+        }
+        // What is not sharded here may be a rank's own, unless all ranks must
+        // put it together.
+        if (is_everybodys || is_sharded) {
+          line += " " + wanted.name + "=" +
+              (wanted.dtype ? c10::toString(*wanted.dtype)
+                            : state::describe(wanted.value).c_str()) +
+              (is_sharded ? " sharded" : "");
+        }
       }
       result.push_back(std::move(line));
     }
+    std::erase_if(
+        result, [](const std::string& line) { return line.ends_with(':'); });
+    if (groups_to_load_) {
+      for (const StateValue& group : *groups_to_load_) {
+        std::string line = "param_groups:";
+        for (const auto& [key, value] : group.dict()) {
+          if (key != StateKey("params")) {
+            line += " " + key.text() + "=" + text_of(value);
+          }
+        }
+        result.push_back(std::move(line));
+      }
+    }
     return result;
+  }
+
+  /// With the items of lists, which betas are.
+  static std::string text_of(const StateValue& value) {
+    if (!value.is_list()) {
+      return state::describe(value);
+    }
+    std::string text;
+    for (const StateValue& item : value.list()) {
+      text += (text.empty() ? "" : ", ") + state::describe(item);
+    }
+    return "[" + text + "]";
   }
 
   void add_incoming() {
@@ -342,8 +398,8 @@ class Loader {
     add_loaded(state, by_first);
     add_foreign(state);
     StateDict result{{"state", std::move(state)}};
-    if (const StateValue* groups = osd_->find("param_groups")) {
-      result.set("param_groups", groups_of(groups->list()));
+    if (groups_to_load_) {
+      result.set("param_groups", std::move(*groups_to_load_));
     }
     return result;
   }
@@ -382,7 +438,7 @@ class Loader {
       for (const auto& [name, value] : entry.dict()) {
         copy.set(
             name,
-            value.is_sharded() && request_.from == LoadFrom::Rank0
+            value.is_sharded() && is_from_rank0()
                 ? StateValue(broadcast_whole(key.name(), name.name()))
                 : value.clone());
       }
@@ -452,7 +508,7 @@ class Loader {
     if (value.is_tensor()) {
       return value.tensor().detach().clone();
     }
-    if (request_.from == LoadFrom::Rank0 && group_.valid()) {
+    if (is_from_rank0()) {
       return broadcast_whole(param.name, name);
     }
     return incoming_.take(param, value.sharded()).clone().view(param.shape());
@@ -493,7 +549,7 @@ class Loader {
     const at::Tensor flat = whole.view({-1});
     const at::Tensor part =
         param.is_flat() ? flat.narrow(0, run.shard_begin, run.numel) : flat;
-    if (request_.from == LoadFrom::Rank0 && group_.valid()) {
+    if (is_from_rank0()) {
       parts_.push_back({&param, part});
       sources_.push_back(
           receives_ ? at::Tensor() : root_tensor(param.name, name));
@@ -560,6 +616,7 @@ class Loader {
   StateDict skeleton_;
   const StateDict* osd_ = nullptr; // request_.osd or skeleton_
   std::vector<Plan> plans_;
+  std::optional<StateList> groups_to_load_;
   Incoming incoming_;
   std::vector<ParamPart> parts_; // to come from rank 0
   std::vector<at::Tensor> sources_; // there
@@ -571,6 +628,35 @@ StateDict load_optim_state(
     torch::nn::Module& model,
     const LoadRequest& request) {
   return Loader(model, request).load();
+}
+
+std::vector<StateDict> load_together(
+    const std::vector<Group>& groups,
+    std::string_view call,
+    const Optimizers& optimizers,
+    const std::vector<StateDict>& dicts) {
+  std::vector<StateDict> before;
+  try {
+    comm::together(groups, call, [&] {
+      for (size_t i = 0; i < optimizers.size(); ++i) {
+        // Loading makes new tensors, so these keep what there was.
+        before.push_back(optim::state_dict(optimizers[i]));
+        optim::load_state_dict(optimizers[i], dicts[i]);
+      }
+    });
+  } catch (...) {
+    load_back(optimizers, before);
+    throw;
+  }
+  return before;
+}
+
+void load_back(
+    const Optimizers& optimizers,
+    const std::vector<StateDict>& before) {
+  for (size_t i = 0; i < before.size(); ++i) {
+    optim::load_state_dict(optimizers[i], before[i]);
+  }
 }
 
 } // namespace tessera::fsdp

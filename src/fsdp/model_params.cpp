@@ -1,9 +1,11 @@
 #include "fsdp/model_params.h"
 
+#include <tessera/comm/init.h>
 #include <tessera/error.h>
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -50,8 +52,7 @@ at::Tensor ModelParam::own_part() const {
       /*with_key=*/true);
 }
 
-ShardedTensor ModelParam::sharded(const at::Tensor& like_leaf) const {
-  const at::Tensor part = part_of(like_leaf);
+ShardedTensor ModelParam::sharded(const at::Tensor& part) const {
   std::vector<ShardedTensor::Piece> pieces;
   int64_t begin = 0;
   const shard::Run range = run();
@@ -127,6 +128,13 @@ std::vector<const ModelParam*> ModelParams::held_by(
   return result;
 }
 
+Group ModelParams::root_group() const {
+  if (!groups_.empty()) {
+    return groups_.front();
+  }
+  return is_initialized() ? world() : Group();
+}
+
 std::vector<std::string> ModelParams::names() const {
   std::vector<std::string> result;
   for (const ModelParam& param : params_) {
@@ -188,6 +196,18 @@ std::vector<at::Tensor> gather(
   return wholes;
 }
 
+void check_root(const ModelParam& param, int root, std::string_view call) {
+  const Group& all = param.unit->groups().all;
+  if (!rank_in(all, root)) {
+    raise<c10::ValueError>(
+        {.call = call, .unit = param.unit->name(), .parameter = param.name},
+        fmt::format(
+            "its unit is spread over the ranks {}, and rank {} is not among them. Choose a group whose rank 0 is.",
+            fmt::join(all.global_ranks(), ", "),
+            root));
+  }
+}
+
 /// To the ranks of the root's copy of the model, and on to other copies.
 void scatter(
     const std::vector<at::Tensor>& wholes,
@@ -209,8 +229,10 @@ void scatter(
       shard::scatter(whole, cut, groups.shard, *root_here, unit.name());
     }
     if (groups.replicate.valid()) {
+      // Ranks of a group come copy by copy.
+      const int copy = *rank_in(groups.all, root) / groups.shard.size();
       for (const size_t i : indices) {
-        groups.replicate.broadcast(parts[i].mine, 0, parts[i].param->name);
+        groups.replicate.broadcast(parts[i].mine, copy, parts[i].param->name);
       }
     }
   }

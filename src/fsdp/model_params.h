@@ -41,8 +41,8 @@ struct ModelParam {
   at::Tensor part_of(const at::Tensor& like_leaf) const;
   /// This rank's part of the parameter, flattened. Writes to it are noticed.
   at::Tensor own_part() const;
-  /// That part as a sharded tensor; shares its memory.
-  ShardedTensor sharded(const at::Tensor& like_leaf) const;
+  /// A part of it, flattened, as a sharded tensor; shares its memory.
+  ShardedTensor sharded(const at::Tensor& part) const;
   /// Of the unit; only if it is sharded.
   const shard::Layout& layout() const;
 };
@@ -67,6 +67,9 @@ class ModelParams {
   const std::vector<Group>& groups() const {
     return groups_;
   }
+  /// Whose rank 0 has what only one rank has: the first of these, or the world;
+  /// no group in a process alone.
+  Group root_group() const;
   std::vector<std::string> names() const;
 
  private:
@@ -93,9 +96,12 @@ std::vector<at::Tensor> gather(
     std::optional<int> root,
     bool to_cpu);
 
-/// Fills every rank's parts from `wholes`, which only `root`, a rank of the
-/// world and the first of all that the parameters are spread over, needs to
-/// have. Collective.
+/// Throws c10::ValueError if the parameter cannot be filled from `root`, a rank
+/// of the world: it is not among those that it is spread over.
+void check_root(const ModelParam& param, int root, std::string_view call);
+
+/// Fills every rank's parts from `wholes`, which only `root` needs to have. See
+/// check_root(). Collective.
 void scatter(
     const std::vector<at::Tensor>& wholes,
     const std::vector<ParamPart>& parts,

@@ -76,9 +76,17 @@ StateDict full_state(
   }
   for (const fsdp::StateEntry& entry : fsdp::state_entries(module)) {
     const auto whole = gathered.find(entry.tensor.unsafeGetTensorImpl());
-    const at::Tensor tensor =
-        whole != gathered.end() ? whole->second : entry.tensor.detach();
-    result.set(entry.name, config.offload_to_cpu() ? tensor.cpu() : tensor);
+    if (whole != gathered.end()) {
+      result.set(entry.name, whole->second);
+    } else {
+      const at::Tensor tensor = entry.tensor.detach();
+      const bool moves = config.offload_to_cpu() && !tensor.is_cpu();
+      result.set(
+          entry.name,
+          moves                  ? tensor.cpu()
+              : gathered.empty() ? tensor // a plain module's own
+                                 : tensor.clone());
+    }
   }
   return result;
 }

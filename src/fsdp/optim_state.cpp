@@ -74,9 +74,7 @@ StateDict with_keys(const StateDict& osd, const Change& change) {
   if (StateValue* groups = result.find("param_groups")) {
     for (StateValue& group : groups->list()) {
       for (StateValue& param : group.dict().at("params").list()) {
-        const StateKey key = change(
-            param.is_int() ? StateKey(param.to_int())
-                           : StateKey(param.string()));
+        const StateKey key = change(fsdp::key_of(param));
         param = key.is_id() ? StateValue(key.id()) : StateValue(key.name());
       }
       sort_ids(group.dict().at("params").list());
@@ -145,6 +143,19 @@ Names local_names(
                 id));
       }
       result.add(id++, name->second);
+    }
+  }
+  return result;
+}
+
+StateDict to_cpu(const StateDict& osd) {
+  StateDict result = osd;
+  for (const auto& [key, entry] : osd.at("state").dict()) {
+    StateDict& copy = result.at("state").dict().at(key).dict();
+    for (const auto& [name, value] : entry.dict()) {
+      if (value.is_tensor() && value.tensor().defined()) {
+        copy.set(name, value.tensor().detach().cpu());
+      }
     }
   }
   return result;
@@ -253,6 +264,7 @@ StateDict rekey_optim_state_dict(
     torch::nn::Module& model,
     const LoadOptimStateOptions& options) {
   constexpr const char* kCall = "rekey_optim_state_dict";
+  fsdp::check_form(optim_state_dict, kCall);
   const TensorGroups groups = groups_from(kCall, model, options);
   const bool to_ids = key_type == OptimStateKeyType::PARAM_ID;
   const StateDict& state = optim_state_dict.at("state").dict();
@@ -293,9 +305,13 @@ StateDict optim_state_dict(
       : optim::state_dict(optim);
   if (settings.type == StateDictType::LOCAL_STATE_DICT) {
     const Names names = local_names(kCall, model, optim);
-    return with_keys(osd, [&](const StateKey& key) {
+    const StateDict local = with_keys(osd, [&](const StateKey& key) {
       return names.change(key, /*to_ids=*/false);
     });
+    return std::get<LocalOptimStateDictConfig>(settings.optim_config)
+               .offload_to_cpu()
+        ? to_cpu(local)
+        : local;
   }
   const auto* full =
       std::get_if<FullOptimStateDictConfig>(&settings.optim_config);
@@ -337,7 +353,8 @@ StateDict optim_state_dict_to_load(
              .keeps_names = options.is_named_optimizer,
              .group = options.group});
   if (options.load_directly) {
-    optim::load_state_dict(optim, result);
+    fsdp::load_together(
+        fsdp::ModelParams(model, kCall).groups(), kCall, {optim}, {result});
   }
   return result;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <tessera/comm/group.h>
+#include <tessera/fsdp/distributed_state_dict.h>
 #include <tessera/state/state_dict.h>
 
 #include <ATen/core/Tensor.h>
@@ -25,6 +26,14 @@ bool is_elementwise(
     std::string_view name,
     const StateValue& value,
     at::IntArrayRef like);
+
+/// Throws c10::ValueError unless `osd` has the form of an optimizer's state
+/// dict: "state" with a dict for each key, and, if there are any,
+/// "param_groups" with their "params".
+void check_form(const StateDict& osd, std::string_view call);
+
+/// An element of "params" as a key of "state".
+StateKey key_of(const StateValue& param);
 
 struct SaveRequest {
   std::string_view call;
@@ -63,5 +72,18 @@ struct LoadRequest {
 StateDict load_optim_state(
     torch::nn::Module& model,
     const LoadRequest& request);
+
+/// Loads each optimizer's dictionary; if one refuses its own, on any rank, all
+/// of them get back what they had. Returns what that was. Collective.
+std::vector<StateDict> load_together(
+    const std::vector<Group>& groups,
+    std::string_view call,
+    const Optimizers& optimizers,
+    const std::vector<StateDict>& dicts);
+
+/// What load_together() does then.
+void load_back(
+    const Optimizers& optimizers,
+    const std::vector<StateDict>& before);
 
 } // namespace tessera::fsdp

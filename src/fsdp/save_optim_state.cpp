@@ -23,6 +23,60 @@ bool is_elementwise(
       value.tensor().sizes() == like && (!like.empty() || name != "step");
 }
 
+void check_form(const StateDict& osd, std::string_view call) {
+  const auto refuse = [&](const std::string& what) {
+    raise<c10::ValueError>({.call = call}, what);
+  };
+  const StateValue* state = osd.find("state");
+  if (state == nullptr || !state->is_dict()) {
+    refuse(
+        "`optim_state_dict` must have the keys \"state\" and, unless it was taken out, \"param_groups\".");
+  }
+  for (const auto& [key, entry] : state->dict()) {
+    if (!entry.is_dict()) {
+      refuse(fmt::format(
+          "state.{} is a {}, expected a dict.", key.text(), entry.kind()));
+    }
+    for (const auto& [name, value] : entry.dict()) {
+      if (name.is_id()) {
+        refuse(fmt::format(
+            "state.{} has the number {} as a key, expected names of its values.",
+            key.text(),
+            name.id()));
+      }
+    }
+  }
+  const StateValue* groups = osd.find("param_groups");
+  if (groups == nullptr) {
+    return;
+  }
+  if (!groups->is_list()) {
+    refuse(fmt::format(
+        "param_groups is a {}, expected a list of dicts.", groups->kind()));
+  }
+  for (size_t g = 0; g < groups->list().size(); ++g) {
+    const StateValue& group = groups->list()[g];
+    const StateValue* params =
+        group.is_dict() ? group.dict().find("params") : nullptr;
+    if (params == nullptr || !params->is_list()) {
+      refuse(fmt::format(
+          "param_groups.{} is no dict with a list of \"params\".", g));
+    }
+    for (const StateValue& param : params->list()) {
+      if (!param.is_int() && !param.is_string()) {
+        refuse(fmt::format(
+            "param_groups.{}.params has a {}, expected numbers or names.",
+            g,
+            param.kind()));
+      }
+    }
+  }
+}
+
+StateKey key_of(const StateValue& param) {
+  return param.is_int() ? StateKey(param.to_int()) : StateKey(param.string());
+}
+
 namespace {
 
 /// [Note: catalogues]
@@ -55,12 +109,9 @@ class Saver {
 
   StateDict save() {
     comm::together(model_.groups(), request_.call, [this] { read_local(); });
-    for (const Group& group : model_.groups()) {
-      exchange(group);
-    }
-    const Group group = request_.group ? *request_.group
-        : model_.groups().empty()      ? Group()
-                                       : model_.groups().front();
+    comm::for_each_group(
+        model_.groups(), [this](const Group& group) { exchange(group); });
+    const Group group = request_.group.value_or(model_.root_group());
     is_root_ = !group.valid() || group.rank() == 0;
     if (group.valid()) {
       root_ = group.global_ranks().front();
@@ -77,13 +128,9 @@ class Saver {
   /// Finds this rank's entries, and describes those of sharded parameters.
   void read_local() {
     tensors_.emplace(model_, request_.tensors, request_.call);
-    const StateValue* state = request_.osd.find("state");
-    if (state == nullptr || !state->is_dict()) {
-      refuse(
-          "`optim_state_dict` must have the keys \"state\" and, unless it was taken out, \"param_groups\".");
-    }
+    check_form(request_.osd, request_.call);
     const auto by_key = keys();
-    for (const auto& [key, entry] : state->dict()) {
+    for (const auto& [key, entry] : request_.osd.at("state").dict()) {
       const auto found = by_key.find(key);
       if (found == by_key.end()) {
         if (key.is_id()) {
@@ -140,10 +187,7 @@ class Saver {
           result.emplace(group[i].id, &group[i]);
           result.emplace(group[i].members.front()->name, &group[i]);
         } else {
-          const StateValue& key = (*params)[i];
-          result.emplace(
-              key.is_int() ? StateKey(key.to_int()) : StateKey(key.string()),
-              &group[i]);
+          result.emplace(key_of((*params)[i]), &group[i]);
         }
       }
     }
@@ -454,8 +498,8 @@ class Saver {
       return ShardedTensor(
           param.shape(), dtype, {}, param.unit->groups().shard);
     }
-    const at::Tensor tensor = mine->tensor().detach();
-    return param.sharded(request_.offload_to_cpu ? tensor.cpu() : tensor);
+    const at::Tensor part = param.part_of(mine->tensor());
+    return param.sharded(request_.offload_to_cpu ? part.cpu() : part);
   }
 
   StateList named_groups(const StateList& groups) const {

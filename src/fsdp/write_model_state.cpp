@@ -1,7 +1,6 @@
 #include "fsdp/write_model_state.h"
 
 #include <tessera/comm/agree.h>
-#include <tessera/comm/init.h>
 #include <tessera/error.h>
 #include <tessera/fsdp/fully_shard.h>
 
@@ -28,6 +27,7 @@ namespace {
 struct Target {
   std::string name;
   ModelParam to;
+  bool is_buffer = false;
   const StateValue* value = nullptr;
 
   /// `part`: this rank's, flattened.
@@ -40,14 +40,29 @@ struct Target {
   }
 };
 
+/// `dict` with sharded tensors of no pieces in place of tensors: what the other
+/// ranks need to know of it before its values come.
+StateDict skeleton_of(const StateDict& dict, const Group& group) {
+  StateDict skeleton;
+  for (const auto& [key, value] : dict) {
+    if (value.is_tensor() && value.tensor().defined()) {
+      const at::Tensor& tensor = value.tensor();
+      skeleton.set(
+          key,
+          ShardedTensor(tensor.sizes().vec(), tensor.scalar_type(), {}, group));
+    } else {
+      skeleton.set(key, value);
+    }
+  }
+  return skeleton;
+}
+
 class Writer {
  public:
   Writer(torch::nn::Module& module, const WriteRequest& request)
       : module_(module), request_(request), params_(module, request.call) {
     if (request.from_rank0) {
-      group_ = !params_.groups().empty() ? params_.groups().front()
-          : is_initialized()             ? world()
-                                         : Group();
+      group_ = params_.root_group();
     }
   }
 
@@ -58,12 +73,14 @@ class Writer {
       comm::together({group_}, request_.call, [this] { check_source(); });
       skeleton_ = broadcast_skeleton();
     }
-    comm::together(params_.groups(), request_.call, [&] {
+    const auto groups =
+        group_.valid() ? std::vector<Group>{group_} : params_.groups();
+    comm::together(groups, request_.call, [&] {
       keys = plan(group_.valid() ? skeleton_ : request_.dict);
     });
-    for (const Group& group : params_.groups()) {
+    comm::for_each_group(groups, [this](const Group& group) {
       agree(group, request_.call, lines());
-    }
+    });
     if (!group_.valid()) {
       add_incoming();
       incoming_.agree(params_.groups(), request_.call);
@@ -74,6 +91,11 @@ class Writer {
 
  private:
   void check_source() const {
+    for (const ModelParam& param : params_.all()) {
+      if (param.is_sharded()) {
+        check_root(param, group_.global_ranks().front(), request_.call);
+      }
+    }
     for (const auto& [key, value] : request_.dict) {
       if (!receives_ && !value.is_tensor()) {
         raise<c10::ValueError>(
@@ -120,15 +142,17 @@ class Writer {
 
   std::vector<Target> all_targets() const {
     std::vector<Target> result;
-    const auto add_plain = [&](const std::string& name, const at::Tensor& one) {
-      result.push_back({name, {name, one, one, nullptr, {}}, nullptr});
-    };
+    const auto add_plain =
+        [&](const std::string& name, const at::Tensor& one, bool is_buffer) {
+          result.push_back(
+              {name, {name, one, one, nullptr, {}}, is_buffer, nullptr});
+        };
     if (request_.is_local) {
       for (const auto& [name, tensor] : named_parameters(module_)) {
-        add_plain(name, tensor);
+        add_plain(name, tensor, false);
       }
       for (const auto& [name, tensor] : named_buffers(module_)) {
-        add_plain(name, tensor);
+        add_plain(name, tensor, true);
       }
       return result;
     }
@@ -139,16 +163,16 @@ class Writer {
     for (const StateEntry& entry : state_entries(module_)) {
       const auto found = by_face.find(entry.tensor.unsafeGetTensorImpl());
       if (found == by_face.end()) {
-        add_plain(entry.name, entry.tensor);
+        add_plain(entry.name, entry.tensor, true);
       } else {
-        result.push_back({entry.name, *found->second, nullptr});
+        result.push_back({entry.name, *found->second, false, nullptr});
       }
     }
     return result;
   }
 
   static bool is_frozen(const Target& target) {
-    return !target.to.leaf.requires_grad();
+    return !target.is_buffer && !target.to.leaf.requires_grad();
   }
 
   void check(const Target& target) const {
@@ -177,7 +201,7 @@ class Writer {
   std::vector<std::string> lines() const {
     std::vector<std::string> result;
     for (const Target& target : targets_) {
-      if (target.to.is_sharded()) {
+      if (target.to.is_sharded() || target.value->is_sharded()) {
         result.push_back(
             target.name +
             (target.value->is_sharded() ? ": sharded" : ": full"));
@@ -285,21 +309,6 @@ void refuse_incompatible(
   }
   raise<c10::ValueError>(
       {.call = call}, text + "\nCorrect the names, or load without strict.");
-}
-
-StateDict skeleton_of(const StateDict& dict, const Group& group) {
-  StateDict skeleton;
-  for (const auto& [key, value] : dict) {
-    if (value.is_tensor() && value.tensor().defined()) {
-      const at::Tensor& tensor = value.tensor();
-      skeleton.set(
-          key,
-          ShardedTensor(tensor.sizes().vec(), tensor.scalar_type(), {}, group));
-    } else {
-      skeleton.set(key, value);
-    }
-  }
-  return skeleton;
 }
 
 IncompatibleKeys write_model_state(

@@ -34,8 +34,4 @@ void refuse_incompatible(
     const IncompatibleKeys& keys,
     const std::vector<std::string>& expected);
 
-/// `dict` with sharded tensors of no pieces in place of tensors: what the
-/// other ranks need to know of it before its values come.
-StateDict skeleton_of(const StateDict& dict, const Group& group);
-
 } // namespace tessera::fsdp

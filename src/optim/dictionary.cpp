@@ -336,6 +336,9 @@ void read_dictionary(
 StateValue copy_for(const at::Tensor& param, const StateValue& value) {
   if (value.is_tensor()) {
     const at::Tensor& tensor = value.tensor();
+    if (!tensor.defined()) {
+      return value;
+    }
     const bool casts = tensor.is_floating_point() && param.is_floating_point();
     return tensor.detach().to(
         param.device(),

@@ -7,6 +7,7 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <unordered_set>
 #include <utility>
 
 #include "optim/fields.h"
@@ -35,12 +36,42 @@ void Optimizer::add_param_group(
   if (group.has_options()) {
     check_class(group.options(), *this, {.call = name_});
   }
+  std::unordered_set<const c10::TensorImpl*> held;
+  for (const auto& other : param_groups_) {
+    for (const at::Tensor& param : other.params()) {
+      held.insert(param.unsafeGetTensorImpl());
+    }
+  }
+  for (size_t i = 0; i < group.params().size(); ++i) {
+    if (!held.insert(group.params()[i].unsafeGetTensorImpl()).second) {
+      raise<c10::ValueError>(
+          {.call = name_},
+          fmt::format(
+              "parameter {} of group {} is in this optimizer already: it would be updated twice.",
+              i,
+              param_groups_.size()));
+    }
+  }
   torch::optim::Optimizer::add_param_group(group);
   if (group.has_options()) {
     // LibTorch keeps options of its own classes only.
     param_groups_.back().set_options(group.options().clone());
   }
   options_of(param_groups_.size() - 1);
+}
+
+void Optimizer::save(torch::serialize::OutputArchive&) const {
+  refuse_archive();
+}
+
+void Optimizer::load(torch::serialize::InputArchive&) {
+  refuse_archive();
+}
+
+void Optimizer::refuse_archive() const {
+  raise<c10::NotImplementedError>(
+      {.call = name_},
+      "torch::save and torch::load know the state of LibTorch's own optimizers only. Use tessera::optim::state_dict and load_state_dict.");
 }
 
 const Options& Optimizer::options_of(size_t group) {

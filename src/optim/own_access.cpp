@@ -156,6 +156,17 @@ void check_options(Options& options, const ErrorSite& site) {
   if (!objection) {
     objection = options.objection();
   }
+  std::vector<std::string> own{"params"};
+  for (const OptionField& field : options.fields()) {
+    own.emplace_back(field.key);
+  }
+  for (const std::string& key : own) {
+    if (!objection && options.extra().contains(key)) {
+      objection = fmt::format(
+          "extra() has the key \"{}\", which is this class's own. Set the option.",
+          key);
+    }
+  }
   if (objection) {
     raise<c10::ValueError>(site, *objection);
   }

@@ -7,7 +7,9 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 
 namespace tessera {
 namespace {
@@ -25,6 +27,36 @@ namespace {
 constexpr char kMagic[] = "tsstate1";
 constexpr int kMaxDepth = 64;
 constexpr uint64_t kMaxDims = 64;
+constexpr uint64_t kMaxTensorBytes = uint64_t{1} << 62;
+
+/// Of whole bytes, each a number.
+bool has_elements(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kByte:
+    case at::kChar:
+    case at::kShort:
+    case at::kInt:
+    case at::kLong:
+    case at::kHalf:
+    case at::kFloat:
+    case at::kDouble:
+    case at::kComplexHalf:
+    case at::kComplexFloat:
+    case at::kComplexDouble:
+    case at::kBool:
+    case at::kBFloat16:
+    case at::kFloat8_e4m3fn:
+    case at::kFloat8_e5m2:
+    case at::kFloat8_e4m3fnuz:
+    case at::kFloat8_e5m2fnuz:
+    case at::kUInt16:
+    case at::kUInt32:
+    case at::kUInt64:
+      return true;
+    default:
+      return false;
+  }
+}
 
 enum class Tag : uint8_t {
   None,
@@ -225,11 +257,10 @@ class Reader {
   }
   at::ScalarType dtype() {
     const auto number = this->number<int64_t>();
-    const bool known =
-        number >= 0 && number < static_cast<int64_t>(at::ScalarType::Undefined);
-    const auto dtype = static_cast<at::ScalarType>(known ? number : 0);
-    if (!known || c10::isQIntType(dtype)) {
-      refuse(fmt::format("no dtype has the number {}", number));
+    const auto dtype = static_cast<at::ScalarType>(number);
+    if (number < 0 || number > std::numeric_limits<int8_t>::max() ||
+        !has_elements(dtype)) {
+      refuse(fmt::format("no dtype of tensors here has the number {}", number));
     }
     return dtype;
   }
@@ -247,11 +278,16 @@ class Reader {
     const at::ScalarType type = dtype();
     const std::vector<int64_t> shape = sizes();
     uint64_t bytes = c10::elementSize(type);
-    for (const int64_t size : shape) {
-      if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes)) {
+    bool is_empty = false;
+    for (const int64_t size : shape) { // strides are products too
+      is_empty = is_empty || size == 0;
+      const auto factor = static_cast<uint64_t>(std::max<int64_t>(size, 1));
+      if (__builtin_mul_overflow(bytes, factor, &bytes) ||
+          bytes > kMaxTensorBytes) {
         refuse("a tensor larger than memory");
       }
     }
+    bytes = is_empty ? 0 : bytes;
     const auto data = raw(bytes);
     const at::Tensor result = at::empty(shape, type);
     if (!data.empty()) {

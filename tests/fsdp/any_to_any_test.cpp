@@ -392,14 +392,23 @@ StateDict full_model(Trainer& trainer) {
       trainer.model(), StateDictOptions().full_state_dict(true));
 }
 
+StateDict full_state(Trainer& trainer) {
+  const auto state = get_state_dict(
+      trainer.model(),
+      trainer.optims(),
+      StateDictOptions().full_state_dict(true));
+  return {
+      {"model", state.model.clone()},
+      {"state", state.optimizer.at("state").clone()}};
+}
+
 void run(const Group& world, uint64_t number) {
   Dice dice(number);
   const ModelSpec spec(dice);
   const Setup from(dice, spec.layers.size());
   const Setup to = dice.flip(8) ? from : Setup(dice, spec.layers.size());
   const int64_t optimizer = dice.below(3);
-  const bool same_ranks = from.ranks == to.ranks && from.kind != Kind::Plain &&
-      to.kind != Kind::Plain;
+  const bool same_ranks = from.ranks == to.ranks;
   const int64_t way = dice.below(same_ranks ? 4 : 3);
   SCOPED_TRACE(
       "run " + std::to_string(number) + ": " + from.describe() + " to " +
@@ -441,6 +450,16 @@ void run(const Group& world, uint64_t number) {
   static constexpr Move kMoves[] = {
       move_full, move_by_fsdp, move_flattened, move_sharded};
   kMoves[way](world, source.get(), target.get());
+
+  // What moved is the same, to the bit.
+  StateDict moved;
+  if (source) {
+    moved = full_state(*source);
+  }
+  moved = state_from_bytes(world.broadcast_bytes(to_bytes(moved), 0));
+  if (target) {
+    EXPECT_EQ(diff(full_state(*target), moved), "");
+  }
 
   StateDict expected;
   if (source) {

@@ -7,6 +7,7 @@
 #include <tessera/fsdp/optim_state.h>
 #include <tessera/fsdp/state_dict_type.h>
 #include <tessera/optim/adam.h>
+#include <tessera/optim/named_optimizer.h>
 #include <tessera/optim/state_dict.h>
 
 #include "fsdp/training.h"
@@ -288,7 +289,7 @@ TEST_P(StateOfTest, BadOptimizerStateIsRefusedOnAllRanksAndNothingIsLoaded) {
           auto& group = bad.at("param_groups").list().front().dict();
           group.at("params").list().pop_back();
         },
-        "is missing");
+        "missing \"param_groups.");
     expect_refused(
         [&](StateDict& bad) {
           if (world.rank() == 1) {
@@ -309,6 +310,51 @@ TEST_P(StateOfTest, BadOptimizerStateIsRefusedOnAllRanksAndNothingIsLoaded) {
         error_of(
             [&] { set_optimizer_state_dict(*net, {strange}, good, kFull); }),
         HasSubstr("is not of this model"));
+  });
+}
+
+TEST_P(StateOfTest, IfOneOfThemIsRefusedModelAndOptimizersStayAsTheyAre) {
+  on_ranks(2, [](const Group& world) {
+    auto net = make(GetParam());
+    auto all = parameters(*net);
+    optim::Adam first({all.front()}, 0.01);
+    optim::Adam second(
+        std::vector<at::Tensor>(all.begin() + 1, all.end()), 0.02);
+    const Optimizers both{first, second};
+    auto state = get_state_dict(*net, both, kFull);
+    state.model = state.model.clone();
+    state.optimizer = state.optimizer.clone();
+    const StateDict model = state.model.clone();
+    const StateDict before[] = {
+        optim::state_dict(first).clone(), optim::state_dict(second).clone()};
+    for (const auto& [name, value] : state.model) {
+      value.tensor().add_(1);
+    }
+    for (const auto& [name, entry] : state.optimizer.at("state").dict()) {
+      entry.dict().at("exp_avg").tensor().add_(1);
+    }
+    const auto expect_refused = [&](const ModelAndOptimizerState& bad,
+                                    const char* text) {
+      EXPECT_THAT(
+          error_of([&] { set_state_dict(*net, both, bad, kFull); }),
+          HasSubstr(text));
+      EXPECT_EQ(diff(get_model_state_dict(*net, kFull), model), "");
+      EXPECT_EQ(diff(optim::state_dict(first), before[0]), "");
+      EXPECT_EQ(diff(optim::state_dict(second), before[1]), "");
+    };
+    auto bad_model = state;
+    bad_model.model.set("b.bias", torch::zeros({4}));
+    expect_refused(bad_model, "[4], the model [3]");
+    // Only the second optimizer, and only on rank 1, finds this one.
+    auto bad_option = state;
+    if (world.rank() == 1) {
+      bad_option.optimizer.at("param_groups")
+          .list()
+          .back()
+          .dict()
+          .set("lr", "fast");
+    }
+    expect_refused(bad_option, "lr");
   });
 }
 
@@ -350,6 +396,195 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(How::Flat, How::Orig, How::ShardFlat, How::ShardDim0),
     name_of);
 
+TEST(StateTest, ShardedStateLoadsIntoAPlainModelOnTheSameRanks) {
+  for (const How how : {How::Flat, How::Orig, How::ShardFlat, How::ShardDim0}) {
+    on_ranks(2, [how](const Group&) {
+      auto net = make(how);
+      auto optim = train(*net);
+      const auto state = get_state_dict(*net, {optim});
+      Net plain;
+      optim::Adam plain_optim(plain.parameters(), 0.5);
+      set_state_dict(plain, {plain_optim}, state);
+      EXPECT_EQ(diff(state_dict(plain), get_model_state_dict(*net, kFull)), "");
+      EXPECT_EQ(
+          diff(
+              get_optimizer_state_dict(plain, {plain_optim}).at("state").dict(),
+              get_optimizer_state_dict(*net, {optim}, kFull)
+                  .at("state")
+                  .dict()),
+          "");
+    });
+  }
+}
+
+/// Rank 0's errors reach ranks that have nothing of their own to find wrong.
+TEST(StateTest, WhatRank0SendsIsCheckedForAll) {
+  on_ranks(2, [](const Group& world) {
+    const auto from_rank0 =
+        StateDictOptions().full_state_dict(true).broadcast_from_rank0(true);
+    auto net = make(How::Orig);
+    auto optim = train(*net);
+    Net plain;
+    optim::Adam plain_optim(plain.parameters(), 0.5);
+    const auto sharded = get_state_dict(*net, {optim});
+    const auto full = get_state_dict(*net, {optim}, kFull);
+    const auto only_on_0 = [&](const StateDict& dict) {
+      return world.rank() == 0 ? dict : StateDict();
+    };
+    EXPECT_THROW(
+        set_model_state_dict(*net, only_on_0(sharded.model), from_rank0),
+        c10::ValueError);
+    EXPECT_THROW(
+        set_optimizer_state_dict(
+            *net, {optim}, only_on_0(sharded.optimizer), from_rank0),
+        c10::ValueError);
+    EXPECT_THROW(
+        (void)scatter_full_optim_state_dict(
+            only_on_0(sharded.optimizer), *net, {.optim = &optim}),
+        c10::ValueError);
+    EXPECT_ANY_THROW(set_model_state_dict(plain, {}, from_rank0));
+    EXPECT_ANY_THROW(
+        set_optimizer_state_dict(plain, {plain_optim}, {}, from_rank0));
+    StateDict bad = full.optimizer.clone();
+    bad.at("state").dict().set("stranger", StateDict());
+    EXPECT_THROW(
+        set_optimizer_state_dict(
+            plain, {plain_optim}, only_on_0(bad), from_rank0),
+        c10::ValueError);
+    set_optimizer_state_dict(
+        plain, {plain_optim}, only_on_0(full.optimizer), from_rank0);
+    set_model_state_dict(plain, only_on_0(full.model), from_rank0);
+    EXPECT_EQ(diff(state_dict(plain), full.model), "");
+  });
+}
+
+TEST(StateTest, OptionsThatDifferBetweenRanksAreRefused) {
+  on_ranks(2, [](const Group& world) {
+    auto net = make(How::Orig);
+    auto optim = train(*net);
+    StateDict osd = get_optimizer_state_dict(*net, {optim}, kFull).clone();
+    osd.at("param_groups")
+        .list()
+        .front()
+        .dict()
+        .set("lr", world.rank() == 0 ? 0.5 : 0.25);
+    EXPECT_THROW(
+        set_optimizer_state_dict(*net, {optim}, osd, kFull), DisagreementError);
+  });
+}
+
+TEST(StateTest, MissingOptimizerStateIsNamedUnlessToldOtherwise) {
+  on_ranks(2, [](const Group&) {
+    auto net = make(How::Orig);
+    auto optim = train(*net);
+    StateDict osd = get_optimizer_state_dict(*net, {optim}, kFull).clone();
+    osd.at("state").dict().erase("a.weight");
+    osd.at("state").dict().erase("b.bias");
+    const std::string error =
+        error_of([&] { set_optimizer_state_dict(*net, {optim}, osd, kFull); });
+    EXPECT_THAT(error, HasSubstr("missing \"state.a.weight\""));
+    EXPECT_THAT(error, HasSubstr("missing \"state.b.bias\""));
+    auto lenient = kFull;
+    set_optimizer_state_dict(*net, {optim}, osd, lenient.strict(false));
+    EXPECT_EQ(
+        get_optimizer_state_dict(*net, {optim}, kFull)
+            .at("state")
+            .dict()
+            .size(),
+        3u);
+  });
+}
+
+/// A rank without elements has no state; that must not make it initialize.
+TEST(StateTest, StateOnSomeRanksOnlyIsLeftAlone) {
+  on_ranks(2, [](const Group&) {
+    struct Two : torch::nn::Module {
+      at::Tensor one = register_parameter("one", torch::ones({1, 3}));
+      at::Tensor two = register_parameter("two", torch::ones({4, 3}));
+    };
+    auto net = std::make_shared<Two>();
+    fully_shard(*net, FullyShardOptions().layout(ShardLayout::Dim0));
+    optim::Adam optim(parameters(*net), 0.1);
+    net->one.sum().backward();
+    optim.step();
+    optim.zero_grad();
+    const StateDict osd = get_optimizer_state_dict(*net, {optim}, kFull);
+    EXPECT_EQ(osd.at("state").dict().keys(), (std::vector<StateKey>{"one"}));
+  });
+}
+
+TEST(StateTest, ANamedOptimizerLoadsByItsNames) {
+  on_ranks(2, [](const Group&) {
+    auto net = make(How::Orig);
+    const auto named = [](Net& model) {
+      return optim::NamedOptimizer(
+          named_parameters(model),
+          std::make_unique<optim::Adam>(parameters(model), 0.01));
+    };
+    auto optim = named(*net);
+    net->forward(torch::ones({4, 5})).sum().backward();
+    optim.step();
+    const auto state = get_state_dict(*net, {optim});
+    auto other = make(How::Orig);
+    auto other_optim = named(*other);
+    set_state_dict(*other, {other_optim}, state);
+    EXPECT_EQ(
+        diff(optim::state_dict(other_optim), optim::state_dict(optim)), "");
+  });
+}
+
+/// Copies of the model, and a rank 0 that is not in the first of them.
+TEST(StateTest, ScatteringReachesEveryCopy) {
+  on_ranks(4, [](const Group& world) {
+    const Mesh mesh(world, {2, 2});
+    auto net = std::make_shared<Net>();
+    FSDP<torch::nn::Module>(
+        net,
+        FSDPOptions()
+            .sharding_strategy(ShardingStrategy::HYBRID_SHARD)
+            .device_mesh(mesh));
+    auto optim = train(*net);
+    const StateDict full =
+        full_optim_state_dict(*net, optim, {.rank0_only = false});
+    const auto reversed = world.subgroup({3, 2, 1, 0});
+    const StateDict loaded = scatter_full_optim_state_dict(
+        reversed->rank() == 0 ? std::optional(full) : std::nullopt,
+        *net,
+        {.optim = &optim, .group = reversed});
+    EXPECT_EQ(diff(loaded, optim::state_dict(optim)), "");
+  });
+}
+
+TEST(StateTest, ARank0OutsideOfAUnitsGroupIsRefused) {
+  on_ranks(4, [](const Group& world) {
+    auto net = std::make_shared<Net>();
+    const auto half = world.split(world.rank() / 2);
+    fully_shard(*net->a, FullyShardOptions().group(*half));
+    fully_shard(*net);
+    const StateDict full = get_model_state_dict(*net, kFull);
+    EXPECT_THROW(
+        set_model_state_dict(
+            *net,
+            world.rank() == 0 ? full : StateDict(),
+            StateDictOptions().full_state_dict(true).broadcast_from_rank0(
+                true)),
+        c10::ValueError);
+    EXPECT_EQ(diff(get_model_state_dict(*net, kFull), full), "");
+  });
+}
+
+TEST(StateTest, NamesWithoutPrefixesMustStayApart) {
+  on_ranks(2, [](const Group&) {
+    auto net = make(How::Orig);
+    EXPECT_THROW(
+        (void)get_model_state_dict(
+            *net,
+            StateDictOptions().keep_submodule_prefixes(false),
+            {*net->a, *net->b}),
+        c10::ValueError);
+  });
+}
+
 TEST(StateTest, SubmodulesWithAndWithoutTheirPrefixes) {
   on_ranks(2, [](const Group&) {
     auto net = make(How::ShardDim0);
@@ -385,6 +620,10 @@ TEST(StateTest, FrozenParametersCanBeLeftOut) {
     EXPECT_FALSE(dict.contains("a.weight"));
     EXPECT_TRUE(dict.contains("a.bias"));
     EXPECT_NO_THROW(set_model_state_dict(*net, dict, options));
+    StateDict no_buffer = dict;
+    no_buffer.erase("seen");
+    EXPECT_THROW(
+        set_model_state_dict(*net, no_buffer, options), c10::ValueError);
     EXPECT_THAT(
         error_of([&] { set_model_state_dict(*net, dict); }),
         HasSubstr("missing \"a.weight\""));

@@ -98,9 +98,9 @@ TEST_P(LibTorchTest, HasTheDictionaryOfOurs) {
   train(*theirs, params, 0);
   train(*ours, others, 0);
   const Tolerance close{.rtol = 1e-12, .atol = 1e-12};
-  EXPECT_EQ(diff(state_dict(*theirs), state_dict(*ours), close), "");
-  const auto step = state_dict(*theirs).find_path("state.0.step");
-  if (step != nullptr) {
+  const auto dict = state_dict(*theirs);
+  EXPECT_EQ(diff(dict, state_dict(*ours), close), "");
+  if (const StateValue* step = dict.find_path("state.0.step")) {
     EXPECT_EQ(step->tensor().scalar_type(), at::kFloat);
     EXPECT_EQ(step->tensor().dim(), 0);
   }

@@ -385,5 +385,22 @@ TEST_P(RoundTripTest, TrainingGoesOnBitByBit) {
   EXPECT_EQ(diff(second->state_dict(), first->state_dict()), "");
 }
 
+TEST(OptimizerTest, LibTorchsArchivesAreRefused) {
+  Adam optimizer({torch::ones({2})}, 0.1);
+  std::ostringstream out;
+  EXPECT_THROW(torch::save(optimizer, out), c10::NotImplementedError);
+}
+
+TEST(OptimizerTest, AParameterTwiceIsRefused) {
+  const auto param = torch::ones({2});
+  EXPECT_THROW(Adam({param, param}, 0.1), c10::ValueError);
+}
+
+TEST(OptimizerTest, ExtraKeysCannotShadowOptions) {
+  EXPECT_THROW(
+      SGD({torch::ones({2})}, SGDOptions(0.1).extra("momentum", 3.0)),
+      c10::ValueError);
+}
+
 } // namespace
 } // namespace tessera::optim

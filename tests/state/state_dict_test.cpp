@@ -288,6 +288,17 @@ TEST(StateBytesTest, SpoiledBytesThrowOrReadAsSomethingElse) {
   EXPECT_GT(refused, 1000);
 }
 
+TEST(StateBytesTest, SizesThatOverflowAreRefused) {
+  Bytes bytes = to_bytes(StateDict{{"t", torch::zeros({0, 2, 3})}});
+  // The three sizes are the last numbers.
+  for (const int64_t size : {int64_t{1} << 62, int64_t{1} << 40}) {
+    Bytes spoiled = bytes;
+    std::memcpy(spoiled.data() + spoiled.size() - 16, &size, 8);
+    std::memcpy(spoiled.data() + spoiled.size() - 8, &size, 8);
+    EXPECT_THROW((void)state_from_bytes(spoiled), c10::ValueError);
+  }
+}
+
 TEST(StateBytesTest, DeepNestsAreRefused) {
   StateDict deep;
   for (int i = 0; i < 200; ++i) {

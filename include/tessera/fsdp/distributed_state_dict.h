@@ -18,10 +18,12 @@ struct TESSERA_API StateDictOptions {
   /// Full tensors instead of sharded ones: on all ranks, or with cpu_offload on
   /// rank 0 only, the others getting an empty dictionary.
   TORCH_ARG(bool, full_state_dict) = false;
+  /// Getting: in host memory. Setting takes tensors from anywhere.
   TORCH_ARG(bool, cpu_offload) = false;
-  /// Leave out parameters that do not require gradients.
+  /// Leave out parameters that do not require gradients; setting: they may be
+  /// missing.
   TORCH_ARG(bool, ignore_frozen_params) = false;
-  /// Keep the submodule's own prefix in names; only for `submodules`.
+  /// Getting from `submodules`: keep their prefixes in names.
   TORCH_ARG(bool, keep_submodule_prefixes) = true;
   /// Setting: throw for missing and unexpected keys.
   TORCH_ARG(bool, strict) = true;
@@ -65,12 +67,19 @@ TESSERA_API ModelAndOptimizerState get_state_dict(
     const Submodules& submodules = {});
 
 /// Writes state that the calls above returned, for this or another sharding.
-/// Everything is checked on all ranks before anything is written. With `strict`
-/// all missing and unexpected keys are named in one error, with the nearest
-/// name for each; without, they are returned and left alone.
+/// Everything is checked on all ranks first; after an error model and
+/// optimizers are as they were. With `strict` all missing and unexpected keys
+/// are named in one error, with the nearest name for each. Without, those of a
+/// model are returned and left alone; state of none of the optimizers'
+/// parameters is ignored, and their parameters may have none. (A trainable
+/// parameter that never had a gradient has no state: saved so, it needs
+/// strict(false).)
 ///
-/// Throws c10::ValueError on all ranks for what does not fit, and c10::Error
-/// for an empty dictionary where the model or the optimizers have state.
+/// All ranks must pass the same: names, shapes, kinds and options are compared,
+/// the values of full tensors are not. Throws c10::ValueError on all ranks for
+/// what does not fit, DisagreementError for what differs between ranks, and
+/// c10::Error for an empty dictionary where the model or the optimizers have
+/// state.
 TESSERA_API IncompatibleKeys set_model_state_dict(
     torch::nn::Module& model,
     const StateDict& model_state_dict,

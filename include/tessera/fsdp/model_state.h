@@ -13,9 +13,10 @@ namespace tessera {
 /// Parameters and buffers of any module under their own names, in the order of
 /// Python's state_dict: tied parameters under every name. Sharded parameters
 /// come as the module's state_dict_type says: full, local or sharded, in the
-/// dtype of the shards. Gathered units are resharded first. Full tensors are
-/// copies; other values share memory with the model, clone() makes a snapshot.
-/// Collective where units are sharded and the type is FULL_STATE_DICT.
+/// dtype of the shards. Gathered units are resharded first. FULL_STATE_DICT of
+/// a sharded module has copies; other values share memory with the module,
+/// clone() makes a snapshot. Collective where units are sharded and the type is
+/// FULL_STATE_DICT.
 ///
 /// Throws c10::Error inside summon_full_params: what is shown there is not in
 /// the shards yet.

@@ -67,7 +67,8 @@ TESSERA_API StateDict full_optim_state_dict(
 
 /// Names as keys, ShardedTensor values that share memory with the optimizer
 /// (clone() makes a snapshot). Tensors without dimensions and plain values stay
-/// as they are. Moves no tensor between ranks. Collective.
+/// as they are. Moves no tensor between ranks. `group` is Python's, and not
+/// needed. Collective.
 TESSERA_API StateDict sharded_optim_state_dict(
     torch::nn::Module& model,
     const torch::optim::Optimizer& optim,

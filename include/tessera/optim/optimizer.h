@@ -90,6 +90,11 @@ class TESSERA_API Optimizer : public torch::optim::Optimizer,
   /// options it has.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
+  /// LibTorch's archives hold the state of its own classes only: both throw
+  /// c10::NotImplementedError. state_dict() is there for that.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
   /// See the functions of these names in state_dict.h.
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& dict) override;
@@ -120,6 +125,7 @@ class TESSERA_API Optimizer : public torch::optim::Optimizer,
  private:
   friend class OwnAccess;
 
+  [[noreturn]] void refuse_archive() const;
   /// The group's options, completed by the defaults and checked. Groups come in
   /// by LibTorch's add_param_group() too.
   const Options& options_of(size_t group);

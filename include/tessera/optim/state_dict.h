@@ -52,7 +52,7 @@ TESSERA_API void load_state_dict(
 /// Gives an optimizer that has no state yet the state it would have after a
 /// step with zero gradients ("step" is 1), so that a dictionary has something
 /// to load into. Parameters and gradients are not touched. Does nothing if
-/// there is state; throws if there is none but some parameter has a gradient,
+/// there is state; throws if a parameter that would get some has a gradient,
 /// since a step is under way then. Not collective.
 TESSERA_API void initialize_state(torch::optim::Optimizer& optimizer);
 

@@ -1,0 +1,29 @@
+// The meaning of REDUCE, NEWOBJ and BUILD: which value stands for a call.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/format/pickle_globals.h"
+#include "checkpoint/format/value.h"
+
+namespace tessera::format {
+
+/// A call that a pickle asks for. It is not made.
+struct Call {
+  GlobalRef callee;
+  uint64_t at; // place in the pickle, for messages
+  std::vector<Value> args;
+  std::optional<Value> state; // what BUILD gave the result
+};
+
+/// What the call would have given. Throws FormatError for arguments that torch
+/// does not write.
+Value result_of(Call call);
+
+/// "TORCH_CHANNELS_LAST".
+MemoryFormat memory_format_named(std::string_view name, uint64_t at);
+
+} // namespace tessera::format

@@ -1,0 +1,63 @@
+// What a pickle's program leaves behind, before it is given a meaning.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/format/pickle_globals.h"
+#include "checkpoint/format/value.h"
+
+namespace tessera::format {
+
+constexpr uint32_t kNoNode = UINT32_MAX;
+
+/// [Note: a graph, then a tree]
+///
+/// Through the memo a pickle can name one value in many places, and put a
+/// container into itself. So the machine makes nodes that refer to one another
+/// by number, at most one for each byte of input. Only when it has stopped is
+/// it known that there is no cycle, how deep it nests and how large the tree
+/// is that it stands for; then the tree is built. Owning pointers instead would
+/// leak cycles, and a tree from the start would let the memo double it with
+/// every few bytes.
+struct Node {
+  enum class Kind : uint8_t {
+    kNone,
+    kBool,
+    kInt,
+    kFloat,
+    kText,
+    kBytes,
+    kList,
+    kTuple,
+    kSet,
+    kDict, // children: key, value, key, value
+    kGlobal,
+    kCall, // one child: the tuple of arguments
+    kPersistent, // one child: the id
+  };
+
+  Kind kind = Kind::kNone;
+  GlobalRef global{}; // kGlobal, and what kCall calls
+  uint32_t at = 0; // the opcode's place in the input
+  uint32_t state = kNoNode; // kCall: what BUILD gave
+  union {
+    int64_t integer = 0; // kBool, kInt
+    double number; // kFloat
+  };
+  std::string_view text; // kText, kBytes: in the input
+  std::vector<uint32_t> children;
+};
+
+/// The tree below `root`. Throws FormatError if there is a cycle, for what
+/// nests deeper than kMaxNesting or has more values than `input_bytes` allow,
+/// and for calls with wrong arguments.
+Value to_value(
+    const std::vector<Node>& nodes,
+    uint32_t root,
+    uint64_t input_bytes);
+
+constexpr size_t kMaxNesting = 128;
+
+} // namespace tessera::format

@@ -1,0 +1,442 @@
+#include "checkpoint/format/pickle_reader.h"
+
+#include <bit>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "checkpoint/format/error.h"
+#include "checkpoint/format/pickle_graph.h"
+#include "checkpoint/format/pickle_opcodes.h"
+#include "checkpoint/format/utf8.h"
+
+namespace tessera::format {
+namespace {
+
+using Kind = Node::Kind;
+
+// See [Note: a graph, then a tree].
+class Machine {
+ public:
+  explicit Machine(ByteSpan bytes) : bytes_(bytes) {
+    if (bytes.size() >= UINT32_MAX) {
+      throw FormatError("a pickle of 4 GiB or more");
+    }
+  }
+
+  Value run() {
+    read_protocol();
+    while (step()) {
+    }
+    if (marks_.size() != 0 || stack_.size() != 1) {
+      refuse("leaves more or less than one value");
+    }
+    if (place_ != bytes_.size()) {
+      throw FormatError(
+          place_,
+          std::to_string(bytes_.size() - place_) +
+              " bytes behind the end of the pickle");
+    }
+    return to_value(nodes_, stack_[0], bytes_.size());
+  }
+
+ private:
+  // ---- Input ----
+
+  template <class T>
+  T number() {
+    return load_le<T>(take(sizeof(T)), 0);
+  }
+
+  // Checked before anything is allocated: `count` is what the file says.
+  ByteSpan take(uint64_t count) {
+    if (count > bytes_.size() - place_) {
+      refuse(
+          "wants " + std::to_string(count) + " bytes, " +
+          std::to_string(bytes_.size() - place_) + " are left");
+    }
+    const auto taken = bytes_.subspan(place_, count);
+    place_ += count;
+    return taken;
+  }
+
+  std::string_view line() {
+    const auto rest = as_text(bytes_.subspan(place_));
+    const auto end = rest.find('\n');
+    if (end == std::string_view::npos) {
+      refuse("has a name without an end");
+    }
+    place_ += end + 1;
+    return rest.substr(0, end);
+  }
+
+  [[noreturn]] void refuse(const std::string& what) const {
+    throw FormatError(at_, opcode_name(bytes_[at_]) + " " + what);
+  }
+
+  void read_protocol() {
+    if (bytes_.size() < 2 ||
+        bytes_[0] != static_cast<uint8_t>(Opcode::kProto)) {
+      throw FormatError(0, "this is no pickle of protocol 2 or later");
+    }
+    if (bytes_[1] < 2 || bytes_[1] > 5) {
+      throw FormatError(
+          1, "pickle protocol " + std::to_string(bytes_[1]) + ", not 2 to 5");
+    }
+    place_ = 2;
+  }
+
+  // ---- Stack and memo ----
+
+  Node& push(Kind kind) {
+    stack_.push_back(static_cast<uint32_t>(nodes_.size()));
+    auto& node = nodes_.emplace_back();
+    node.kind = kind;
+    node.at = static_cast<uint32_t>(at_);
+    return node;
+  }
+
+  size_t floor() const {
+    return marks_.empty() ? 0 : marks_.back();
+  }
+
+  uint32_t pop() {
+    if (stack_.size() <= floor()) {
+      refuse("finds the stack empty");
+    }
+    const uint32_t top = stack_.back();
+    stack_.pop_back();
+    return top;
+  }
+
+  uint32_t top() {
+    const uint32_t id = pop();
+    stack_.push_back(id);
+    return id;
+  }
+
+  std::vector<uint32_t> pop_last(size_t count) {
+    if (stack_.size() - floor() < count) {
+      refuse("finds the stack empty");
+    }
+    std::vector<uint32_t> ids(stack_.end() - count, stack_.end());
+    stack_.resize(stack_.size() - count);
+    return ids;
+  }
+
+  std::vector<uint32_t> pop_to_mark() {
+    if (marks_.empty()) {
+      refuse("finds no mark");
+    }
+    auto ids = pop_last(stack_.size() - marks_.back());
+    marks_.pop_back();
+    return ids;
+  }
+
+  Node& top_of(Kind kind, const char* what) {
+    auto& node = nodes_[top()];
+    if (node.kind != kind) {
+      refuse(std::string("is not on ") + what);
+    }
+    return node;
+  }
+
+  void put(uint32_t slot) {
+    // Pickles number their slots from 0 on; a gap would be memory for nothing.
+    if (slot > memo_.size()) {
+      refuse("leaves a gap in the memo before " + std::to_string(slot));
+    }
+    const uint32_t id = top();
+    if (slot == memo_.size()) {
+      memo_.push_back(id);
+    } else {
+      memo_[slot] = id;
+    }
+  }
+
+  void get(uint32_t slot) {
+    if (slot >= memo_.size()) {
+      refuse("wants " + std::to_string(slot) + " of the memo, which is empty");
+    }
+    stack_.push_back(memo_[slot]);
+  }
+
+  // ---- Values ----
+
+  void push_int(int64_t value) {
+    push(Kind::kInt).integer = value;
+  }
+
+  void push_long(ByteSpan digits) {
+    if (digits.size() > sizeof(int64_t)) {
+      refuse("has an integer of more than 64 bits");
+    }
+    uint64_t value = 0;
+    for (size_t i = 0; i < digits.size(); ++i) {
+      value |= static_cast<uint64_t>(digits[i]) << (8 * i);
+    }
+    if (!digits.empty() && digits.size() < 8 && digits.back() >= 0x80) {
+      value |= UINT64_MAX << (8 * digits.size());
+    }
+    push_int(static_cast<int64_t>(value));
+  }
+
+  void push_float() {
+    const auto bits = __builtin_bswap64(number<uint64_t>());
+    push(Kind::kFloat).number = std::bit_cast<double>(bits);
+  }
+
+  void push_text(uint64_t length) {
+    const auto text = as_text(take(length));
+    if (!is_utf8(text)) {
+      refuse("has a string that is no UTF-8");
+    }
+    push(Kind::kText).text = text;
+  }
+
+  void push_bytes(uint64_t length) {
+    const auto bytes = as_text(take(length));
+    push(Kind::kBytes).text = bytes;
+  }
+
+  void push_tuple(std::vector<uint32_t> ids) {
+    push(Kind::kTuple).children = std::move(ids);
+  }
+
+  void append(const std::vector<uint32_t>& ids, Kind kind, const char* what) {
+    auto& children = top_of(kind, what).children;
+    children.insert(children.end(), ids.begin(), ids.end());
+  }
+
+  void set_items(const std::vector<uint32_t>& ids) {
+    if (ids.size() % 2 != 0) {
+      refuse("has a key without a value");
+    }
+    append(ids, Kind::kDict, "a dict");
+  }
+
+  // ---- Globals and calls ----
+
+  void push_global(std::string_view module, std::string_view name) {
+    const auto found = find_global(module, name);
+    if (!found) {
+      refuse(
+          "names " + in_quotes(std::string(module) + "." + std::string(name)) +
+          ", which is not among what a checkpoint may contain");
+    }
+    push(Kind::kGlobal).global = *found;
+  }
+
+  void stack_global() {
+    const Node& name = nodes_[pop()];
+    const Node& module = nodes_[pop()];
+    if (name.kind != Kind::kText || module.kind != Kind::kText) {
+      refuse("wants two strings");
+    }
+    push_global(module.text, name.text);
+  }
+
+  void call(bool is_new_object) {
+    const uint32_t args_id = pop();
+    const Node& args = nodes_[args_id];
+    const Node& callee = nodes_[pop()];
+    if (callee.kind != Kind::kGlobal || args.kind != Kind::kTuple) {
+      refuse("wants a global and a tuple");
+    }
+    const GlobalRef global = callee.global;
+    if (is_new_object != (global.global == Global::kObject)) {
+      refuse("is not how torch writes this global");
+    }
+    if (global.global == Global::kOrderedDict) {
+      if (!args.children.empty()) {
+        refuse("gives an OrderedDict arguments");
+      }
+      push(Kind::kDict);
+      return;
+    }
+    auto& node = push(Kind::kCall);
+    node.global = global;
+    node.children = {args_id}; // shared, not copied: the memo may repeat it
+  }
+
+  void build() {
+    const uint32_t state = pop();
+    auto& node = nodes_[top()];
+    if (node.kind == Kind::kDict && nodes_[state].kind == Kind::kDict) {
+      return; // attributes of an OrderedDict, which are not kept
+    }
+    if (node.kind != Kind::kCall || node.global.global != Global::kObject ||
+        node.state != kNoNode) {
+      refuse("is not on a new object");
+    }
+    node.state = state;
+  }
+
+  void persistent() {
+    const uint32_t id = pop();
+    push(Kind::kPersistent).children = {id};
+  }
+
+  // ---- One opcode; false after the last ----
+
+  bool step() {
+    at_ = place_;
+    if (place_ == bytes_.size()) {
+      throw FormatError(place_, "the pickle ends before its STOP");
+    }
+    const uint8_t code = bytes_[place_++];
+    switch (static_cast<Opcode>(code)) {
+      case Opcode::kStop:
+        return false;
+      case Opcode::kFrame:
+        if (number<uint64_t>() > bytes_.size() - place_) {
+          refuse("is longer than the file");
+        }
+        return true;
+      case Opcode::kMark:
+        marks_.push_back(stack_.size());
+        return true;
+      case Opcode::kNone:
+        push(Kind::kNone);
+        return true;
+      case Opcode::kNewTrue:
+        push(Kind::kBool).integer = 1;
+        return true;
+      case Opcode::kNewFalse:
+        push(Kind::kBool);
+        return true;
+      case Opcode::kBinInt:
+        push_int(number<int32_t>());
+        return true;
+      case Opcode::kBinInt1:
+        push_int(number<uint8_t>());
+        return true;
+      case Opcode::kBinInt2:
+        push_int(number<uint16_t>());
+        return true;
+      case Opcode::kLong1:
+        push_long(take(number<uint8_t>()));
+        return true;
+      case Opcode::kBinFloat:
+        push_float();
+        return true;
+      case Opcode::kShortBinUnicode:
+        push_text(number<uint8_t>());
+        return true;
+      case Opcode::kBinUnicode:
+        push_text(number<uint32_t>());
+        return true;
+      case Opcode::kBinUnicode8:
+        push_text(number<uint64_t>());
+        return true;
+      case Opcode::kShortBinBytes:
+        push_bytes(number<uint8_t>());
+        return true;
+      case Opcode::kBinBytes:
+        push_bytes(number<uint32_t>());
+        return true;
+      case Opcode::kBinBytes8:
+      case Opcode::kByteArray8:
+        push_bytes(number<uint64_t>());
+        return true;
+      case Opcode::kEmptyList:
+        push(Kind::kList);
+        return true;
+      case Opcode::kAppend:
+        append({pop()}, Kind::kList, "a list");
+        return true;
+      case Opcode::kAppends:
+        append(pop_to_mark(), Kind::kList, "a list");
+        return true;
+      case Opcode::kEmptyTuple:
+        push(Kind::kTuple);
+        return true;
+      case Opcode::kTuple:
+        push_tuple(pop_to_mark());
+        return true;
+      case Opcode::kTuple1:
+        push_tuple(pop_last(1));
+        return true;
+      case Opcode::kTuple2:
+        push_tuple(pop_last(2));
+        return true;
+      case Opcode::kTuple3:
+        push_tuple(pop_last(3));
+        return true;
+      case Opcode::kEmptyDict:
+        push(Kind::kDict);
+        return true;
+      case Opcode::kSetItem:
+        set_items(pop_last(2));
+        return true;
+      case Opcode::kSetItems:
+        set_items(pop_to_mark());
+        return true;
+      case Opcode::kEmptySet:
+        push(Kind::kSet);
+        return true;
+      case Opcode::kAddItems:
+        append(pop_to_mark(), Kind::kSet, "a set");
+        return true;
+      case Opcode::kFrozenSet: {
+        auto ids = pop_to_mark();
+        push(Kind::kSet).children = std::move(ids);
+        return true;
+      }
+      case Opcode::kBinPut:
+        put(number<uint8_t>());
+        return true;
+      case Opcode::kLongBinPut:
+        put(number<uint32_t>());
+        return true;
+      case Opcode::kMemoize:
+        put(static_cast<uint32_t>(memo_.size()));
+        return true;
+      case Opcode::kBinGet:
+        get(number<uint8_t>());
+        return true;
+      case Opcode::kLongBinGet:
+        get(number<uint32_t>());
+        return true;
+      case Opcode::kGlobal: {
+        const auto module = line();
+        push_global(module, line());
+        return true;
+      }
+      case Opcode::kStackGlobal:
+        stack_global();
+        return true;
+      case Opcode::kReduce:
+        call(false);
+        return true;
+      case Opcode::kNewObj:
+        call(true);
+        return true;
+      case Opcode::kBuild:
+        build();
+        return true;
+      case Opcode::kBinPersId:
+        persistent();
+        return true;
+      case Opcode::kProto:
+        break; // stands at the beginning only
+    }
+    throw FormatError(at_, "opcode " + opcode_name(code) + " is not accepted");
+  }
+
+  const ByteSpan bytes_;
+  size_t place_ = 0;
+  size_t at_ = 0; // where the opcode being executed begins
+  std::vector<Node> nodes_;
+  std::vector<uint32_t> stack_;
+  std::vector<size_t> marks_; // heights of the stack
+  std::vector<uint32_t> memo_;
+};
+
+} // namespace
+
+Value read_pickle(ByteSpan bytes) {
+  return Machine(bytes).run();
+}
+
+} // namespace tessera::format

@@ -1,0 +1,75 @@
+#include "checkpoint/format/fuzz_targets.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "checkpoint/format/dcp_metadata.h"
+#include "checkpoint/format/error.h"
+#include "checkpoint/format/pickle_reader.h"
+#include "checkpoint/format/pickle_writer.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/format/safetensors_index.h"
+#include "checkpoint/format/torch_file.h"
+
+namespace tessera::format {
+namespace {
+
+void require(bool condition, const char* what) {
+  if (!condition) {
+    std::fprintf(stderr, "%s\n", what);
+    std::abort();
+  }
+}
+
+// Only for the refusal of input: what we wrote ourselves must be taken.
+template <class Read>
+void ignore_refusal(const Read& read) {
+  try {
+    read();
+  } catch (const FormatError&) {
+  }
+}
+
+} // namespace
+
+void fuzz_pickle(ByteSpan bytes) {
+  std::string written;
+  ignore_refusal([&] { written = write_pickle(read_pickle(bytes)); });
+  if (!written.empty()) {
+    // As text: NaN differs from itself.
+    require(
+        write_pickle(read_pickle(as_bytes(written))) == written,
+        "a pickle changed when it was written");
+  }
+}
+
+void fuzz_metadata(ByteSpan bytes) {
+  std::optional<DcpMetadata> metadata;
+  ignore_refusal([&] { metadata = read_dcp_metadata(bytes); });
+  if (metadata) {
+    const auto written = write_dcp_metadata(*metadata);
+    require(
+        read_dcp_metadata(as_bytes(written)) == *metadata,
+        "metadata changed when it was written");
+  }
+}
+
+void fuzz_safetensors(ByteSpan bytes) {
+  std::optional<SafetensorsHeader> header;
+  ignore_refusal([&] { header = read_safetensors(bytes); });
+  if (header) {
+    auto written = lay_out_safetensors(&*header);
+    written.append(header->tensors.empty() ? 0 : header->tensors.back().end, 0);
+    require(
+        read_safetensors(as_bytes(written)).tensors == header->tensors,
+        "a header changed when it was written");
+  }
+  ignore_refusal([&] { read_safetensors_index(as_text(bytes)); });
+}
+
+void fuzz_torch_file(ByteSpan bytes) {
+  ignore_refusal([&] { read_torch_file(bytes); });
+}
+
+} // namespace tessera::format
