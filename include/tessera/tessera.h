@@ -30,4 +30,5 @@
 #include <tessera/shard/sharded_tensor.h>
 #include <tessera/state/state_dict.h>
 #include <tessera/version.h>
+#include <tessera/zero/ddp_zero_hook.h>
 #include <tessera/zero/zero_redundancy_optimizer.h>

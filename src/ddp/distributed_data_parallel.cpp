@@ -184,7 +184,8 @@ DdpHandle::DdpHandle(
               static_cast<int64_t>(options.bucket_cap_mb() * kBytesPerMb),
           .gradient_as_bucket_view = options.gradient_as_bucket_view(),
           .tolerates_unused =
-              options.find_unused_parameters() || options.static_graph()},
+              options.find_unused_parameters() || options.static_graph(),
+          .rebuilds_after = options.static_graph() ? 2 : 1},
       [this] { before_reduction(); });
 }
 
@@ -252,6 +253,10 @@ void DdpHandle::register_comm_hook(CommHook hook) {
             : "register_comm_hook can only be called once: there is a hook already. Make one that does both.");
   }
   impl_->reducer->set_hook(std::move(hook));
+}
+
+bool DdpHandle::has_rebuilt_buckets() const {
+  return impl_->reducer->has_rebuilt();
 }
 
 /// What a rank without inputs does.

@@ -274,7 +274,7 @@ void Reducer::settle(double num_missing) {
   if (!is_shadow_ && moves_data()) {
     write_back(used);
   }
-  if (!has_rebuilt_) {
+  if (!has_rebuilt_ && ++num_reductions_ >= options_.rebuilds_after) {
     rebuild_buckets();
   }
   for (Bucket& bucket : buckets_) {

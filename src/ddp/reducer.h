@@ -28,6 +28,9 @@ struct ReducerOptions {
   bool gradient_as_bucket_view = false;
   /// Parameters may come without a gradient.
   bool tolerates_unused = false;
+  /// Reductions before buckets are made in the order of gradients. PyTorch
+  /// takes one more with a static graph, and hooks count on the number.
+  int rebuilds_after = 1;
 };
 
 /// [Note: reducer]
@@ -53,7 +56,8 @@ struct ReducerOptions {
 /// show anybody, and it takes Python's futures for its hooks.
 ///
 /// Buckets are made in the reverse order of the parameters at first, and after
-/// the first backward in the order in which gradients came on rank 0.
+/// the first backward (or the second, see ReducerOptions) in the order in which
+/// gradients came on rank 0.
 class Reducer {
  public:
   /// `on_begin` is called at the first gradient of a backward that reduces.
@@ -77,6 +81,9 @@ class Reducer {
   }
   bool has_hook() const {
     return hook_ != nullptr;
+  }
+  bool has_rebuilt() const {
+    return has_rebuilt_;
   }
 
   /// Makes the collectives of a backward without having one: with gradients of
@@ -130,6 +137,7 @@ class Reducer {
   std::mutex mutex_; // the engine has a thread for each device
   bool is_reducing_ = false; // from the first gradient to the end of backward
   bool is_shadow_ = false;
+  int num_reductions_ = 0; // until it has rebuilt
   bool has_rebuilt_ = false;
   bool has_memory_ = false; // buckets, as far as needed
   std::vector<Slot> slots_; // by parameter

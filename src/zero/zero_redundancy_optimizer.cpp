@@ -22,6 +22,7 @@
 #include "shard/unit.h"
 #include "zero/gather_state.h"
 #include "zero/local_state.h"
+#include "zero/overlap.h"
 #include "zero/param_buckets.h"
 #include "zero/partition.h"
 
@@ -37,6 +38,40 @@ constexpr const char* kAddGroup = "ZeroRedundancyOptimizer::add_param_group";
 ErrorSite site(const Group& group, const char* call) {
   return {.call = call, .rank = group.rank(), .world_size = group.size()};
 }
+
+[[noreturn]] void refuse_groups(const ErrorSite& where) {
+  raise(
+      where,
+      "ZeroRedundancyOptimizer with `overlap_with_ddp=True` only supports a single parameter group. Put all parameters into one, or call step() yourself, without overlap.");
+}
+
+/// An optimizer has only some parameters, with other gradients.
+class Narrowed {
+ public:
+  Narrowed(
+      std::vector<at::Tensor>& held,
+      std::vector<at::Tensor> params,
+      const std::vector<at::Tensor>& gradients)
+      : held_(held), all_(std::exchange(held, std::move(params))) {
+    for (size_t i = 0; i < held_.size(); ++i) {
+      before_.push_back(
+          std::exchange(held_[i].mutable_grad(), gradients[i].detach()));
+    }
+  }
+  ~Narrowed() {
+    for (size_t i = 0; i < held_.size(); ++i) {
+      held_[i].mutable_grad() = before_[i];
+    }
+    held_ = std::move(all_);
+  }
+  Narrowed(const Narrowed&) = delete;
+  Narrowed& operator=(const Narrowed&) = delete;
+
+ private:
+  std::vector<at::Tensor>& held_;
+  std::vector<at::Tensor> all_;
+  std::vector<at::Tensor> before_;
+};
 
 } // namespace
 
@@ -79,11 +114,15 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(
     const MakeOptimizer& make_optimizer,
     ZeroOptions options)
     : torch::optim::Optimizer(std::vector<OptimizerParamGroup>(), nullptr),
-      group_(options.process_group().value_or(Group())) {
+      group_(options.process_group().value_or(Group())),
+      make_optimizer_(make_optimizer) {
   if (!group_.valid()) {
     group_ = world();
   }
   partition_ = std::make_unique<zero::Partition>(group_.size());
+  if (options.overlap_with_ddp()) {
+    overlap_ = std::make_shared<zero::Overlap>(*this);
+  }
   std::vector<OptimizerParamGroup> local;
   comm::together({group_}, kName, [&] {
     if (param_groups.empty()) {
@@ -91,13 +130,17 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(
           site(group_, kName),
           "ZeroRedundancyOptimizer got an empty parameter list. Pass the parameters of a model.");
     }
+    if (overlap_ && param_groups.size() > 1) {
+      refuse_groups(site(group_, kName));
+    }
     for (const OptimizerParamGroup& group : param_groups) {
       check_group(group);
       partition_->add_group(group.params());
       param_groups_.emplace_back(group.params());
       auto& part = local.emplace_back(group);
-      part.params() =
-          partition_->of_group(group_.rank(), param_groups_.size() - 1);
+      part.params() = overlap_
+          ? std::vector<at::Tensor>() // until buckets are known
+          : partition_->of_group(group_.rank(), param_groups_.size() - 1);
     }
     optim_ = make_optimizer(local);
     if (optim_ == nullptr || optim_->param_groups().size() != local.size()) {
@@ -116,13 +159,35 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(
   for (size_t i = 0; i < param_groups_.size(); ++i) {
     param_groups_[i].set_options(optim_->param_groups()[i].options().clone());
   }
-  if (options.parameters_as_bucket_view()) {
+  if (options.parameters_as_bucket_view() && !overlap_) {
     buckets_ = std::make_unique<zero::ParamBuckets>();
     buckets_->build(partition_->owned());
   }
 }
 
-ZeroRedundancyOptimizer::~ZeroRedundancyOptimizer() = default;
+ZeroRedundancyOptimizer::~ZeroRedundancyOptimizer() {
+  if (overlap_) {
+    overlap_->disconnect();
+  }
+}
+
+torch::optim::Optimizer& ZeroRedundancyOptimizer::optim() {
+  check_is_set_up("ZeroRedundancyOptimizer::optim");
+  return *optim_;
+}
+
+const torch::optim::Optimizer& ZeroRedundancyOptimizer::optim() const {
+  check_is_set_up("ZeroRedundancyOptimizer::optim");
+  return *optim_;
+}
+
+void ZeroRedundancyOptimizer::check_is_set_up(const char* call) const {
+  if (overlap_ && !overlap_->is_ready()) {
+    raise(
+        site(group_, call),
+        "This method should not be called until this ZeroRedundancyOptimizer instance has been fully initialized: with overlap_with_ddp that is in the third backward through its hook, in the fourth under static_graph.");
+  }
+}
 
 void ZeroRedundancyOptimizer::check_group(
     const OptimizerParamGroup& group) const {
@@ -207,6 +272,9 @@ void ZeroRedundancyOptimizer::agree_on(
 
 void ZeroRedundancyOptimizer::add_param_group(
     const OptimizerParamGroup& group) {
+  if (overlap_) {
+    refuse_groups(site(group_, kAddGroup));
+  }
   check_untouched();
   comm::together({group_}, kAddGroup, [&] { check_group(group); });
   agree_on({group}, kAddGroup);
@@ -258,6 +326,11 @@ void ZeroRedundancyOptimizer::exchange_options() {
 }
 
 at::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
+  if (overlap_) {
+    TORCH_WARN(
+        "`step()` should not be included in the training loop when `overlap_with_ddp=True`: backward steps.");
+    return {};
+  }
   Join::notify_join_context(*this);
   return step_and_send(closure, nullptr);
 }
@@ -265,6 +338,9 @@ at::Tensor ZeroRedundancyOptimizer::step(LossClosure closure) {
 at::Tensor ZeroRedundancyOptimizer::step(
     LossClosure closure,
     const std::any& extra) {
+  if (overlap_) {
+    return step(std::move(closure));
+  }
   Join::notify_join_context(*this);
   return step_and_send(closure, &extra);
 }
@@ -326,9 +402,32 @@ void ZeroRedundancyOptimizer::send_params() {
   }
 }
 
+/// For Overlap: the parameters that this rank steps are known.
+void ZeroRedundancyOptimizer::make_local_optimizer(
+    std::vector<at::Tensor> own) {
+  optim_ = make_optimizer_({OptimizerParamGroup(
+      std::move(own), param_groups_.front().options().clone())});
+  give_options_to_local();
+}
+
+/// For Overlap: steps some of this rank's parameters.
+void ZeroRedundancyOptimizer::step_part(
+    const std::vector<at::Tensor>& params,
+    const std::vector<at::Tensor>& gradients) {
+  check_untouched();
+  {
+    Lend lend(*this);
+    Narrowed narrowed(
+        optim_->param_groups().front().params(), params, gradients);
+    optim_->step();
+  }
+  give_options_to_local();
+}
+
 void ZeroRedundancyOptimizer::consolidate_state_dict(int to) {
   constexpr const char* kCall =
       "ZeroRedundancyOptimizer::consolidate_state_dict";
+  check_is_set_up(kCall);
   StateDict own;
   comm::together({group_}, kCall, [&] {
     if (to < 0 || to >= group_.size()) {
@@ -352,6 +451,7 @@ void ZeroRedundancyOptimizer::consolidate_state_dict(int to) {
 }
 
 StateDict ZeroRedundancyOptimizer::state_dict() const {
+  check_is_set_up("ZeroRedundancyOptimizer::state_dict");
   if (!consolidated_) {
     raise(
         site(group_, "ZeroRedundancyOptimizer::state_dict"),
@@ -374,6 +474,7 @@ StateDict ZeroRedundancyOptimizer::state_dict() const {
 }
 
 void ZeroRedundancyOptimizer::load_state_dict(const StateDict& dict) {
+  check_is_set_up("ZeroRedundancyOptimizer::load_state_dict");
   check_untouched();
   optim::load_state_dict(
       *optim_, zero::local_part_of(dict, *optim_, param_groups_));
@@ -383,11 +484,17 @@ void ZeroRedundancyOptimizer::load_state_dict(const StateDict& dict) {
 }
 
 void ZeroRedundancyOptimizer::initialize_state() {
+  check_is_set_up("ZeroRedundancyOptimizer::initialize_state");
   optim::initialize_state(*optim_);
 }
 
 std::unique_ptr<JoinHook> ZeroRedundancyOptimizer::join_hook(
     const JoinArguments& /*arguments*/) {
+  if (overlap_) {
+    raise<c10::NotImplementedError>(
+        site(group_, kName),
+        "with overlap_with_ddp it is stepped by the DistributedDataParallel, and cannot be joined by itself. Join the DistributedDataParallel alone.");
+  }
   struct Hook : JoinHook {
     explicit Hook(ZeroRedundancyOptimizer& owner) : zero(owner) {}
     void main_hook() override {

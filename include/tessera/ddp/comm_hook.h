@@ -55,8 +55,9 @@ class TESSERA_API GradBucket {
   std::vector<at::Tensor> parameters_;
 };
 
-/// Called once, at the end of backward: waits, and returns what the gradients
-/// become, a tensor like the bucket's buffer or that itself.
+/// Called once, at the end of backward, bucket by bucket: waits, and returns
+/// what the gradients become, a tensor like the bucket's buffer or that itself.
+/// A hook that wraps another may call the other's sooner.
 using CommFuture = std::function<at::Tensor()>;
 
 /// Reduces a bucket in place of the average over all ranks. Called during

@@ -70,6 +70,9 @@ class TESSERA_API DdpHandle : public Joinable {
   /// Reduces buckets with `hook` from the next backward on. Throws if there is
   /// one. Not collective, but all ranks must do the same.
   void register_comm_hook(CommHook hook);
+  /// True once buckets are as they will stay: after the first backward that
+  /// reduces, or the second under static_graph.
+  bool has_rebuilt_buckets() const;
 
   /// A rank without inputs contributes zeros, and takes the model of a rank
   /// that trained to the end. Averages are still over all ranks.

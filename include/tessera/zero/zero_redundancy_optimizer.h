@@ -19,6 +19,7 @@
 namespace tessera {
 
 namespace zero {
+class Overlap;
 class ParamBuckets;
 class Partition;
 } // namespace zero
@@ -55,6 +56,11 @@ struct TESSERA_API ZeroOptions {
   /// Parameters become views of one tensor a device and owner: nothing is
   /// packed to be sent, at the price that their memory is freed together.
   TORCH_ARG(bool, parameters_as_bucket_view) = false;
+  /// Steps are made in the backward of a DistributedDataParallel, by
+  /// hook_with_zero_step() or hook_with_zero_step_interleaved(). The local
+  /// optimizer is made when the buckets of gradients are final; parameters then
+  /// become views of what travels. For one param group.
+  TORCH_ARG(bool, overlap_with_ddp) = false;
 };
 
 /// Optimizer state cut over the ranks (ZeRO stage 1): each parameter has an
@@ -94,24 +100,23 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
 
   /// The local optimizer's step, then everybody gets the new parameters.
   /// Returns what the local one returns: the loss of this rank's closure. If
-  /// the local step throws on a rank, all ranks throw.
+  /// the local step throws on a rank, all ranks throw. With overlap_with_ddp it
+  /// only warns.
   at::Tensor step(LossClosure closure = nullptr) override;
   /// The same for a local optimizer that is StepTakesExtra; throws
   /// c10::TypeError for others.
   at::Tensor step(LossClosure closure, const std::any& extra);
 
   /// Adds a group; parameters that are there already keep their owners. Throws
-  /// as the constructor does. Hides LibTorch's, which must not be called.
+  /// as the constructor does, and with overlap_with_ddp. Hides LibTorch's,
+  /// which must not be called.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// The local optimizer: a group for each of ours, with this rank's
-  /// parameters, largest first, maybe none.
-  torch::optim::Optimizer& optim() {
-    return *optim_;
-  }
-  const torch::optim::Optimizer& optim() const {
-    return *optim_;
-  }
+  /// parameters, largest first, maybe none. With overlap_with_ddp this, and
+  /// whatever has to do with state, throws c10::Error until backwards step.
+  torch::optim::Optimizer& optim();
+  const torch::optim::Optimizer& optim() const;
 
   /// Collects the state of all ranks on rank `to` of the process group, in host
   /// memory, until the next call. `to` needs memory for it and a bucket of 32
@@ -130,6 +135,8 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   void initialize_state() override;
 
   /// A rank without inputs goes on making steps, with the gradients it has.
+  /// Throws c10::NotImplementedError with overlap_with_ddp: join the
+  /// DistributedDataParallel, whose reductions step.
   std::unique_ptr<JoinHook> join_hook(const JoinArguments& arguments) override;
   at::Device join_device() const override;
   Group join_process_group() const override {
@@ -137,6 +144,7 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   }
 
  private:
+  friend class zero::Overlap;
   class Lend;
 
   void check_group(const torch::optim::OptimizerParamGroup& group) const;
@@ -144,13 +152,21 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
       const std::vector<torch::optim::OptimizerParamGroup>& groups,
       const char* call) const;
   void check_untouched() const;
+  void check_is_set_up(const char* call) const;
   void give_options_to_local();
   void exchange_options();
   at::Tensor step_locally(const LossClosure& closure, const std::any* extra);
   at::Tensor step_and_send(const LossClosure& closure, const std::any* extra);
   void send_params();
+  void make_local_optimizer(std::vector<at::Tensor> own);
+  void step_part(
+      const std::vector<at::Tensor>& params,
+      const std::vector<at::Tensor>& gradients);
 
   Group group_;
+  MakeOptimizer make_optimizer_;
+  /// Null unless steps are made in backward; shared with the hook.
+  std::shared_ptr<zero::Overlap> overlap_;
   std::unique_ptr<torch::optim::Optimizer> optim_;
   std::unique_ptr<zero::Partition> partition_;
   /// Null unless parameters are bucket views.
