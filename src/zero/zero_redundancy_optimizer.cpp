@@ -156,9 +156,7 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(
   });
   agree_on(param_groups_, kName);
   defaults_ = optim_->defaults().clone();
-  for (size_t i = 0; i < param_groups_.size(); ++i) {
-    param_groups_[i].set_options(optim_->param_groups()[i].options().clone());
-  }
+  take_options_from_local();
   if (options.parameters_as_bucket_view() && !overlap_) {
     buckets_ = std::make_unique<zero::ParamBuckets>();
     buckets_->build(partition_->owned());
@@ -317,6 +315,12 @@ void ZeroRedundancyOptimizer::give_options_to_local() {
   }
 }
 
+void ZeroRedundancyOptimizer::take_options_from_local() {
+  for (size_t i = 0; i < param_groups_.size(); ++i) {
+    param_groups_[i].set_options(optim_->param_groups()[i].options().clone());
+  }
+}
+
 void ZeroRedundancyOptimizer::exchange_options() {
   for (size_t i = 0; i < param_groups_.size(); ++i) {
     OptimizerParamGroup& local = optim_->param_groups()[i];
@@ -424,15 +428,15 @@ void ZeroRedundancyOptimizer::step_part(
   give_options_to_local();
 }
 
-void ZeroRedundancyOptimizer::consolidate_state_dict(int to) {
-  constexpr const char* kCall =
-      "ZeroRedundancyOptimizer::consolidate_state_dict";
-  check_is_set_up(kCall);
+/// This rank's part, by the numbers of all parameters, to be sent to a rank.
+/// Throws on all ranks or on none.
+StateDict ZeroRedundancyOptimizer::own_state(const char* call, int to) {
+  check_is_set_up(call);
   StateDict own;
-  comm::together({group_}, kCall, [&] {
+  comm::together({group_}, call, [&] {
     if (to < 0 || to >= group_.size()) {
       raise<c10::ValueError>(
-          site(group_, kCall),
+          site(group_, call),
           fmt::format(
               "there is no rank {} in group \"{}\" of {}.",
               to,
@@ -443,6 +447,12 @@ void ZeroRedundancyOptimizer::consolidate_state_dict(int to) {
     give_options_to_local();
     own = zero::with_global_ids(*optim_, param_groups_);
   });
+  return own;
+}
+
+void ZeroRedundancyOptimizer::consolidate_state_dict(int to) {
+  const StateDict own =
+      own_state("ZeroRedundancyOptimizer::consolidate_state_dict", to);
   consolidated_.reset();
   StateDict all = zero::gather_state(group_, to, own);
   if (group_.rank() == to) {
@@ -457,6 +467,11 @@ StateDict ZeroRedundancyOptimizer::state_dict() const {
         site(group_, "ZeroRedundancyOptimizer::state_dict"),
         "Optimizer state has not been consolidated on this rank. Please call `consolidate_state_dict(to=...)` on all ranks beforehand if you meant to save the global state.");
   }
+  return whole_dict(*consolidated_);
+}
+
+/// With the options of all groups.
+StateDict ZeroRedundancyOptimizer::whole_dict(StateDict state) const {
   const auto access = optim::access_to(*optim_, param_groups_, "state_dict");
   StateList groups;
   int64_t number = 0;
@@ -470,7 +485,33 @@ StateDict ZeroRedundancyOptimizer::state_dict() const {
     saved.set("params", std::move(ids));
     groups.emplace_back(std::move(saved));
   }
-  return {{"state", *consolidated_}, {"param_groups", std::move(groups)}};
+  return {{"state", std::move(state)}, {"param_groups", std::move(groups)}};
+}
+
+bool ZeroRedundancyOptimizer::has_state() const {
+  return optim::has_state(*optim_);
+}
+
+StateDict ZeroRedundancyOptimizer::collect_state_dict(bool rank0_only) {
+  const StateDict own =
+      own_state("ZeroRedundancyOptimizer::collect_state_dict");
+  StateDict result;
+  for (int to = 0; to < (rank0_only ? 1 : group_.size()); ++to) {
+    StateDict all = zero::gather_state(group_, to, own);
+    if (group_.rank() == to) {
+      result = whole_dict(std::move(all));
+    }
+  }
+  return result;
+}
+
+std::function<void()> ZeroRedundancyOptimizer::snapshot() {
+  check_is_set_up("ZeroRedundancyOptimizer::snapshot");
+  give_options_to_local();
+  return [this, give_back = optim::snapshot(*optim_)] {
+    give_back();
+    take_options_from_local();
+  };
 }
 
 void ZeroRedundancyOptimizer::load_state_dict(const StateDict& dict) {
@@ -478,9 +519,7 @@ void ZeroRedundancyOptimizer::load_state_dict(const StateDict& dict) {
   check_untouched();
   optim::load_state_dict(
       *optim_, zero::local_part_of(dict, *optim_, param_groups_));
-  for (size_t i = 0; i < param_groups_.size(); ++i) {
-    param_groups_[i].set_options(optim_->param_groups()[i].options().clone());
-  }
+  take_options_from_local();
 }
 
 void ZeroRedundancyOptimizer::initialize_state() {

@@ -1,5 +1,6 @@
 // Beyond PyTorch's own tests, which are in tests/parity.
 #include <tessera/error.h>
+#include <tessera/fsdp/distributed_state_dict.h>
 #include <tessera/fsdp/fully_shard.h>
 #include <tessera/optim/adamw.h>
 #include <tessera/optim/sgd.h>
@@ -284,6 +285,51 @@ TEST(ZeroTest, StateMovesBetweenPartitions) {
     plain.load_state_dict(saved);
     EXPECT_EQ(diff(plain.state_dict(), saved), "");
     EXPECT_EQ(saved, copy);
+  });
+}
+
+TEST(ZeroTest, GetStateDictCollectsWhatOtherRanksKeep) {
+  on_ranks(3, [](const Group& world) {
+    auto model = make_model();
+    auto plain = make_model();
+    ZeroRedundancyOptimizer zero(
+        model->parameters(), optimizer_class<optim::AdamW>(1e-2));
+    optim::AdamW optimizer(plain->parameters(), 1e-2);
+    backward(model, 0);
+    backward(plain, 0);
+    zero.step();
+    optimizer.step();
+    const StateDict expected = get_optimizer_state_dict(*plain, {optimizer});
+    EXPECT_EQ(diff(get_optimizer_state_dict(*model, {zero}), expected), "");
+    const StateDict on_rank0 = get_optimizer_state_dict(
+        *model,
+        {zero},
+        StateDictOptions().full_state_dict(true).cpu_offload(true));
+    EXPECT_EQ(on_rank0.empty(), world.rank() != 0);
+    EXPECT_THROW(zero.state_dict(), c10::Error); // was not asked to keep it
+
+    // What does not fit leaves everything as it was.
+    StateDict wrong = expected.clone();
+    wrong.at("state").dict().at("0.bias").dict().set(
+        "exp_avg", torch::zeros({2}));
+    EXPECT_THROW(set_optimizer_state_dict(*model, {zero}, wrong), c10::Error);
+    EXPECT_EQ(diff(get_optimizer_state_dict(*model, {zero}), expected), "");
+    ZeroRedundancyOptimizer other(
+        model->parameters(), optimizer_class<optim::AdamW>(0.5));
+    set_optimizer_state_dict(*model, {other}, expected);
+    EXPECT_EQ(diff(get_optimizer_state_dict(*model, {other}), expected), "");
+  });
+}
+
+TEST(ZeroTest, RejectsARankThatIsNotThere) {
+  on_ranks(2, [](const Group& world) {
+    auto model = make_model();
+    ZeroRedundancyOptimizer zero(
+        model->parameters(), optimizer_class<optim::SGD>(0.1));
+    // On one rank only: the other hears of it.
+    EXPECT_THAT(
+        error_of([&] { zero.consolidate_state_dict(2 * world.rank()); }),
+        HasSubstr("there is no rank 2"));
   });
 }
 

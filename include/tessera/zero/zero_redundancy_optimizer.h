@@ -133,6 +133,11 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   void load_state_dict(const StateDict& dict) override;
   /// Of this rank's parameters. Not collective.
   void initialize_state() override;
+  bool has_state() const override;
+  /// consolidate_state_dict() and state_dict() in one, for get_state_dict();
+  /// keeps nothing here. Collective.
+  StateDict collect_state_dict(bool rank0_only) override;
+  std::function<void()> snapshot() override;
 
   /// A rank without inputs goes on making steps, with the gradients it has.
   /// Throws c10::NotImplementedError with overlap_with_ddp: join the
@@ -152,8 +157,11 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
       const std::vector<torch::optim::OptimizerParamGroup>& groups,
       const char* call) const;
   void check_untouched() const;
+  StateDict own_state(const char* call, int to = 0);
+  StateDict whole_dict(StateDict state) const;
   void check_is_set_up(const char* call) const;
   void give_options_to_local();
+  void take_options_from_local();
   void exchange_options();
   at::Tensor step_locally(const LossClosure& closure, const std::any* extra);
   at::Tensor step_and_send(const LossClosure& closure, const std::any* extra);
