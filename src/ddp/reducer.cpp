@@ -196,6 +196,9 @@ void Reducer::start(size_t index) {
         std::move(gradients),
         std::move(params));
     bucket.reduction = hook_(shown);
+    if (!bucket.reduction) {
+      refuse_result(index, "nothing to wait for");
+    }
     return;
   }
   if (group_.size() > 1) {
@@ -258,17 +261,8 @@ void Reducer::settle(double num_missing) {
     used = used_anywhere();
   }
   for (size_t i = 0; i < buckets_.size(); ++i) {
-    if (results[i].defined() && !results[i].is_same(buckets_[i].flat)) {
-      if (results[i].numel() != buckets_[i].flat.numel()) {
-        raise<c10::ValueError>(
-            {.call = kCall, .rank = group_.rank(), .world_size = group_.size()},
-            fmt::format(
-                "the communication hook returned {} elements for bucket {}, which has {}. Return a tensor like its buffer().",
-                results[i].numel(),
-                i,
-                buckets_[i].flat.numel()));
-      }
-      buckets_[i].flat.copy_(results[i].view({-1}));
+    if (buckets_[i].reduction && !results[i].is_same(buckets_[i].flat)) {
+      take_result(i, results[i]);
     }
   }
   if (!is_shadow_ && moves_data()) {
@@ -286,6 +280,28 @@ void Reducer::settle(double num_missing) {
   }
   was_used_.assign(params_.size(), false);
   become_idle();
+}
+
+/// A hook has put the gradients somewhere else.
+void Reducer::take_result(size_t index, const at::Tensor& result) {
+  const at::Tensor& flat = buckets_[index].flat;
+  if (!result.defined()) {
+    refuse_result(index, "an undefined tensor");
+  }
+  if (result.numel() != flat.numel()) {
+    refuse_result(index, fmt::format("{} elements", result.numel()));
+  }
+  flat.copy_(result.reshape({-1}));
+}
+
+void Reducer::refuse_result(size_t index, const std::string& what) const {
+  raise<c10::ValueError>(
+      {.call = kCall, .rank = group_.rank(), .world_size = group_.size()},
+      fmt::format(
+          "the communication hook returned {} for bucket {} of {} elements. Return a function that gives a tensor like its buffer().",
+          what,
+          index,
+          buckets_[index].flat.numel()));
 }
 
 void Reducer::become_idle() {

@@ -120,6 +120,8 @@ class Reducer {
   void start_ready_buckets();
   void start(size_t bucket);
   void settle(double num_missing);
+  void take_result(size_t bucket, const at::Tensor& result);
+  [[noreturn]] void refuse_result(size_t bucket, const std::string& what) const;
   std::vector<bool> used_anywhere() const;
   [[noreturn]] void refuse_missing() const;
   void write_back(const std::vector<bool>& used);

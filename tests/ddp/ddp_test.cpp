@@ -428,6 +428,53 @@ TEST(DdpHookTest, WhatAHookThrowsComesOutOfBackward) {
   });
 }
 
+TEST(DdpHookTest, RejectsResultsThatFitNoBucket) {
+  on_ranks(2, [](const Group&) {
+    const auto error_with = [](CommFuture future) {
+      Parts model;
+      DistributedDataParallel ddp(model);
+      ddp.register_comm_hook([&](GradBucket&) { return future; });
+      return error_of([&] { ddp(std::vector{0, 1, 2}).sum().backward(); });
+    };
+    EXPECT_THAT(error_with(nullptr), HasSubstr("returned nothing to wait for"));
+    EXPECT_THAT(
+        error_with([] { return at::Tensor(); }),
+        HasSubstr("returned an undefined tensor"));
+    EXPECT_THAT(
+        error_with([] { return torch::ones({3}); }),
+        HasSubstr("returned 3 elements for bucket 0 of 18 elements"));
+    Parts model;
+    DistributedDataParallel ddp(model);
+    EXPECT_THROW(ddp.register_comm_hook(nullptr), c10::ValueError);
+  });
+}
+
+/// The others wait for its part of the reduction.
+TEST(DdpHookTest, ARankWhoseHookThrowsIsNamedByTheOthers) {
+  on_ranks(
+      {.size = 2, .timeout = std::chrono::milliseconds(1500)},
+      [](const Group& world) {
+        const Group group = world.split(0).value(); // dead afterwards
+        Parts model;
+        DistributedDataParallel ddp(model, DDPOptions().process_group(group));
+        ddp.register_comm_hook(
+            [&, average = allreduce_hook(group)](GradBucket& bucket) {
+              if (world.rank() == 1) {
+                throw std::runtime_error("no network today");
+              }
+              return average(bucket);
+            });
+        EXPECT_THAT(
+            error_of([&] {
+              ddp(std::vector{0, 1, 2}).sum().backward();
+            }),
+            HasSubstr(world.rank() == 1 ? "no network today" : "rank 1"));
+        // Until the other has given up.
+        std::this_thread::sleep_for(
+            std::chrono::milliseconds(world.rank() == 1 ? 2500 : 0));
+      });
+}
+
 TEST(DdpTest, ARankThatStopsEarlyIsNamed) {
   on_ranks(
       {.size = 2, .timeout = std::chrono::milliseconds(1500)},

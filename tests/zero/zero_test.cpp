@@ -247,6 +247,25 @@ TEST(ZeroTest, AStepThatThrowsOnOneRankThrowsOnAll) {
   });
 }
 
+TEST(ZeroTest, ARankThatStopsEarlyIsNamed) {
+  on_ranks(
+      {.size = 2, .timeout = std::chrono::milliseconds(1500)},
+      [](const Group& world) {
+        const Group group = world.split(0).value(); // dead afterwards
+        auto model = make_model();
+        ZeroRedundancyOptimizer zero(
+            model->parameters(),
+            optimizer_class<optim::SGD>(0.1),
+            ZeroOptions().process_group(group));
+        zero.step();
+        if (world.rank() == 0) {
+          EXPECT_THAT(error_of([&] { zero.step(); }), HasSubstr("rank 1"));
+        } else {
+          std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+        }
+      });
+}
+
 TEST(ZeroTest, StateMovesBetweenPartitions) {
   on_ranks(4, [](const Group& world) {
     auto model = make_model();
