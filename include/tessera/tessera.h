@@ -8,6 +8,7 @@
 #include <tessera/ddp/comm_hook.h>
 #include <tessera/ddp/distributed_data_parallel.h>
 #include <tessera/ddp/join.h>
+#include <tessera/ddp/power_sgd.h>
 #include <tessera/error.h>
 #include <tessera/fsdp/distributed_state_dict.h>
 #include <tessera/fsdp/fsdp.h>
