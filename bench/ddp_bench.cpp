@@ -1,12 +1,13 @@
 // Data parallel training and ZeRO against the plain model, on the same ranks.
 //
-//   tessera run -n 2 ddp_bench
+//   tessera run -n 2 ddp_bench           # tiny, on the CPU
+//   ddp_bench 124M cuda                  # alone, on a GPU, in bfloat16
 //
-// One training step of the tiny GPT with AdamW: under DistributedDataParallel,
-// with ZeroRedundancyOptimizer on top, and plainly, where each rank trains its
-// own model and communicates nothing; that is the limit. Steps take turns, a
-// handful at a time. Then consolidate_state_dict() of AdamW over 20M
-// parameters.
+// One training step of a GPT with AdamW: under DistributedDataParallel, with
+// ZeroRedundancyOptimizer on top, with its steps inside backward, and plainly,
+// where each rank trains its own model and communicates nothing; that is the
+// limit. Steps take turns, a handful at a time. Then, on the CPU,
+// consolidate_state_dict() of AdamW over 20M parameters.
 #include <tessera/tessera.h>
 
 #include <torch/torch.h>
@@ -15,8 +16,10 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gpt.h"
@@ -27,6 +30,26 @@ constexpr int kRepeats = 9;
 constexpr int kStepsARepeat = 8;
 constexpr int kWarmUp = 4;
 constexpr double kLearningRate = 1e-4;
+
+struct Setting {
+  std::string name = "tiny";
+  bench::GptConfig config;
+  torch::Device device = torch::kCPU;
+
+  bool is_cuda() const {
+    return device.is_cuda();
+  }
+};
+
+Setting parse(int argc, char** argv) {
+  const std::map<std::string, bench::GptConfig> configs{
+      {"tiny", {}}, {"124M", {50304, 768, 12, 12, 1024, 8}}};
+  Setting setting;
+  setting.name = argc > 1 ? argv[1] : "tiny";
+  setting.config = configs.at(setting.name);
+  setting.device = torch::Device(argc > 2 ? argv[2] : "cpu");
+  return setting;
+}
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -49,15 +72,17 @@ void print_row(
     const tessera::Group& world,
     const std::string& name,
     const std::vector<double>& ours,
-    double limit) {
+    double limit,
+    const char* device = "cpu") {
   if (world.rank() != 0) {
     return;
   }
   const auto [least, most] = std::minmax_element(ours.begin(), ours.end());
   std::printf(
-      "{\"name\": \"%s/cpu%d\", \"unit\": \"ms\", \"ours\": %.2f, \"peers\": {}, "
+      "{\"name\": \"%s/%s%d\", \"unit\": \"ms\", \"ours\": %.2f, \"peers\": {}, "
       "\"limit\": %.2f, \"repeats\": %zu, \"spread\": %.2f}\n",
       name.c_str(),
+      device,
       world.size(),
       median(ours),
       limit,
@@ -65,61 +90,95 @@ void print_row(
       (*most - *least) / median(ours));
 }
 
-enum class Kind { Plain, Ddp, DdpAndZero };
+enum class Kind { Plain, Ddp, Zero, ZeroOverlap };
 
 class Trainer {
  public:
-  explicit Trainer(Kind kind) {
+  Trainer(const tessera::Group& world, const Setting& setting, Kind kind)
+      : setting_(setting), kind_(kind) {
     torch::manual_seed(0);
-    const bench::GptConfig config;
+    const auto& config = setting.config;
     model_ = bench::Gpt(config);
+    model_->to(setting.device);
+    if (setting.is_cuda()) {
+      model_->to(torch::kBFloat16);
+    }
     if (kind != Kind::Plain) {
       ddp_ = std::make_unique<tessera::DistributedDataParallel<bench::GptImpl>>(
           model_, tessera::DDPOptions().gradient_as_bucket_view(true));
     }
-    if (kind == Kind::DdpAndZero) {
-      optimizer_ = std::make_unique<tessera::ZeroRedundancyOptimizer>(
-          model_->parameters(),
-          tessera::optimizer_class<tessera::optim::AdamW>(kLearningRate));
-    } else {
-      optimizer_ = std::make_unique<tessera::optim::AdamW>(
-          model_->parameters(), kLearningRate);
-    }
-    ids_ = torch::randint(
-        0, config.vocabulary, {config.batch, config.length}, torch::kLong);
+    make_optimizer(world);
+    ids_ =
+        torch::randint(
+            0, config.vocabulary, {config.batch, config.length}, torch::kLong)
+            .to(setting.device);
   }
 
   void step() {
     const auto logits = model_->forward(ids_);
     torch::cross_entropy_loss(
-        logits.view({-1, logits.size(-1)}), ids_.view({-1}))
+        logits.view({-1, logits.size(-1)}).to(torch::kFloat), ids_.view({-1}))
         .backward();
-    optimizer_->step();
+    if (kind_ != Kind::ZeroOverlap) {
+      optimizer_->step();
+    }
     optimizer_->zero_grad();
   }
 
+  /// Milliseconds a step on the slowest rank.
   double measure(const tessera::Group& world) {
-    return time_of(
-               world,
-               [this] {
-                 for (int i = 0; i < kStepsARepeat; ++i) {
-                   step();
-                 }
-               }) /
-        kStepsARepeat;
+    synchronize();
+    const auto body = [this] {
+      for (int i = 0; i < kStepsARepeat; ++i) {
+        step();
+      }
+      synchronize();
+    };
+    return time_of(world, body) / kStepsARepeat;
   }
 
  private:
+  void make_optimizer(const tessera::Group& world) {
+    const auto make =
+        tessera::optimizer_class<tessera::optim::AdamW>(kLearningRate);
+    if (kind_ == Kind::Plain || kind_ == Kind::Ddp) {
+      optimizer_ = std::make_unique<tessera::optim::AdamW>(
+          model_->parameters(), kLearningRate);
+      return;
+    }
+    auto zero = std::make_unique<tessera::ZeroRedundancyOptimizer>(
+        model_->parameters(),
+        make,
+        tessera::ZeroOptions().overlap_with_ddp(kind_ == Kind::ZeroOverlap));
+    if (kind_ == Kind::ZeroOverlap) {
+      ddp_->register_comm_hook(tessera::hook_with_zero_step_interleaved(
+          tessera::allreduce_hook(world),
+          *ddp_,
+          *zero,
+          /*shard_buckets=*/true));
+    }
+    optimizer_ = std::move(zero);
+  }
+
+  void synchronize() const {
+    if (setting_.is_cuda()) {
+      torch::cuda::synchronize();
+    }
+  }
+
+  const Setting setting_;
+  const Kind kind_;
   bench::Gpt model_{nullptr};
   std::unique_ptr<tessera::DistributedDataParallel<bench::GptImpl>> ddp_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   torch::Tensor ids_;
 };
 
-void bench_steps(const tessera::Group& world) {
+void bench_steps(const tessera::Group& world, const Setting& setting) {
   std::vector<std::unique_ptr<Trainer>> trainers;
-  for (const Kind kind : {Kind::Plain, Kind::Ddp, Kind::DdpAndZero}) {
-    trainers.push_back(std::make_unique<Trainer>(kind));
+  for (const Kind kind :
+       {Kind::Plain, Kind::Ddp, Kind::Zero, Kind::ZeroOverlap}) {
+    trainers.push_back(std::make_unique<Trainer>(world, setting, kind));
   }
   std::vector<std::vector<double>> times(trainers.size());
   for (int i = 0; i < kWarmUp; ++i) {
@@ -133,8 +192,16 @@ void bench_steps(const tessera::Group& world) {
     }
   }
   const double plain = median(times[0]);
-  print_row(world, "ddp/gpt-tiny", times[1], plain);
-  print_row(world, "zero/gpt-tiny", times[2], plain);
+  const char* device = setting.is_cuda() ? "cuda" : "cpu";
+  const char* const names[] = {"", "ddp", "zero", "zero_overlap"};
+  for (size_t i = 1; i < times.size(); ++i) {
+    print_row(
+        world,
+        std::string(names[i]) + "/gpt-" + setting.name,
+        times[i],
+        plain,
+        device);
+  }
 }
 
 /// The limit: a copy of the result.
@@ -166,9 +233,12 @@ void bench_consolidation(const tessera::Group& world) {
 
 } // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const Setting setting = parse(argc, argv);
   const auto world = tessera::init();
-  bench_steps(world);
-  bench_consolidation(world);
+  bench_steps(world, setting);
+  if (!setting.is_cuda()) {
+    bench_consolidation(world);
+  }
   return 0;
 }

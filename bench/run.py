@@ -22,7 +22,7 @@ RESULTS = ROOT / "build" / "bench" / "results.jsonl"
 
 def families(build):
     """Family name -> commands. The name is the first part of its rows' names, but
-    ddp has those of zero too."""
+    ddp has those of zero and zero_overlap too."""
     run = [f"{build}/bin/tessera", "run", "--cpu-threads", "1"]
     return {
         "comm": [
@@ -40,7 +40,7 @@ def families(build):
         "ddp": [
             run + ["-n", "2", f"{build}/bin/ddp_bench"],
             peer("ddp.py", 2),
-        ],
+        ] + (gpu_ddp(build) if has_gpu() else []),
         "optim": [
             [f"{build}/bin/optim_bench"],
             [python_with_torch(), str(ROOT / "bench" / "peers" / "optim.py")],
@@ -65,6 +65,13 @@ def gpu_steps(build):
         commands.append([f"{build}/bin/step_bench", size, "cuda"])
         commands.append(peer("steps.py", 1) + ["--config", size, "--device", "cuda"])
     return commands
+
+
+def gpu_ddp(build):
+    return [
+        [f"{build}/bin/ddp_bench", "124M", "cuda"],
+        peer("ddp.py", 1) + ["--config", "124M", "--device", "cuda"],
+    ]
 
 
 def peer(program, ranks):

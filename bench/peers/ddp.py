@@ -2,9 +2,12 @@
 """What bench/ddp_bench.cpp measures, under PyTorch's own DDP and ZeRO.
 
     python3 bench/peers/ddp.py --ranks 2
+    python3 bench/peers/ddp.py --ranks 1 --config 124M --device cuda
 
-Prints partial rows; bench/run.py puts them beside ours. One thread a rank, Gloo,
-AdamW(fused=True), the same model and shapes.
+Prints partial rows; bench/run.py puts them beside ours. AdamW(fused=True), the same
+model and shapes. On the CPU one thread a rank and Gloo; on a GPU NCCL and autocast
+to bfloat16. PyTorch's overlap of ZeRO with DDP refuses Gloo, so that its peer is
+ZeRO without.
 """
 
 import argparse
@@ -27,37 +30,41 @@ REPEATS, STEPS, WARM_UP = 7, 6, 4
 CONSOLIDATIONS = 3
 
 
-def time_of(body):
+def time_of(body, device="cpu"):
     dist.barrier()
     start = time.perf_counter()
     body()
-    slowest = torch.tensor([(time.perf_counter() - start) * 1e3])
+    slowest = torch.tensor([(time.perf_counter() - start) * 1e3], device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return slowest.item()
 
 
-def make_step(with_zero):
+def make_step(args, with_zero):
     torch.manual_seed(0)
-    config = CONFIGS["tiny"]
-    model = DistributedDataParallel(Gpt(*config), gradient_as_bucket_view=True)
+    config = CONFIGS[args.config]
+    model = DistributedDataParallel(Gpt(*config).to(args.device), gradient_as_bucket_view=True)
     if with_zero:
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-4, fused=True)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    ids = torch.randint(0, config[0], (config[5], config[4]))
+    ids = torch.randint(0, config[0], (config[5], config[4]), device=args.device)
 
     def step():
-        F.cross_entropy(model(ids).view(-1, config[0]), ids.view(-1)).backward()
+        with torch.autocast("cuda", torch.bfloat16, enabled=args.device == "cuda"):
+            loss = F.cross_entropy(model(ids).view(-1, config[0]), ids.view(-1))
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
     return step
 
 
-def steps_of(step):
+def steps_of(step, device):
     def run():
         for _ in range(STEPS):
             step()
+        if device == "cuda":
+            torch.cuda.synchronize()
 
     return run
 
@@ -71,21 +78,23 @@ def consolidation():
     return statistics.median(time_of(zero.consolidate_state_dict) for _ in range(CONSOLIDATIONS))
 
 
-def run(rank, size, rendezvous, results):
+def run(rank, args, rendezvous, results):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
-    sides = [make_step(False), make_step(True)]
+    backend = "nccl" if args.device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=args.ranks)
+    sides = [make_step(args, False), make_step(args, True)]
     for _ in range(WARM_UP):
         for side in sides:
             side()
     times = [[], []]
     for _ in range(REPEATS):
         for side, own in zip(sides, times):
-            own.append(time_of(steps_of(side)) / STEPS)
-    ddp, zero = (statistics.median(own) for own in times)
-    consolidated = consolidation()
+            own.append(time_of(steps_of(side, args.device), args.device) / STEPS)
+    medians = [statistics.median(own) for own in times]
+    if args.device == "cpu":
+        medians.append(consolidation())
     if rank == 0:
-        results.put((ddp, zero, consolidated))
+        results.put(medians)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -93,17 +102,21 @@ def run(rank, size, rendezvous, results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
-    ranks = parser.parse_args().ranks
+    parser.add_argument("--config", choices=list(CONFIGS), default="tiny")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    args = parser.parse_args()
     results = mp.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         rendezvous = os.path.join(folder, "rendezvous")
-        context = mp.spawn(run, (ranks, rendezvous, results), ranks, join=False)
-        times = results.get()
+        context = mp.spawn(run, (args, rendezvous, results), args.ranks, join=False)
+        ddp, zero, *consolidated = results.get()
         while not context.join():
             pass
-    names = ("ddp/gpt-tiny", "zero/gpt-tiny", "zero/consolidate/20M")
-    for name, peer, value in zip(names, ("ddp", "zero", "zero"), times):
-        print(json.dumps({"name": f"{name}/cpu{ranks}", "peers": {peer: round(value, 2)}}))
+    rows = [(f"ddp/gpt-{args.config}", "ddp", ddp)]
+    rows += [(f"{family}/gpt-{args.config}", "zero", zero) for family in ("zero", "zero_overlap")]
+    rows += [("zero/consolidate/20M", "zero", value) for value in consolidated]
+    for name, peer, value in rows:
+        print(json.dumps({"name": f"{name}/{args.device}{args.ranks}", "peers": {peer: round(value, 2)}}))
 
 
 if __name__ == "__main__":
