@@ -263,7 +263,7 @@ void Overlap::step(Part& part, const InFlight& bucket) {
               bucket.bucket, bucket.result, part.begin, part.params.size()));
     }
   } catch (...) {
-    // The others wait for this rank's collectives: see finish().
+    // The others wait for this rank's collectives: see finish_sends().
     error_ = error_ ? error_ : std::current_exception();
   }
   if (group_.size() > 1) {
@@ -289,18 +289,24 @@ void Overlap::check_trainable(const Part& part) const {
 
 at::Tensor Overlap::finish(size_t bucket) {
   step_through(bucket + 1);
+  at::Tensor result = std::move(in_flight_[bucket].result);
   if (bucket + 1 == buckets_.size()) {
-    for (Work& send : sends_) {
-      send.wait();
-    }
-    sends_.clear();
-    comm::together({group_}, kStep, [&] {
-      if (error_) {
-        std::rethrow_exception(std::exchange(error_, nullptr));
-      }
-    });
+    in_flight_.clear();
+    finish_sends();
   }
-  return std::move(in_flight_[bucket].result);
+  return result;
+}
+
+void Overlap::finish_sends() {
+  for (Work& send : sends_) {
+    send.wait();
+  }
+  sends_.clear();
+  comm::together({group_}, kStep, [&] {
+    if (error_) {
+      std::rethrow_exception(std::exchange(error_, nullptr));
+    }
+  });
 }
 
 } // namespace tessera::zero

@@ -100,6 +100,7 @@ class Overlap {
   void step(Part& part, const InFlight& bucket);
   void check_trainable(const Part& part) const;
   at::Tensor finish(size_t bucket);
+  void finish_sends();
 
   ZeroRedundancyOptimizer* zero_;
   Wiring wiring_;

@@ -368,6 +368,43 @@ TEST(ZeroOverlapTest, LoadedStateIsStepped) {
   });
 }
 
+/// Whose numbers differ from those of the world.
+TEST(ZeroOverlapTest, SubgroupsMatchStepsAfterBackward) {
+  on_ranks(4, [](const Group& world) {
+    const auto group = world.subgroup({1, 3});
+    if (!group) {
+      return;
+    }
+    for (const Way way : kWays) {
+      auto model = make_model();
+      auto plain = make_model();
+      const auto options = tiny_buckets().process_group(*group);
+      DistributedDataParallel ddp(model, options);
+      DistributedDataParallel plain_ddp(plain, options);
+      ZeroRedundancyOptimizer overlapped(
+          model->parameters(),
+          adamw(),
+          ZeroOptions().process_group(*group).overlap_with_ddp(true));
+      ZeroRedundancyOptimizer zero(
+          plain->parameters(), adamw(), ZeroOptions().process_group(*group));
+      ddp.register_comm_hook(
+          (way.is_interleaved ? hook_with_zero_step_interleaved
+                              : hook_with_zero_step)(
+              allreduce_hook(*group), ddp, overlapped, way.shard_buckets));
+      for (int step = 0; step < 5; ++step) {
+        model->zero_grad();
+        ddp(input(world, step)).square().mean().backward();
+        if (step >= 2) {
+          zero.zero_grad();
+          plain_ddp(input(world, step)).square().mean().backward();
+          zero.step();
+        }
+        expect_equal(model, plain);
+      }
+    }
+  });
+}
+
 /// Rank r has 2 + r inputs.
 TEST(ZeroOverlapTest, JoiningTheModelMatchesStepsAfterBackward) {
   on_ranks(3, [](const Group& world) {
