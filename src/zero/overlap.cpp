@@ -121,7 +121,7 @@ CommFuture Overlap::on_bucket(
   return [overlap, index] { return overlap->finish(index); };
 }
 
-/// What an earlier one left behind ended by an exception.
+/// Drops what a backward that threw has left.
 void Overlap::begin_backward() {
   in_flight_.clear();
   num_stepped_ = 0;
