@@ -2,7 +2,8 @@
 """Checks that #include lines of include/ and src/ point the way the layers do.
 
     comm <- shard <- state <- optim <- { fsdp, ddp, zero }
-    comm, shard, state, optim <- checkpoint      everything <- cli
+    comm, shard, state, optim <- checkpoint
+    all of these <- train      everything <- cli
 
 Usage: check_includes.py [--self-test]
 """
@@ -25,6 +26,7 @@ MAY_INCLUDE = {
     "ddp": CORE,
     "zero": CORE + ["ddp"],
     "checkpoint": CORE,
+    "train": CORE + ["fsdp", "ddp", "zero", "checkpoint"],
     "launch": [],
     "cli": CORE + ["fsdp", "ddp", "zero", "checkpoint", "launch"],
 }

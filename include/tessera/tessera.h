@@ -1,5 +1,7 @@
 #pragma once
 
+#include <tessera/checkpoint/checkpoint.h>
+#include <tessera/checkpoint/manager.h>
 #include <tessera/comm/agree.h>
 #include <tessera/comm/group.h>
 #include <tessera/comm/init.h>
@@ -30,6 +32,7 @@
 #include <tessera/shard/deferred_init.h>
 #include <tessera/shard/sharded_tensor.h>
 #include <tessera/state/state_dict.h>
+#include <tessera/train/training_state.h>
 #include <tessera/version.h>
 #include <tessera/zero/ddp_zero_hook.h>
 #include <tessera/zero/zero_redundancy_optimizer.h>

@@ -320,7 +320,7 @@ Work start_all_gather(
   check_pair(group, request.operation, output, input);
   check_parts(group, request.operation, output, "output", input, "input");
   if (group.size() == 1) {
-    if (output.data_ptr() != input.data_ptr()) {
+    if (output.const_data_ptr() != input.const_data_ptr()) {
       output.detach().view({-1}).copy_(input.detach().view({-1}));
     }
     return {};
@@ -348,7 +348,7 @@ Work start_reduce_scatter(
   check_parts(group, request.operation, input, "input", output, "output");
   const ReducePlan plan = plan_reduction(group, request.operation, input, op);
   if (group.size() == 1) {
-    if (output.data_ptr() != input.data_ptr()) {
+    if (output.const_data_ptr() != input.const_data_ptr()) {
       output.detach().view({-1}).copy_(input.detach().view({-1}));
     }
     return {};

@@ -128,6 +128,12 @@ std::byte* bytes_of(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.mutable_data_ptr());
 }
 
+/// For inputs: memory that is shared until somebody writes (an async_save
+/// reads it) stays shared.
+const std::byte* const_bytes_of(const at::Tensor& tensor) {
+  return static_cast<const std::byte*>(tensor.const_data_ptr());
+}
+
 shm::Reduction reduction_of(
     const at::Tensor& tensor,
     const c10d::ReduceOp& op) {
@@ -441,7 +447,7 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(
       {output},
       [this, output, input, call] {
         collectives_->all_gather(
-            call, bytes_of(input), bytes_of(output), input.nbytes());
+            call, const_bytes_of(input), bytes_of(output), input.nbytes());
       });
 }
 
@@ -458,7 +464,7 @@ ShmBackend::WorkPtr ShmBackend::allgather(
       parts,
       [this, flat, input, parts, call = make_call("all_gather", input)] {
         collectives_->all_gather(
-            call, bytes_of(input), bytes_of(flat), input.nbytes());
+            call, const_bytes_of(input), bytes_of(flat), input.nbytes());
         for (size_t i = 0; i < parts.size(); ++i) {
           const at::Tensor part = flat[static_cast<int64_t>(i)];
           parts[i].copy_(part.view_as(parts[i]));

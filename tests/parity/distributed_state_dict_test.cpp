@@ -1,12 +1,17 @@
 // test/distributed/checkpoint/fsdp/test_fsdp_dsd.py: state of modules that are
 // sharded parameter by parameter.
+#include <tessera/checkpoint/checkpoint.h>
 #include <tessera/fsdp/distributed_state_dict.h>
 #include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/fully_shard.h>
 #include <tessera/fsdp/model_state.h>
+#include <tessera/fsdp/optim_state.h>
+#include <tessera/fsdp/state_dict_type.h>
+#include <tessera/fsdp/wrap_policy.h>
 
 #include <algorithm>
 
+#include "checkpoint/support.h"
 #include "parity/models.h"
 #include "parity/support.h"
 #include "support/device.h"
@@ -15,6 +20,7 @@ namespace tessera {
 namespace {
 
 using parity::Chain;
+using parity::ChainImpl;
 using parity::is_close;
 using parity::LeafRuns;
 using parity::make_mlp_stack;
@@ -131,6 +137,93 @@ TEST(
         ASSERT_TRUE(value.is_tensor()) << name.text();
         EXPECT_TRUE(value.tensor().is_cpu()) << name.text();
       }
+    });
+  });
+}
+
+/// What a model and its optimizer hold, whole, on rank 0.
+ModelAndOptimizerState full_state(
+    torch::nn::Module& model,
+    torch::optim::Optimizer& optimizer) {
+  return get_state_dict(
+      model,
+      {optimizer},
+      StateDictOptions().full_state_dict(true).cpu_offload(true));
+}
+
+void check_save_with_fsdp1_and_load_with_fsdp2(
+    const Group& world,
+    StateDictType type) {
+  const testing::TempFolder folder(world);
+  torch::manual_seed(1);
+  Chain model1 = make_mlp_stack(2, /*seed=*/1);
+  model1->to(test_device());
+  const FSDP<ChainImpl> fsdp1(
+      model1,
+      FSDPOptions().use_orig_params(true).auto_wrap_policy(
+          always_wrap_policy()));
+  torch::optim::Adam optim1(
+      parameters(*model1), torch::optim::AdamOptions(0.1));
+  model1(torch::randn({2}).to(test_device())).sum().backward();
+  optim1.step();
+  {
+    const StateDictTypeGuard guard(*model1, type);
+    const StateDict model_state = state_dict(*model1);
+    EXPECT_EQ(
+        model_state.begin()->second.is_sharded(),
+        type == StateDictType::SHARDED_STATE_DICT);
+    checkpoint::save(
+        {{"model", model_state},
+         {"optim", sharded_optim_state_dict(*model1, optim1)}},
+        folder / "checkpoint");
+  }
+  const auto expected = full_state(*model1, optim1);
+
+  Chain model2 = make_mlp_stack(2, /*seed=*/2);
+  model2->to(test_device());
+  const auto options = FullyShardOptions().layout(ShardLayout::Dim0);
+  for (size_t i = 0; i < model2->size(); ++i) {
+    fully_shard(*model2->ptr(i), options);
+  }
+  fully_shard(*model2, options);
+  torch::optim::Adam optim2(
+      parameters(*model2), torch::optim::AdamOptions(0.1));
+  auto target = get_state_dict(*model2, {optim2});
+  if (world.rank() == 0) { // or loading proves nothing
+    EXPECT_NE(diff(full_state(*model2, optim2).model, expected.model), "");
+  } else {
+    full_state(*model2, optim2);
+  }
+  StateDict state{{"model", target.model}, {"optim", target.optimizer}};
+  checkpoint::load(state, folder / "checkpoint");
+  load_state_dict(*model2, state.at("model").dict());
+  set_optimizer_state_dict(*model2, {optim2}, state.at("optim").dict());
+
+  const auto actual = full_state(*model2, optim2);
+  EXPECT_EQ(diff(actual.model, expected.model), "");
+  EXPECT_EQ(diff(actual.optimizer, expected.optimizer), "");
+  EXPECT_EQ(actual.model.empty(), world.rank() != 0);
+  if (world.rank() == 0) {
+    const StateDict& first =
+        actual.optimizer.at("state").dict().begin()->second.dict();
+    EXPECT_EQ(first.at("step").tensor().item<float>(), 1);
+    EXPECT_EQ(
+        actual.optimizer.at_path("param_groups.0.params").list(),
+        expected.optimizer.at_path("param_groups.0.params").list());
+  }
+}
+
+TEST(
+    TestFullyShardWithDistributedStateDict,
+    test_save_with_fsdp1_and_load_with_fsdp2) {
+  on_two_and_four_ranks([](const Group& world, LeafRuns& leaves) {
+    leaves.run("FULL_STATE_DICT", [&] {
+      check_save_with_fsdp1_and_load_with_fsdp2(
+          world, StateDictType::FULL_STATE_DICT);
+    });
+    leaves.run("SHARDED_STATE_DICT", [&] {
+      check_save_with_fsdp1_and_load_with_fsdp2(
+          world, StateDictType::SHARDED_STATE_DICT);
     });
   });
 }

@@ -99,8 +99,8 @@ at::Tensor MLPImpl::forward(const at::Tensor& x) {
   return torch::relu(out_proj(torch::relu(in_proj(x))));
 }
 
-Chain make_mlp_stack(int64_t dim) {
-  torch::manual_seed(0);
+Chain make_mlp_stack(int64_t dim, uint64_t seed) {
+  torch::manual_seed(seed);
   return Chain(MLP(dim), Chain(MLP(dim), Linear(dim, dim)), MLP(dim));
 }
 

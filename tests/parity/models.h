@@ -77,7 +77,7 @@ struct MLPImpl : torch::nn::Module {
 TORCH_MODULE(MLP);
 
 /// MLP; Sequential(MLP; Linear); MLP, with seed 0: 14 parameters.
-Chain make_mlp_stack(int64_t dim);
+Chain make_mlp_stack(int64_t dim, uint64_t seed = 0);
 
 /// l2(seq(l1(x))), with a linear between two relus as `seq`.
 struct UnitModuleImpl : torch::nn::Module {

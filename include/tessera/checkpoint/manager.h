@@ -1,0 +1,114 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/checkpoint/checkpoint.h>
+#include <tessera/comm/group.h>
+#include <tessera/state/state_dict.h>
+
+#include <torch/arg.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+struct TESSERA_API ManagerOptions {
+  /// Who saves and loads; default: the world, or this process alone.
+  TORCH_ARG(std::optional<Group>, group) = std::nullopt;
+  /// How many of the newest are kept; 0: all.
+  TORCH_ARG(int64_t, keep_last) = 3;
+  /// Steps that this divides are kept for ever; 0: none.
+  TORCH_ARG(int64_t, keep_every) = 0;
+  /// See checkpoint::SaveOptions.
+  TORCH_ARG(int, files_per_rank) = 0;
+};
+
+/// The checkpoints of one run: a folder with one folder a step,
+/// "step_00001000".
+///
+///   CheckpointManager checkpoints("runs/7/checkpoints");
+///   int64_t step = checkpoints.load_latest(training).value_or(0);
+///   ...
+///   checkpoints.async_save(step, training);
+///
+/// All ranks make the same calls. After any crash the newest checkpoint that is
+/// whole is found; what was being written is ignored and removed by a later
+/// save.
+class TESSERA_API CheckpointManager {
+ public:
+  /// Makes the folder if it is not there. Collective; throws CheckpointError.
+  explicit CheckpointManager(
+      std::filesystem::path folder,
+      const ManagerOptions& options = {});
+  /// Waits for a save under way; an error becomes a warning.
+  ~CheckpointManager();
+  CheckpointManager(const CheckpointManager&) = delete;
+  CheckpointManager& operator=(const CheckpointManager&) = delete;
+
+  const std::filesystem::path& folder() const {
+    return folder_;
+  }
+  std::filesystem::path path_of(int64_t step) const;
+
+  /// Saves, then removes what is not to be kept. A step that is there already
+  /// is replaced. Waits for a save under way first, and throws what became of
+  /// that one. Collective; throws as checkpoint::save().
+  void save(int64_t step, const StateDict& state);
+  void save(int64_t step, checkpoint::Stateful& state);
+  /// The same behind what follows; one at a time.
+  void async_save(int64_t step, const StateDict& state);
+  void async_save(int64_t step, checkpoint::Stateful& state);
+  /// For the save under way. Throws what went wrong with it. Collective.
+  void wait();
+
+  struct Entry {
+    int64_t step = 0;
+    std::filesystem::path path;
+    /// Why it cannot be loaded; empty where nothing speaks against it. Sizes
+    /// and descriptions are looked at, the bytes of tensors are not.
+    std::string problem;
+  };
+  /// By step. Not collective.
+  std::vector<Entry> list() const;
+  /// The newest without a problem. Collective.
+  std::optional<int64_t> latest() const;
+
+  /// Loads the newest that can be loaded and returns its step; nothing if there
+  /// is none. One that turns out to be damaged is passed over with a warning,
+  /// and an older one loaded. Collective; throws as checkpoint::load() for what
+  /// does not fit, and CheckpointError if all of several are damaged.
+  std::optional<int64_t> load_latest(
+      StateDict& target,
+      checkpoint::LoadOptions options = {});
+  std::optional<int64_t> load_latest(
+      checkpoint::Stateful& target,
+      checkpoint::LoadOptions options = {});
+  /// One step. Collective; throws as checkpoint::load().
+  void load(
+      int64_t step,
+      StateDict& target,
+      checkpoint::LoadOptions options = {});
+  void load(
+      int64_t step,
+      checkpoint::Stateful& target,
+      checkpoint::LoadOptions options = {});
+
+ private:
+  template <class Target>
+  std::optional<int64_t> load_newest(
+      Target& target,
+      checkpoint::LoadOptions options);
+  checkpoint::SaveOptions save_options() const;
+  void prune();
+
+  std::filesystem::path folder_;
+  const ManagerOptions options_;
+  checkpoint::AsyncSave under_way_;
+  bool must_prune_ = false;
+};
+
+} // namespace tessera

@@ -1,0 +1,141 @@
+#include <tessera/checkpoint/checkpoint.h>
+#include <tessera/comm/agree.h>
+#include <tessera/error.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/load_job.h"
+#include "checkpoint/peers.h"
+#include "checkpoint/slots.h"
+#include "checkpoint/store/source.h"
+#include "checkpoint/values.h"
+
+namespace tessera::checkpoint {
+
+namespace {
+
+/// Errors of files as those of the library.
+template <class F>
+auto translated(F body) {
+  try {
+    return body();
+  } catch (const FileError& error) {
+    raise<CheckpointError>({.call = "load"}, error.what());
+  }
+}
+
+/// What ranks must see alike: a checkpoint that is being replaced, or a folder
+/// that each host has for itself, would give every rank something else.
+std::vector<std::string> summary(const Source& source) {
+  std::string all;
+  for (const StoredTensor& tensor : source.tensors()) {
+    all += tensor.name;
+    for (const int64_t size : tensor.sizes) {
+      all += fmt::format(" {}", size);
+    }
+  }
+  for (const SourceFile& file : source.files()) {
+    all += fmt::format("{} {}", file.name, file.bytes);
+  }
+  return {fmt::format(
+      "{}: {} tensors, {} values, {:016x}",
+      name_of(source.format()),
+      source.tensors().size(),
+      source.values().size(),
+      checksum(format::as_bytes(all)))};
+}
+
+} // namespace
+
+LoadReport load(
+    StateDict& target,
+    const std::filesystem::path& path,
+    const LoadOptions& options) {
+  at::NoGradGuard no_grad;
+  const Peers peers(options.group());
+  const int num_threads =
+      options.threads() > 0 ? options.threads() : peers.cores_each(4);
+  std::unique_ptr<Source> source;
+  settle(
+      peers, [&] { source = translated([&] { return Source::open(path); }); });
+  if (peers.size() > 1) {
+    agree(*peers.group(), "load", summary(*source));
+  }
+  std::unique_ptr<LoadJob> job;
+  settle(peers, [&] {
+    job = translated([&] {
+      return std::make_unique<LoadJob>(*source, target, options, num_threads);
+    });
+  });
+  if (options.verify() == Verify::First) {
+    settle(peers, [&] { translated([&] { job->verify(); }); });
+  }
+  settle(peers, [&] {
+    try {
+      job->read();
+    } catch (const FileError& error) {
+      raise<CheckpointError>(
+          {.call = "load"},
+          fmt::format(
+              "{} Some tensors of the target have been loaded already, on some ranks: load another checkpoint before you go on.",
+              error.what()));
+    }
+  });
+  job->replace_values();
+  return job->report();
+}
+
+LoadReport load(
+    Stateful& target,
+    const std::filesystem::path& path,
+    const LoadOptions& options) {
+  StateDict state = target.state_dict();
+  LoadOptions with_optional = options;
+  with_optional.optional([&](const std::string& name) {
+    return target.is_optional(name) ||
+        (options.optional() && options.optional()(name));
+  });
+  LoadReport report = load(state, path, with_optional);
+  target.load_state_dict(state);
+  return report;
+}
+
+StateDict read(
+    const std::filesystem::path& path,
+    const std::function<bool(const std::string&)>& filter) {
+  at::NoGradGuard no_grad;
+  return translated([&] {
+    const auto source = Source::open(path);
+    std::vector<std::vector<format::DcpPath::Key>> keys;
+    std::vector<StateValue> values;
+    const auto is_wanted = [&](const std::string& name) {
+      return !filter || filter(name);
+    };
+    for (const StoredTensor& tensor : source->tensors()) {
+      if (is_wanted(tensor.name)) {
+        keys.push_back(tensor.keys);
+        values.emplace_back(at::empty(tensor.sizes, from_format(tensor.dtype)));
+      }
+    }
+    for (const StoredValue& value : source->values()) {
+      if (is_wanted(value.name)) {
+        keys.push_back(value.keys);
+        values.emplace_back(from_format(source->value(value), value.name));
+      }
+    }
+    StateDict state = assemble(keys, std::move(values));
+    LoadJob job(*source, state, LoadOptions().strict(false), /*num_threads=*/1);
+    job.read();
+    return state;
+  });
+}
+
+} // namespace tessera::checkpoint

@@ -1,0 +1,422 @@
+#include "checkpoint/load_job.h"
+
+#include <tessera/error.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <set>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+
+#include "checkpoint/values.h"
+#include "state/describe.h"
+#include "state/nearest.h"
+
+namespace tessera::checkpoint {
+
+namespace {
+
+constexpr size_t kMaxLines = 20;
+/// What is converted or copied to a device at a time.
+constexpr int64_t kStageBytes = int64_t{16} << 20;
+
+std::string describe(const StoredTensor& tensor) {
+  return fmt::format(
+      "{} [{}]",
+      format::info(tensor.dtype).torch_name,
+      fmt::join(tensor.sizes, ", "));
+}
+
+std::string dtype_name(at::ScalarType dtype) {
+  const auto known = to_format(dtype);
+  return std::string(
+      known ? format::info(*known).torch_name : c10::toString(dtype));
+}
+
+/// The part that two boxes share, or nothing.
+std::optional<Box> intersect(const Box& a, const StoredBox& b) {
+  Box shared;
+  for (size_t dim = 0; dim < a.sizes.size(); ++dim) {
+    const int64_t begin = std::max(a.offsets[dim], b.offsets[dim]);
+    const int64_t end =
+        std::min(a.offsets[dim] + a.sizes[dim], b.offsets[dim] + b.sizes[dim]);
+    if (begin >= end) {
+      return std::nullopt;
+    }
+    shared.offsets.push_back(begin);
+    shared.sizes.push_back(end - begin);
+  }
+  return shared;
+}
+
+std::vector<int64_t> byte_strides(const at::Tensor& tensor) {
+  std::vector<int64_t> strides = tensor.strides().vec();
+  for (int64_t& stride : strides) {
+    stride *= static_cast<int64_t>(tensor.element_size());
+  }
+  return strides;
+}
+
+/// Fills `to`, which begins at `begin`, through host memory of the stored
+/// dtype, a part at a time, each filled by `straight`.
+void convert(
+    const at::Tensor& to,
+    const std::vector<int64_t>& begin,
+    at::ScalarType dtype,
+    const std::function<
+        void(const at::Tensor& to, const std::vector<int64_t>& begin)>&
+        straight) {
+  const int64_t bytes =
+      to.numel() * static_cast<int64_t>(c10::elementSize(dtype));
+  int64_t dim = 0;
+  while (dim < to.dim() && to.size(dim) == 1) {
+    ++dim;
+  }
+  if (bytes <= kStageBytes || dim == to.dim()) {
+    const at::Tensor staged = at::empty(to.sizes(), dtype);
+    straight(staged, begin);
+    to.copy_(staged);
+    return;
+  }
+  const int64_t rows =
+      std::max<int64_t>(1, kStageBytes / (bytes / to.size(dim)));
+  for (int64_t i = 0; i < to.size(dim); i += rows) {
+    std::vector<int64_t> at = begin;
+    at[static_cast<size_t>(dim)] += i;
+    convert(
+        to.narrow(dim, i, std::min(rows, to.size(dim) - i)),
+        at,
+        dtype,
+        straight);
+  }
+}
+
+/// The first `kMaxLines` of them, and how many more.
+std::string list_of(const std::vector<std::string>& lines) {
+  std::string text;
+  for (size_t i = 0; i < std::min(lines.size(), kMaxLines); ++i) {
+    text += "\n  " + lines[i];
+  }
+  if (lines.size() > kMaxLines) {
+    text += fmt::format("\n  and {} more", lines.size() - kMaxLines);
+  }
+  return text;
+}
+
+} // namespace
+
+LoadJob::LoadJob(
+    const Source& source,
+    StateDict& target,
+    const LoadOptions& options,
+    int num_threads)
+    : source_(source),
+      num_threads_(num_threads),
+      verifies_(options.verify() != Verify::Never),
+      progress_(options.progress()) {
+  const std::vector<Slot> slots = slots_of(target);
+  match(slots, options);
+  find_unexpected(slots, options);
+  complain(options);
+  std::sort(reads_.begin(), reads_.end(), [](const Read& a, const Read& b) {
+    return std::pair(a.place.file, a.place.offset) <
+        std::pair(b.place.file, b.place.offset);
+  });
+  report_.bytes_read = total_bytes_;
+}
+
+void LoadJob::match(
+    const std::vector<Slot>& slots,
+    const LoadOptions& options) {
+  for (const Slot& slot : slots) {
+    names_.push_back(
+        options.rename() ? options.rename()(slot.name) : slot.name);
+    if (!options.filter() || options.filter()(slot.name)) {
+      match_slot(slot, names_.back(), options.cast());
+    }
+  }
+}
+
+void LoadJob::match_slot(const Slot& slot, const std::string& name, bool cast) {
+  const StoredTensor* tensor = source_.find_tensor(name);
+  const StoredValue* value = source_.find_value(name);
+  if (tensor == nullptr && value == nullptr) {
+    // Python's checkpoints leave out empty dictionaries.
+    if (!(slot.value->is_dict() && slot.value->dict().empty())) {
+      report_.missing.push_back(name);
+    }
+    return;
+  }
+  if (slot.is_tensor() != (tensor != nullptr)) {
+    problems_.push_back(fmt::format(
+        "\"{}\": the checkpoint has a {}, the target {}",
+        name,
+        tensor != nullptr ? "tensor" : "plain value",
+        state::describe(*slot.value)));
+    return;
+  }
+  if (tensor != nullptr) {
+    match_tensor(slot, *tensor, cast);
+    return;
+  }
+  try {
+    replacements_.push_back(
+        {slot.value, from_format(source_.value(*value), name)});
+  } catch (const c10::Error& error) {
+    problems_.push_back(error.what_without_backtrace());
+  }
+}
+
+void LoadJob::match_tensor(
+    const Slot& slot,
+    const StoredTensor& stored,
+    bool cast) {
+  const bool sharded = slot.value->is_sharded();
+  if (!sharded && !slot.value->tensor().defined()) {
+    problems_.push_back(
+        fmt::format("\"{}\": the target's tensor is not defined", stored.name));
+    return;
+  }
+  const std::vector<int64_t> sizes = sharded
+      ? slot.value->sharded().sizes()
+      : slot.value->tensor().sizes().vec();
+  const at::ScalarType dtype = sharded ? slot.value->sharded().dtype()
+                                       : slot.value->tensor().scalar_type();
+  if (sizes != stored.sizes || (dtype != from_format(stored.dtype) && !cast)) {
+    problems_.push_back(fmt::format(
+        "\"{}\": the checkpoint has {}, the target {} [{}]{}",
+        stored.name,
+        describe(stored),
+        dtype_name(dtype),
+        fmt::join(sizes, ", "),
+        sizes == stored.sizes ? "; LoadOptions().cast(true) converts" : ""));
+    return;
+  }
+  if (!sharded) {
+    const at::Tensor to = slot.value->tensor().detach();
+    add_reads(stored, {std::vector<int64_t>(sizes.size(), 0), sizes}, to);
+    return;
+  }
+  for (const ShardedTensor::Piece& piece : slot.value->sharded().pieces()) {
+    add_reads(stored, piece.box, piece.tensor.detach());
+  }
+}
+
+void LoadJob::add_reads(
+    const StoredTensor& stored,
+    const Box& box,
+    const at::Tensor& to) {
+  for (const StoredBox& from : stored.boxes) {
+    const auto shared = intersect(box, from);
+    if (!shared) {
+      continue;
+    }
+    at::Tensor part = to;
+    for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
+      part = part.narrow(
+          static_cast<int64_t>(dim),
+          shared->offsets[dim] - box.offsets[dim],
+          shared->sizes[dim]);
+    }
+    reads_.push_back(
+        {&stored, &from, source_.locate(stored, from), shared->offsets, part});
+    total_bytes_ += static_cast<uint64_t>(shared->numel()) *
+        static_cast<uint64_t>(format::element_bytes(stored.dtype));
+  }
+}
+
+void LoadJob::find_unexpected(
+    const std::vector<Slot>& slots,
+    const LoadOptions& options) {
+  // A part of the checkpoint that the target leaves out as a whole is no
+  // mistake; something inside of a part that it has may be one.
+  const std::unordered_set<std::string> known(names_.begin(), names_.end());
+  std::set<format::DcpPath::Key> parts;
+  for (const Slot& slot : slots) {
+    parts.insert(slot.keys.front());
+  }
+  const auto look = [&](const auto& stored) {
+    if (known.count(stored.name) > 0) {
+      if (stored.keys.size() > 1) {
+        parts.insert(stored.keys.front());
+      }
+    }
+  };
+  std::for_each(source_.tensors().begin(), source_.tensors().end(), look);
+  std::for_each(source_.values().begin(), source_.values().end(), look);
+  const auto check = [&](const auto& stored) {
+    if (known.count(stored.name) == 0 &&
+        (stored.keys.size() == 1 || parts.count(stored.keys.front()) > 0)) {
+      report_.unexpected.push_back(stored.name);
+    }
+  };
+  std::for_each(source_.tensors().begin(), source_.tensors().end(), check);
+  std::for_each(source_.values().begin(), source_.values().end(), check);
+  if (options.filter()) {
+    report_.unexpected.clear(); // only a part is wanted
+  }
+}
+
+void LoadJob::complain(const LoadOptions& options) const {
+  std::vector<std::string> lines = problems_;
+  if (options.strict()) {
+    std::vector<std::string> stored;
+    for (const StoredTensor& tensor : source_.tensors()) {
+      stored.push_back(tensor.name);
+    }
+    const auto is_optional = [&](const std::string& name) {
+      return options.optional() && options.optional()(name);
+    };
+    for (const std::string& name : report_.missing) {
+      if (is_optional(name)) {
+        continue;
+      }
+      const std::string near = state::did_you_mean(name, report_.unexpected);
+      lines.push_back(fmt::format(
+          "\"{}\" is not in the checkpoint.{}",
+          name,
+          near.empty() ? state::did_you_mean(name, stored) : near));
+    }
+    for (const std::string& name : report_.unexpected) {
+      if (is_optional(name)) {
+        continue;
+      }
+      lines.push_back(fmt::format(
+          "\"{}\" is in the checkpoint only.{}",
+          name,
+          state::did_you_mean(name, report_.missing)));
+    }
+  }
+  if (!lines.empty()) {
+    raise<c10::ValueError>(
+        {.call = "load", .path = source_.path().native()},
+        fmt::format(
+            "the checkpoint does not fit, and nothing was loaded.{}\n"
+            "Correct the names (LoadOptions().rename), leave some out (filter), or load what fits with strict(false).",
+            list_of(lines)));
+  }
+}
+
+void LoadJob::in_threads(
+    const std::function<void(const Read& read, BlockReader& reader)>& body) {
+  // Neighbours in a file stay together.
+  const uint64_t share = total_bytes_ / static_cast<uint64_t>(num_threads_) + 1;
+  std::vector<std::pair<size_t, size_t>> parts;
+  uint64_t bytes = 0;
+  size_t begin = 0;
+  for (size_t i = 0; i < reads_.size(); ++i) {
+    bytes += static_cast<uint64_t>(reads_[i].to.numel()) *
+        static_cast<uint64_t>(format::element_bytes(reads_[i].tensor->dtype));
+    if (bytes >= share || i + 1 == reads_.size()) {
+      parts.emplace_back(begin, i + 1);
+      begin = i + 1;
+      bytes = 0;
+    }
+  }
+  std::vector<std::exception_ptr> errors(parts.size());
+  std::atomic<bool> failed = false;
+  const auto run = [&](size_t part) {
+    at::NoGradGuard no_grad;
+    try {
+      BlockReader reader(source_, verifies_);
+      for (size_t i = parts[part].first; i < parts[part].second && !failed;
+           ++i) {
+        body(reads_[i], reader);
+      }
+    } catch (...) {
+      errors[part] = std::current_exception();
+      failed = true;
+    }
+  };
+  std::vector<std::thread> threads;
+  for (size_t part = 1; part < parts.size(); ++part) {
+    threads.emplace_back(run, part);
+  }
+  if (!parts.empty()) {
+    run(0);
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  for (const std::exception_ptr& error : errors) {
+    if (error) {
+      std::rethrow_exception(error);
+    }
+  }
+}
+
+void LoadJob::verify() {
+  in_threads([&](const Read& read, BlockReader& reader) {
+    const auto element = format::element_bytes(read.tensor->dtype);
+    int64_t first = 0;
+    int64_t last = 0;
+    for (size_t dim = 0; dim < read.begin.size(); ++dim) {
+      const int64_t stride = read.place.strides[dim] * element;
+      first += (read.begin[dim] - read.box->offsets[dim]) * stride;
+      last += (read.to.size(static_cast<int64_t>(dim)) - 1) * stride;
+    }
+    std::vector<uint8_t> scratch(kBlockBytes);
+    const uint64_t begin = read.place.offset + static_cast<uint64_t>(first);
+    const uint64_t end = begin + static_cast<uint64_t>(last + element);
+    for (uint64_t at = begin; at < end; at += kBlockBytes) {
+      reader.read(
+          read.place.file, at, scratch.data(), std::min(kBlockBytes, end - at));
+    }
+  });
+}
+
+void LoadJob::read() {
+  in_threads([&](const Read& read, BlockReader& reader) {
+    fill(read, reader);
+    if (progress_) {
+      const std::lock_guard lock(mutex_);
+      done_bytes_ += static_cast<uint64_t>(read.to.numel()) *
+          static_cast<uint64_t>(format::element_bytes(read.tensor->dtype));
+      progress_(done_bytes_, total_bytes_);
+    }
+  });
+}
+
+void LoadJob::fill(const Read& read, BlockReader& reader) {
+  const at::ScalarType dtype = from_format(read.tensor->dtype);
+  const auto straight = [&](const at::Tensor& to,
+                            const std::vector<int64_t>& begin) {
+    read_region(
+        reader,
+        *read.tensor,
+        *read.box,
+        read.place,
+        begin,
+        to.sizes().vec(),
+        static_cast<uint8_t*>(to.mutable_data_ptr()),
+        byte_strides(to));
+  };
+  if (read.to.is_cpu() && read.to.scalar_type() == dtype &&
+      !read.to.is_conj() && !read.to.is_neg()) {
+    straight(read.to, read.begin);
+  } else {
+    convert(read.to, read.begin, dtype, straight);
+  }
+  if (!read.to.is_inference()) {
+    read.to.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+void LoadJob::replace_values() {
+  for (Replacement& replacement : replacements_) {
+    *replacement.at = std::move(replacement.value);
+  }
+}
+
+} // namespace tessera::checkpoint

@@ -1,0 +1,84 @@
+// One load on one rank: what goes where, then the reading.
+#pragma once
+
+#include <tessera/checkpoint/checkpoint.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "checkpoint/format/value.h"
+#include "checkpoint/slots.h"
+#include "checkpoint/store/source.h"
+
+namespace tessera::checkpoint {
+
+class LoadJob {
+ public:
+  /// Compares everything. Throws c10::ValueError with all that does not fit.
+  LoadJob(
+      const Source& source,
+      StateDict& target,
+      const LoadOptions& options,
+      int num_threads);
+
+  /// Reads every block that read() will, and keeps nothing. Throws FileError.
+  void verify();
+  /// Fills tensors. Throws FileError; some are filled then.
+  void read();
+  /// Replaces the values that are no tensors.
+  void replace_values();
+
+  LoadReport report() const {
+    return report_;
+  }
+
+ private:
+  /// A part of a stored box that goes to a part of the target.
+  struct Read {
+    const StoredTensor* tensor;
+    const StoredBox* box;
+    Place place;
+    std::vector<int64_t> begin; // in the tensor
+    at::Tensor to;
+  };
+  struct Replacement {
+    StateValue* at;
+    StateValue value;
+  };
+
+  void match(const std::vector<Slot>& slots, const LoadOptions& options);
+  void match_slot(const Slot& slot, const std::string& name, bool cast);
+  void match_tensor(const Slot& slot, const StoredTensor& stored, bool cast);
+  void find_unexpected(
+      const std::vector<Slot>& slots,
+      const LoadOptions& options);
+  void complain(const LoadOptions& options) const;
+  void add_reads(
+      const StoredTensor& stored,
+      const Box& box,
+      const at::Tensor& to);
+  void in_threads(
+      const std::function<void(const Read& read, BlockReader& reader)>& body);
+  void fill(const Read& read, BlockReader& reader);
+
+  const Source& source_;
+  const int num_threads_;
+  const bool verifies_;
+  const Progress progress_;
+  std::vector<std::string> names_; // of the slots, in the checkpoint
+  std::vector<std::string> problems_;
+  std::vector<Read> reads_; // by place
+  std::vector<Replacement> replacements_;
+  LoadReport report_;
+
+  std::mutex mutex_;
+  uint64_t total_bytes_ = 0;
+  uint64_t done_bytes_ = 0;
+};
+
+} // namespace tessera::checkpoint

@@ -1,0 +1,285 @@
+#include <tessera/checkpoint/manager.h>
+#include <tessera/error.h>
+
+#include <c10/util/Exception.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include "checkpoint/peers.h"
+#include "checkpoint/store/files.h"
+#include "checkpoint/store/folder_writer.h"
+#include "checkpoint/store/source.h"
+#include "checkpoint/wire.h"
+
+namespace tessera {
+
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::CheckpointError;
+using checkpoint::LoadOptions;
+using checkpoint::Peers;
+
+constexpr std::string_view kPrefix = "step_";
+
+/// The step of "step_00001000"; nothing for other names.
+std::optional<int64_t> step_of(const std::string& name) {
+  if (name.rfind(kPrefix, 0) != 0) {
+    return std::nullopt;
+  }
+  int64_t step = 0;
+  const char* const end = name.data() + name.size();
+  const auto [stop, error] =
+      std::from_chars(name.data() + kPrefix.size(), end, step);
+  return error == std::errc() && stop == end ? std::optional(step)
+                                             : std::nullopt;
+}
+
+/// What a removed checkpoint is called while it is being removed.
+fs::path doomed(const fs::path& path) {
+  return path.parent_path() / ("." + path.filename().string() + ".removed");
+}
+
+std::string problem_with(const fs::path& path) {
+  try {
+    checkpoint::Source::open(path);
+    return "";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+/// Folders with a step's name, by step.
+std::vector<CheckpointManager::Entry> steps_in(const fs::path& folder) {
+  std::vector<CheckpointManager::Entry> entries;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (const auto step = step_of(entry.path().filename().string())) {
+      entries.push_back({*step, entry.path(), ""});
+    }
+  }
+  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
+    return a.step < b.step;
+  });
+  return entries;
+}
+
+/// What earlier removals did not finish, and saves of processes that died.
+void remove_leftovers(const fs::path& folder) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind(".step_", 0) != 0) {
+      continue;
+    }
+    if (name.ends_with(".removed")) {
+      checkpoint::remove_path(entry.path());
+    } else if (name.ends_with(".partial")) {
+      checkpoint::FolderWriter::remove_if_stale(entry.path());
+    }
+  }
+}
+
+} // namespace
+
+CheckpointManager::CheckpointManager(
+    fs::path folder,
+    const ManagerOptions& options)
+    : folder_(fs::absolute(folder).lexically_normal()), options_(options) {
+  const Peers peers(options_.group());
+  settle(peers, [&] {
+    if (peers.is_root()) {
+      std::error_code error;
+      fs::create_directories(folder_, error);
+      if (error) {
+        raise<CheckpointError>(
+            {.call = "CheckpointManager", .path = folder_.native()},
+            fmt::format("cannot make this folder: {}.", error.message()));
+      }
+    }
+  });
+  settle(peers, [&] {
+    if (!fs::is_directory(folder_)) {
+      raise<CheckpointError>(
+          {.call = "CheckpointManager",
+           .rank = peers.rank(),
+           .path = folder_.native()},
+          "rank 0 has this folder, and this rank does not see it. Use a file system that all hosts share.");
+    }
+  });
+}
+
+CheckpointManager::~CheckpointManager() = default;
+
+fs::path CheckpointManager::path_of(int64_t step) const {
+  return folder_ / fmt::format("{}{:08}", kPrefix, step);
+}
+
+checkpoint::SaveOptions CheckpointManager::save_options() const {
+  return checkpoint::SaveOptions()
+      .group(options_.group())
+      .overwrite(true)
+      .files_per_rank(options_.files_per_rank());
+}
+
+void CheckpointManager::save(int64_t step, const StateDict& state) {
+  wait();
+  checkpoint::save(state, path_of(step), save_options());
+  prune();
+}
+
+void CheckpointManager::save(int64_t step, checkpoint::Stateful& state) {
+  save(step, state.state_dict());
+}
+
+void CheckpointManager::async_save(int64_t step, const StateDict& state) {
+  wait();
+  under_way_ = checkpoint::async_save(state, path_of(step), save_options());
+  must_prune_ = true;
+}
+
+void CheckpointManager::async_save(int64_t step, checkpoint::Stateful& state) {
+  async_save(step, state.state_dict());
+}
+
+void CheckpointManager::wait() {
+  const bool must_prune = std::exchange(must_prune_, false);
+  under_way_.wait();
+  under_way_ = {};
+  if (must_prune) {
+    prune();
+  }
+}
+
+void CheckpointManager::prune() {
+  const Peers peers(options_.group());
+  settle(peers, [&] {
+    if (!peers.is_root()) {
+      return;
+    }
+    try {
+      remove_leftovers(folder_);
+      auto entries = steps_in(folder_);
+      const auto keep =
+          static_cast<size_t>(std::max<int64_t>(options_.keep_last(), 0));
+      if (keep == 0 || entries.size() <= keep) {
+        return;
+      }
+      entries.resize(entries.size() - keep);
+      for (const Entry& entry : entries) {
+        if (options_.keep_every() > 0 &&
+            entry.step % options_.keep_every() == 0) {
+          continue;
+        }
+        // Under another name first: nobody takes what is left for whole.
+        checkpoint::rename_path(entry.path, doomed(entry.path));
+        checkpoint::remove_path(doomed(entry.path));
+      }
+    } catch (const checkpoint::FileError& error) {
+      raise<CheckpointError>({.call = "CheckpointManager"}, error.what());
+    }
+  });
+}
+
+std::vector<CheckpointManager::Entry> CheckpointManager::list() const {
+  auto entries = steps_in(folder_);
+  for (Entry& entry : entries) {
+    entry.problem = problem_with(entry.path);
+  }
+  return entries;
+}
+
+std::optional<int64_t> CheckpointManager::latest() const {
+  const Peers peers(options_.group());
+  checkpoint::WireWriter out;
+  if (peers.is_root()) {
+    const auto entries = steps_in(folder_);
+    const auto newest =
+        std::find_if(entries.rbegin(), entries.rend(), [](const Entry& entry) {
+          return problem_with(entry.path).empty();
+        });
+    out.number(newest == entries.rend() ? 0 : 1);
+    out.number(
+        newest == entries.rend() ? 0 : static_cast<uint64_t>(newest->step));
+  }
+  const Bytes bytes = peers.broadcast(out.take(), "the latest checkpoint");
+  checkpoint::WireReader in(bytes);
+  const bool found = in.number() == 1;
+  const auto step = static_cast<int64_t>(in.number());
+  return found ? std::optional(step) : std::nullopt;
+}
+
+template <class Target>
+std::optional<int64_t> CheckpointManager::load_newest(
+    Target& target,
+    LoadOptions options) {
+  wait();
+  const Peers peers(options_.group());
+  checkpoint::WireWriter out;
+  if (peers.is_root()) {
+    const auto entries = steps_in(folder_);
+    out.number(entries.size());
+    for (const Entry& entry : entries) {
+      out.number(static_cast<uint64_t>(entry.step));
+    }
+  }
+  const Bytes bytes = peers.broadcast(out.take(), "checkpoints");
+  checkpoint::WireReader in(bytes);
+  std::vector<int64_t> steps(in.number());
+  for (int64_t& step : steps) {
+    step = static_cast<int64_t>(in.number());
+  }
+  options.group(options_.group());
+  std::string problems;
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    try {
+      checkpoint::load(target, path_of(*step), options);
+      return *step;
+    } catch (const CheckpointError& error) { // on all ranks
+      problems += fmt::format("\n  {}", error.what_without_backtrace());
+      if (peers.is_root()) {
+        TORCH_WARN(
+            "a checkpoint is passed over: ", error.what_without_backtrace());
+      }
+    }
+  }
+  if (!problems.empty()) {
+    raise<CheckpointError>(
+        {.call = "load_latest", .path = folder_.native()},
+        "no checkpoint here can be loaded:" + problems);
+  }
+  return std::nullopt;
+}
+
+std::optional<int64_t> CheckpointManager::load_latest(
+    StateDict& target,
+    LoadOptions options) {
+  return load_newest(target, std::move(options));
+}
+
+std::optional<int64_t> CheckpointManager::load_latest(
+    checkpoint::Stateful& target,
+    LoadOptions options) {
+  return load_newest(target, std::move(options));
+}
+
+void CheckpointManager::load(
+    int64_t step,
+    StateDict& target,
+    LoadOptions options) {
+  wait();
+  checkpoint::load(target, path_of(step), options.group(options_.group()));
+}
+
+void CheckpointManager::load(
+    int64_t step,
+    checkpoint::Stateful& target,
+    LoadOptions options) {
+  wait();
+  checkpoint::load(target, path_of(step), options.group(options_.group()));
+}
+
+} // namespace tessera

@@ -1,0 +1,443 @@
+#include "checkpoint/save_job.h"
+
+#include <tessera/error.h>
+
+#include <ATen/ops/_lazy_clone.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/impl/COW.h>
+
+#include <sys/statvfs.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <exception>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+#include "checkpoint/format/pickle_writer.h"
+#include "checkpoint/slots.h"
+#include "checkpoint/values.h"
+
+namespace tessera::checkpoint {
+
+namespace {
+
+/// A tensor that several ranks have is cut into rows of this size, so that they
+/// share the work.
+constexpr int64_t kWholePieceBytes = int64_t{32} << 20;
+/// What is copied to host memory at a time.
+constexpr int64_t kStageBytes = int64_t{16} << 20;
+
+format::ByteSpan bytes_of(const at::Tensor& tensor) {
+  return {
+      static_cast<const uint8_t*>(tensor.const_data_ptr()), tensor.nbytes()};
+}
+
+bool is_plain_memory(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.is_contiguous();
+}
+
+/// Why a tensor cannot be saved; empty if it can.
+std::string objection_to(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return "the tensor is not defined.";
+  }
+  if (tensor.layout() != at::kStrided) {
+    return "sparse tensors cannot be saved. Save tensor.to_dense().";
+  }
+  if (tensor.is_meta()) {
+    return "the tensor has no values (device meta). Give it some first.";
+  }
+  if (!to_format(tensor.scalar_type())) {
+    return fmt::format(
+        "tensors of {} cannot be saved. Convert it first.",
+        c10::toString(tensor.scalar_type()));
+  }
+  return "";
+}
+
+at::Tensor savable(const at::Tensor& tensor, const std::string& name) {
+  const std::string objection = objection_to(tensor);
+  if (!objection.empty()) {
+    raise<c10::ValueError>({.call = "save", .parameter = name}, objection);
+  }
+  return tensor.detach().resolve_conj().resolve_neg();
+}
+
+void check_space(const fs::path& parent, uint64_t bytes) {
+  struct statvfs space {};
+  if (::statvfs(parent.c_str(), &space) < 0) {
+    raise<CheckpointError>(
+        {.call = "save", .path = parent.native()},
+        fmt::format(
+            "cannot look at this folder: {}. Make it first.",
+            system_reason(errno)));
+  }
+  const uint64_t free = static_cast<uint64_t>(space.f_bavail) * space.f_frsize;
+  if (free < bytes) {
+    raise<CheckpointError>(
+        {.call = "save", .path = parent.native()},
+        fmt::format(
+            "the checkpoint needs {:.1f} MB, and {:.1f} MB are free. Free some space, or save elsewhere.",
+            static_cast<double>(bytes) * 1e-6,
+            static_cast<double>(free) * 1e-6));
+  }
+}
+
+/// Calls `use` with contiguous host memory for all of `tensor`, in order, in
+/// parts of about kStageBytes.
+void for_each_part(
+    const at::Tensor& tensor,
+    const std::function<void(const at::Tensor&)>& use) {
+  if (static_cast<int64_t>(tensor.nbytes()) <= kStageBytes ||
+      tensor.dim() == 0) {
+    use(tensor.cpu().contiguous());
+    return;
+  }
+  const at::Tensor rows = tensor.is_contiguous() ? tensor.view({-1}) : tensor;
+  const int64_t row_bytes = static_cast<int64_t>(rows.nbytes()) / rows.size(0);
+  if (row_bytes > kStageBytes) {
+    for (int64_t i = 0; i < rows.size(0); ++i) {
+      for_each_part(rows.select(0, i), use);
+    }
+    return;
+  }
+  const int64_t step = kStageBytes / row_bytes;
+  for (int64_t i = 0; i < rows.size(0); i += step) {
+    use(rows.narrow(0, i, std::min(step, rows.size(0) - i)).cpu().contiguous());
+  }
+}
+
+/// [Note: copies when they must be]
+///
+/// LibTorch's storages can be shared until somebody writes: a lazy clone costs
+/// nothing, and the first operation that writes to the original, the next
+/// optimizer step, gives it a copy of its own and leaves the old memory to the
+/// clone. What is on disk by then is dropped and never copied at all.
+///
+/// Memory that does not come from LibTorch's allocator cannot be shared so, and
+/// devices write in their own time; such tensors are copied at once.
+at::Tensor frozen(const at::Tensor& tensor, uint64_t& copied) {
+  if (is_plain_memory(tensor) && tensor.numel() > 0 &&
+      (c10::impl::cow::has_simple_data_ptr(
+           *tensor.storage().unsafeGetStorageImpl()) ||
+       c10::impl::cow::is_cow_data_ptr(tensor.storage().data_ptr()))) {
+    return at::_lazy_clone(tensor);
+  }
+  copied += tensor.nbytes();
+  const auto options =
+      at::TensorOptions().device(at::kCPU).pinned_memory(tensor.is_cuda());
+  return at::empty_like(tensor, options, at::MemoryFormat::Contiguous)
+      .copy_(tensor);
+}
+
+} // namespace
+
+SaveJob::SaveJob(
+    const StateDict& state,
+    const std::filesystem::path& folder,
+    const SaveOptions& options,
+    const Peers& peers)
+    : folder_(folder),
+      rank_(peers.rank()),
+      num_ranks_(peers.size()),
+      num_files_(
+          options.files_per_rank() > 0 ? options.files_per_rank()
+                                       : peers.cores_each(4)),
+      progress_(options.progress()) {
+  StateDict shared = state; // with the same tensors
+  const Outcome mine = Outcome::of([&] {
+    add_units(shared);
+    return pack(claims_);
+  });
+  const std::vector<Bytes> all =
+      peers.gather(mine.to_bytes(), "checkpoint: what ranks have");
+  Outcome decision;
+  if (peers.is_root()) {
+    decision = Outcome::of([&] {
+      WireWriter out;
+      decide(all, options.overwrite(), out);
+      return out.take();
+    });
+  }
+  decision = Outcome::from_bytes(
+      peers.broadcast(decision.to_bytes(), "checkpoint: who writes what"));
+  mine.raise(); // its own words first
+  decision.raise();
+  keep(WireReader(decision.result));
+}
+
+void SaveJob::add_units(StateDict& state) {
+  for (const Slot& slot : slots_of(state)) {
+    Claim claim;
+    claim.name = slot.name;
+    claim.keys = slot.keys;
+    if (slot.value->is_sharded()) {
+      add_sharded(std::move(claim), slot.value->sharded());
+    } else if (slot.value->is_tensor()) {
+      add_tensor(std::move(claim), slot.value->tensor());
+    } else {
+      Unit unit{
+          .claim = claims_.size(), .data = {}, .value = to_format(*slot.value)};
+      const std::string pickle = format::write_pickle(unit.value);
+      claim.value_sum = checksum(format::as_bytes(pickle));
+      claim.value_bytes = unit.bytes = pickle.size();
+      claims_.push_back(std::move(claim));
+      units_.push_back(std::move(unit));
+    }
+  }
+}
+
+void SaveJob::add_tensor(Claim claim, const at::Tensor& tensor) {
+  const at::Tensor data = savable(tensor, claim.name);
+  claim.kind = ClaimKind::kWhole;
+  claim.dtype = *to_format(data.scalar_type());
+  claim.sizes = data.sizes().vec();
+  const auto add = [&](const at::Tensor& part, std::vector<int64_t> offsets) {
+    units_.push_back(
+        {.claim = claims_.size(), .data = part, .bytes = part.nbytes()});
+    claim.boxes.push_back({std::move(offsets), part.sizes().vec()});
+  };
+  std::vector<int64_t> offsets(claim.sizes.size(), 0);
+  const auto bytes = static_cast<int64_t>(data.nbytes());
+  if (num_ranks_ == 1 || bytes <= kWholePieceBytes || data.dim() == 0) {
+    add(data, offsets);
+  } else {
+    const int64_t rows =
+        std::max<int64_t>(1, kWholePieceBytes / (bytes / data.size(0)));
+    for (int64_t i = 0; i < data.size(0); i += rows) {
+      offsets[0] = i;
+      add(data.narrow(0, i, std::min(rows, data.size(0) - i)), offsets);
+    }
+  }
+  claims_.push_back(std::move(claim));
+}
+
+void SaveJob::add_sharded(Claim claim, const ShardedTensor& tensor) {
+  claim.kind = ClaimKind::kSharded;
+  const auto dtype = to_format(tensor.dtype());
+  if (!dtype) {
+    raise<c10::ValueError>(
+        {.call = "save", .parameter = claim.name},
+        fmt::format(
+            "tensors of {} cannot be saved. Convert it first.",
+            c10::toString(tensor.dtype())));
+  }
+  claim.dtype = *dtype;
+  claim.sizes = tensor.sizes();
+  for (const ShardedTensor::Piece& piece : tensor.pieces()) {
+    if (piece.box.numel() == 0) {
+      continue;
+    }
+    const at::Tensor data = savable(piece.tensor, claim.name);
+    units_.push_back(
+        {.claim = claims_.size(), .data = data, .bytes = data.nbytes()});
+    claim.boxes.push_back(piece.box);
+  }
+  claims_.push_back(std::move(claim));
+}
+
+void SaveJob::decide(
+    const std::vector<Bytes>& claims,
+    bool overwrite,
+    WireWriter& out) {
+  for (size_t rank = 0; rank < claims.size(); ++rank) {
+    const Outcome outcome = Outcome::from_bytes(claims[rank]);
+    outcome.raise();
+    all_claims_.push_back(unpack_claims(outcome.result));
+  }
+  plan_ = std::make_unique<SavePlan>(all_claims_);
+  const fs::path parent = fs::absolute(folder_ / ".")
+                              .lexically_normal()
+                              .parent_path()
+                              .parent_path();
+  check_space(parent, plan_->total_bytes());
+  try {
+    writer_ = std::make_unique<FolderWriter>(folder_, overwrite);
+  } catch (const std::exception& error) {
+    raise<CheckpointError>({.call = "save"}, error.what());
+  }
+  out.text(writer_->partial().native());
+  for (const std::vector<bool>& writes : plan_->writes()) {
+    std::string mask(writes.size(), '0');
+    for (size_t i = 0; i < writes.size(); ++i) {
+      mask[i] = writes[i] ? '1' : '0';
+    }
+    out.text(mask);
+  }
+}
+
+void SaveJob::keep(WireReader masks) {
+  partial_ = masks.text();
+  for (int rank = 0; rank < rank_; ++rank) {
+    masks.text();
+  }
+  const std::string mask = masks.text();
+  std::vector<Unit> kept;
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (mask.at(i) == '1') {
+      total_bytes_ += units_[i].bytes;
+      kept.push_back(std::move(units_[i]));
+    }
+  }
+  units_ = std::move(kept);
+}
+
+uint64_t SaveJob::detach_from_state() {
+  uint64_t copied = 0;
+  for (Unit& unit : units_) {
+    if (unit.data.defined()) {
+      unit.data = frozen(unit.data, copied);
+    }
+  }
+  return copied;
+}
+
+void SaveJob::write() {
+  outcome_ = Outcome::of([&] {
+    write_files();
+    return pack(result_);
+  });
+  units_.clear();
+}
+
+void SaveJob::write_files() {
+  // Each unit goes to the file with the fewest bytes so far.
+  const size_t num_files =
+      std::clamp<size_t>(units_.size(), 1, static_cast<size_t>(num_files_));
+  std::vector<std::vector<size_t>> by_file(num_files);
+  std::vector<uint64_t> load(num_files, 0);
+  for (size_t i = 0; i < units_.size(); ++i) {
+    const auto least = static_cast<size_t>(
+        std::min_element(load.begin(), load.end()) - load.begin());
+    by_file[least].push_back(i);
+    load[least] += units_[i].bytes + 1;
+  }
+  result_.units.resize(units_.size());
+  result_.files.resize(num_files);
+  std::vector<std::exception_ptr> errors(num_files);
+  const auto run = [&](size_t file) {
+    try {
+      write_file(file, by_file[file]);
+    } catch (...) {
+      errors[file] = std::current_exception();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (size_t file = 1; file < num_files; ++file) {
+    threads.emplace_back(run, file);
+  }
+  run(0);
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  for (const std::exception_ptr& error : errors) {
+    if (error) {
+      std::rethrow_exception(error);
+    }
+  }
+}
+
+void SaveJob::write_file(size_t file, const std::vector<size_t>& units) {
+  if (!fs::is_directory(partial_)) {
+    raise<CheckpointError>(
+        {.call = "save", .rank = rank_, .path = partial_.native()},
+        "rank 0 has made this folder, and this rank does not see it. Save to a file system that all hosts share.");
+  }
+  ItemFile out(partial_ / data_file_name(rank_, file));
+  for (const size_t i : units) {
+    const ItemPlace place = write_unit(out, units_[i]);
+    result_.units[i] = {
+        static_cast<uint32_t>(file), place.offset, place.length};
+    report(units_[i].bytes);
+  }
+  result_.files[file] = out.finish();
+}
+
+ItemPlace SaveJob::write_unit(ItemFile& file, Unit& unit) {
+  if (!unit.data.defined()) {
+    return file.add_value(unit.value);
+  }
+  const Claim& claim = claims_[unit.claim];
+  file.begin_tensor(claim.dtype, unit.data.sizes().vec());
+  if (is_plain_memory(unit.data)) {
+    file.append(bytes_of(unit.data));
+  } else {
+    for_each_part(unit.data, [&](const at::Tensor& part) {
+      file.append(bytes_of(part));
+      file.flush(); // before `part` goes
+    });
+  }
+  const ItemPlace place = file.end_tensor();
+  if (unit.bytes >= kBlockBytes) {
+    file.flush();
+    unit.data.reset(); // its memory may be needed
+  }
+  return place;
+}
+
+void SaveJob::report(uint64_t bytes) {
+  if (progress_) {
+    const std::lock_guard lock(progress_mutex_);
+    done_bytes_ += bytes;
+    progress_(done_bytes_, total_bytes_);
+  }
+}
+
+void SaveJob::finish(const Peers& peers) {
+  const std::vector<Bytes> results =
+      peers.gather(outcome_.to_bytes(), "checkpoint: what was written");
+  Outcome end;
+  if (peers.is_root()) {
+    end = Outcome::of([&] {
+      commit(results);
+      return Bytes();
+    });
+    writer_.reset();
+  }
+  end = Outcome::from_bytes(
+      peers.broadcast(end.to_bytes(), "checkpoint: it is there"));
+  end.raise();
+}
+
+void SaveJob::commit(const std::vector<Bytes>& results) {
+  std::vector<RankResult> written;
+  std::string errors;
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    const Outcome outcome = Outcome::from_bytes(results[rank]);
+    if (outcome.kind == Outcome::Kind::kOk) {
+      written.push_back(unpack_result(outcome.result));
+    } else {
+      errors += fmt::format("\n  rank {}: {}", rank, outcome.text);
+    }
+  }
+  if (!errors.empty()) {
+    raise<CheckpointError>(
+        {.call = "save", .path = folder_.native()},
+        "the checkpoint was not written:" + errors);
+  }
+  try {
+    const std::string metadata =
+        format::write_dcp_metadata(plan_->metadata(written));
+    Checksums sums;
+    for (size_t rank = 0; rank < written.size(); ++rank) {
+      for (size_t file = 0; file < written[rank].files.size(); ++file) {
+        sums.files.emplace(
+            data_file_name(static_cast<int>(rank), file),
+            std::move(written[rank].files[file]));
+      }
+    }
+    sums.files.emplace(".metadata", sums_of(format::as_bytes(metadata)));
+    checkpoint::write_file(partial_ / kChecksumsName, write_checksums(sums));
+    checkpoint::write_file(partial_ / ".metadata", metadata);
+    writer_->commit();
+  } catch (const std::exception& error) {
+    raise<CheckpointError>({.call = "save"}, error.what());
+  }
+}
+
+} // namespace tessera::checkpoint

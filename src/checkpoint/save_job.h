@@ -1,0 +1,86 @@
+// One save, in three parts: agree, write, finish.
+#pragma once
+
+#include <tessera/checkpoint/checkpoint.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "checkpoint/format/value.h"
+#include "checkpoint/peers.h"
+#include "checkpoint/save_plan.h"
+#include "checkpoint/store/folder_writer.h"
+#include "checkpoint/store/item_file.h"
+
+namespace tessera::checkpoint {
+
+class SaveJob {
+ public:
+  /// Rank 0 decides who writes what and makes the folder. Collective; throws on
+  /// all ranks.
+  SaveJob(
+      const StateDict& state,
+      const std::filesystem::path& folder,
+      const SaveOptions& options,
+      const Peers& peers);
+
+  /// From here on the state may change; returns the bytes that were copied.
+  uint64_t detach_from_state();
+
+  /// Writes this rank's files. Throws nothing: finish() tells everybody.
+  void write();
+
+  /// Gives the folder its name if all ranks have written. Collective; throws on
+  /// all ranks.
+  void finish(const Peers& peers);
+
+ private:
+  struct Unit {
+    size_t claim;
+    at::Tensor data; // of tensors
+    format::Value value; // of others
+    uint64_t bytes = 0;
+  };
+
+  void add_units(StateDict& state);
+  void add_tensor(Claim claim, const at::Tensor& tensor);
+  void add_sharded(Claim claim, const ShardedTensor& tensor);
+  void decide(
+      const std::vector<Bytes>& claims,
+      bool overwrite,
+      WireWriter& out);
+  void keep(WireReader masks);
+  void write_files();
+  void write_file(size_t file, const std::vector<size_t>& units);
+  ItemPlace write_unit(ItemFile& file, Unit& unit);
+  void report(uint64_t bytes);
+  void commit(const std::vector<Bytes>& results);
+
+  const std::filesystem::path folder_;
+  const int rank_;
+  const int num_ranks_;
+  const int num_files_;
+  const Progress progress_;
+  std::vector<Claim> claims_;
+  std::vector<Unit> units_;
+  Outcome outcome_; // of write(): a RankResult
+  uint64_t total_bytes_ = 0;
+
+  // Of rank 0.
+  std::vector<std::vector<Claim>> all_claims_;
+  std::unique_ptr<SavePlan> plan_;
+  std::unique_ptr<FolderWriter> writer_;
+  // Everywhere.
+  std::filesystem::path partial_;
+  RankResult result_;
+  std::mutex progress_mutex_;
+  uint64_t done_bytes_ = 0;
+};
+
+} // namespace tessera::checkpoint

@@ -1,0 +1,345 @@
+#include "checkpoint/save_plan.h"
+
+#include <tessera/error.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace tessera::checkpoint {
+
+namespace {
+
+/// About what a torch file has around its data.
+constexpr uint64_t kFrameBytes = 1300;
+
+std::string describe(const Claim& claim) {
+  if (claim.kind == ClaimKind::kValue) {
+    return "a plain value";
+  }
+  return fmt::format(
+      "a {}tensor of {}, [{}]",
+      claim.kind == ClaimKind::kSharded ? "sharded " : "",
+      format::info(claim.dtype).torch_name,
+      fmt::join(claim.sizes, ", "));
+}
+
+[[noreturn]] void disagree(const std::string& name, const std::string& what) {
+  raise<DisagreementError>({.call = "save", .parameter = name}, what);
+}
+
+bool boxes_overlap(const Box& a, const Box& b) {
+  for (size_t dim = 0; dim < a.sizes.size(); ++dim) {
+    if (a.offsets[dim] + a.sizes[dim] <= b.offsets[dim] ||
+        b.offsets[dim] + b.sizes[dim] <= a.offsets[dim]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void pack_box(WireWriter& wire, const Box& box) {
+  wire.numbers(box.offsets);
+  wire.numbers(box.sizes);
+}
+
+Box unpack_box(WireReader& wire) {
+  Box box;
+  box.offsets = wire.numbers();
+  box.sizes = wire.numbers();
+  return box;
+}
+
+void pack_keys(
+    WireWriter& wire,
+    const std::vector<format::DcpPath::Key>& keys) {
+  wire.number(keys.size());
+  for (const auto& key : keys) {
+    const auto* position = std::get_if<int64_t>(&key);
+    wire.number(position != nullptr ? 1 : 0);
+    if (position != nullptr) {
+      wire.number(static_cast<uint64_t>(*position));
+    } else {
+      wire.text(std::get<std::string>(key));
+    }
+  }
+}
+
+std::vector<format::DcpPath::Key> unpack_keys(WireReader& wire) {
+  std::vector<format::DcpPath::Key> keys(wire.number());
+  for (auto& key : keys) {
+    if (wire.number() == 1) {
+      key = static_cast<int64_t>(wire.number());
+    } else {
+      key = wire.text();
+    }
+  }
+  return keys;
+}
+
+} // namespace
+
+Bytes pack(const std::vector<Claim>& claims) {
+  WireWriter wire;
+  wire.number(claims.size());
+  for (const Claim& claim : claims) {
+    wire.text(claim.name);
+    pack_keys(wire, claim.keys);
+    wire.number(static_cast<uint64_t>(claim.kind));
+    wire.number(claim.value_sum);
+    wire.number(claim.value_bytes);
+    wire.number(static_cast<uint64_t>(claim.dtype));
+    wire.numbers(claim.sizes);
+    wire.number(claim.boxes.size());
+    for (const Box& box : claim.boxes) {
+      pack_box(wire, box);
+    }
+  }
+  return wire.take();
+}
+
+std::vector<Claim> unpack_claims(std::span<const uint8_t> bytes) {
+  WireReader wire(bytes);
+  std::vector<Claim> claims(wire.number());
+  for (Claim& claim : claims) {
+    claim.name = wire.text();
+    claim.keys = unpack_keys(wire);
+    claim.kind = static_cast<ClaimKind>(wire.number());
+    claim.value_sum = wire.number();
+    claim.value_bytes = wire.number();
+    claim.dtype = static_cast<format::DType>(wire.number());
+    claim.sizes = wire.numbers();
+    claim.boxes.resize(wire.number());
+    for (Box& box : claim.boxes) {
+      box = unpack_box(wire);
+    }
+  }
+  return claims;
+}
+
+Bytes pack(const RankResult& result) {
+  WireWriter wire;
+  wire.number(result.units.size());
+  for (const Written& unit : result.units) {
+    wire.number(unit.file);
+    wire.number(unit.offset);
+    wire.number(unit.length);
+  }
+  wire.number(result.files.size());
+  for (const FileSums& file : result.files) {
+    wire.number(file.bytes);
+    wire.number(file.blocks.size());
+    for (const uint64_t sum : file.blocks) {
+      wire.number(sum);
+    }
+  }
+  return wire.take();
+}
+
+RankResult unpack_result(std::span<const uint8_t> bytes) {
+  WireReader wire(bytes);
+  RankResult result;
+  result.units.resize(wire.number());
+  for (Written& unit : result.units) {
+    unit.file = static_cast<uint32_t>(wire.number());
+    unit.offset = wire.number();
+    unit.length = wire.number();
+  }
+  result.files.resize(wire.number());
+  for (FileSums& file : result.files) {
+    file.bytes = wire.number();
+    file.blocks.resize(wire.number());
+    for (uint64_t& sum : file.blocks) {
+      sum = wire.number();
+    }
+  }
+  return result;
+}
+
+std::string data_file_name(int rank, size_t file) {
+  return fmt::format("__{}_{}.distcp", rank, file);
+}
+
+SavePlan::SavePlan(const std::vector<std::vector<Claim>>& claims) {
+  for (size_t rank = 0; rank < claims.size(); ++rank) {
+    size_t unit = 0;
+    for (const Claim& claim : claims[rank]) {
+      merge(claim, static_cast<int>(rank), unit);
+      unit += claim.num_units();
+    }
+    writes_.emplace_back(unit, false);
+  }
+  for (const Entry& entry : entries_) {
+    check_cover(entry);
+  }
+  assign(claims.size());
+}
+
+void SavePlan::merge(const Claim& claim, int rank, size_t first_unit) {
+  const auto [found, is_new] =
+      by_name_.try_emplace(claim.name, entries_.size());
+  if (is_new) {
+    entries_.push_back({.claim = &claim, .rank = rank});
+  }
+  Entry& entry = entries_[found->second];
+  const Claim& first = *entry.claim;
+  if (claim.kind != first.kind ||
+      (claim.kind != ClaimKind::kValue &&
+       (claim.dtype != first.dtype || claim.sizes != first.sizes))) {
+    disagree(
+        claim.name,
+        fmt::format(
+            "rank {} has {}, rank {} {}. Save the same thing under a name, or put the rank into it.",
+            entry.rank,
+            describe(first),
+            rank,
+            describe(claim)));
+  }
+  if (claim.kind == ClaimKind::kValue && claim.value_sum != first.value_sum) {
+    disagree(
+        claim.name,
+        fmt::format(
+            "rank {} and rank {} have different values. Save the same value on all ranks, or put the rank into its name.",
+            entry.rank,
+            rank));
+  }
+  for (size_t i = 0; i < claim.num_units(); ++i) {
+    const Box box = claim.kind == ClaimKind::kValue ? Box{} : claim.boxes[i];
+    const auto [unit, is_new_box] =
+        entry.by_offset.try_emplace(box.offsets, entry.units.size());
+    if (is_new_box) {
+      const uint64_t data = claim.kind == ClaimKind::kValue
+          ? claim.value_bytes
+          : static_cast<uint64_t>(
+                box.numel() * format::element_bytes(claim.dtype));
+      entry.units.push_back({.box = box, .bytes = data + kFrameBytes});
+    } else if (entry.units[unit->second].box != box) {
+      disagree(
+          claim.name,
+          fmt::format(
+              "boxes of several ranks begin at [{}] and have different sizes. They must be the same or not overlap.",
+              fmt::join(box.offsets, ", ")));
+    }
+    entry.units[unit->second].holders.push_back({rank, first_unit + i});
+  }
+}
+
+void SavePlan::check_cover(const Entry& entry) const {
+  if (entry.claim->kind != ClaimKind::kSharded) {
+    return;
+  }
+  int64_t covered = 0;
+  for (const Unit& unit : entry.units) {
+    covered += unit.box.numel();
+  }
+  const std::vector<int64_t>& sizes = entry.claim->sizes;
+  const int64_t numel = std::accumulate(
+      sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  bool overlap = false;
+  // By offset, so on dim 0: only neighbours that share rows are compared.
+  std::vector<const Box*> open;
+  for (const auto& [offsets, index] : entry.by_offset) {
+    const Box& box = entry.units[index].box;
+    if (box.offsets.empty()) {
+      break;
+    }
+    std::erase_if(open, [&](const Box* other) {
+      return other->offsets[0] + other->sizes[0] <= box.offsets[0];
+    });
+    overlap =
+        overlap || std::any_of(open.begin(), open.end(), [&](const Box* other) {
+          return boxes_overlap(*other, box);
+        });
+    open.push_back(&box);
+  }
+  if (overlap || covered != numel) {
+    disagree(
+        entry.claim->name,
+        fmt::format(
+            "the boxes of all ranks {} of {} elements. Every rank that has a part must save it, in one group.",
+            overlap ? "overlap; they cover" : fmt::format("cover {}", covered),
+            numel));
+  }
+}
+
+void SavePlan::assign(size_t num_ranks) {
+  std::vector<uint64_t> load(num_ranks, 0);
+  std::vector<Unit*> shared;
+  const auto give = [&](Unit& unit, const Holder& holder) {
+    unit.writer = holder;
+    load[static_cast<size_t>(holder.rank)] += unit.bytes;
+    writes_[static_cast<size_t>(holder.rank)][holder.unit] = true;
+    total_bytes_ += unit.bytes;
+  };
+  for (Entry& entry : entries_) {
+    for (Unit& unit : entry.units) {
+      if (unit.holders.size() == 1) {
+        give(unit, unit.holders.front());
+      } else {
+        shared.push_back(&unit);
+      }
+    }
+  }
+  std::stable_sort(
+      shared.begin(), shared.end(), [](const Unit* a, const Unit* b) {
+        return a->bytes > b->bytes;
+      });
+  for (Unit* unit : shared) {
+    give(
+        *unit,
+        *std::min_element(
+            unit->holders.begin(),
+            unit->holders.end(),
+            [&](const Holder& a, const Holder& b) {
+              return load[static_cast<size_t>(a.rank)] <
+                  load[static_cast<size_t>(b.rank)];
+            }));
+  }
+}
+
+format::DcpMetadata SavePlan::metadata(
+    const std::vector<RankResult>& results) const {
+  // Units that a rank does not write have no result.
+  std::vector<std::vector<const Written*>> written(writes_.size());
+  for (size_t rank = 0; rank < writes_.size(); ++rank) {
+    size_t next = 0;
+    for (const bool writes : writes_[rank]) {
+      written[rank].push_back(
+          writes ? &results[rank].units.at(next++) : nullptr);
+    }
+  }
+  const auto storage_of = [&](const Unit& unit) {
+    const auto rank = static_cast<size_t>(unit.writer.rank);
+    const Written& place = *written[rank][unit.writer.unit];
+    return format::DcpStorage{
+        .file = data_file_name(unit.writer.rank, place.file),
+        .offset = static_cast<int64_t>(place.offset),
+        .length = static_cast<int64_t>(place.length)};
+  };
+  format::DcpMetadata metadata;
+  metadata.paths.emplace();
+  metadata.version = "1.0.0";
+  for (const Entry& entry : entries_) {
+    const Claim& claim = *entry.claim;
+    metadata.paths->push_back({claim.name, claim.keys});
+    if (claim.kind == ClaimKind::kValue) {
+      metadata.bytes.push_back({claim.name, storage_of(entry.units.front())});
+      continue;
+    }
+    format::DcpTensor tensor;
+    tensor.name = claim.name;
+    tensor.dtype = claim.dtype;
+    tensor.sizes = claim.sizes;
+    for (const Unit& unit : entry.units) {
+      tensor.chunks.push_back(
+          {unit.box.offsets, unit.box.sizes, storage_of(unit)});
+    }
+    metadata.tensors.push_back(std::move(tensor));
+  }
+  return metadata;
+}
+
+} // namespace tessera::checkpoint

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace tessera::checkpoint {
+
+/// What went wrong with a file or folder; what() names it and says what to do.
+class FileError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Bytes that are not those that were written.
+class DamageError : public FileError {
+ public:
+  using FileError::FileError;
+};
+
+} // namespace tessera::checkpoint

@@ -1,0 +1,83 @@
+// Every change that checkpoints make to a file system, and nothing else, goes
+// through here: one place where tests can make any of them fail.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::checkpoint {
+
+namespace fs = std::filesystem;
+
+/// Owns one file descriptor; -1 means none. Movable only.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept;
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  ~Descriptor();
+
+  int get() const {
+    return fd_;
+  }
+  explicit operator bool() const {
+    return fd_ >= 0;
+  }
+  void reset();
+
+ private:
+  int fd_;
+};
+
+enum class FileOp {
+  kMakeFolder,
+  kCreate,
+  kWrite,
+  kSync,
+  kSyncFolder,
+  kRename,
+  kExchange,
+  kRemove,
+};
+const char* name_of(FileOp op);
+
+/// Called before each operation. What it returns is the error the operation
+/// fails with, 0 lets it happen. For tests; it may also kill the process.
+using FileFault = std::function<int(FileOp op, const fs::path& path)>;
+/// Not while files are being written. An empty one lets everything happen.
+void set_file_fault(FileFault fault);
+
+/// All of these throw FileError with the path and the system's reason.
+
+/// A new file, open for writing; it must not be there yet.
+Descriptor create_file(const fs::path& path);
+/// All the bytes, one after another, at `offset`. Changes `parts`.
+void write_all(
+    const Descriptor& file,
+    const fs::path& path,
+    uint64_t offset,
+    std::vector<iovec>& parts);
+/// A whole small file, synced.
+void write_file(const fs::path& path, std::string_view bytes);
+void sync_file(const Descriptor& file, const fs::path& path);
+void sync_folder(const fs::path& path);
+void make_folder(const fs::path& path); // its parent must be there
+/// False if it was there already.
+bool make_folder_if_missing(const fs::path& path);
+void rename_path(const fs::path& from, const fs::path& to);
+/// Each gets the other's name, in one step. False where the file system cannot.
+bool exchange_paths(const fs::path& a, const fs::path& b);
+/// A file, or a folder with all that is in it; nothing if it is not there.
+/// Links are removed, not followed.
+void remove_path(const fs::path& path);
+
+/// "No space left on device".
+std::string system_reason(int error);
+
+} // namespace tessera::checkpoint

@@ -1,0 +1,150 @@
+#include "checkpoint/store/input.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+namespace tessera::checkpoint {
+namespace {
+
+// The path of a save to `path` that did not end, if there is one.
+std::string partial_hint(const fs::path& path) {
+  const fs::path partial =
+      path.parent_path() / ("." + path.filename().string() + ".partial");
+  std::error_code ignored;
+  return fs::exists(partial, ignored) ? " A save that was interrupted left " +
+          quoted(partial) + "; it is not complete."
+                                      : "";
+}
+
+} // namespace
+
+std::string quoted(const fs::path& path) {
+  // in_quotes() cuts what is long, and a path must be readable to its end.
+  const std::string text = path.string();
+  return std::all_of(
+             text.begin(),
+             text.end(),
+             [](unsigned char c) { return c >= ' ' && c != 127; })
+      ? '"' + text + '"'
+      : format::in_quotes(text);
+}
+
+fs::path resolve(const fs::path& path) {
+  std::error_code error;
+  fs::path resolved = fs::canonical(path, error);
+  if (error) {
+    throw FileError(
+        quoted(path) + ": " + error.message() + "." + partial_hint(path));
+  }
+  return resolved;
+}
+
+fs::path resolve_below(const fs::path& root, const std::string& name) {
+  const fs::path path = root / name;
+  std::error_code error;
+  fs::path resolved = fs::canonical(path, error);
+  if (error == std::errc::no_such_file_or_directory) {
+    throw FileError(
+        quoted(path) +
+        ": this file is missing. The checkpoint is not complete: copy it again, or use another one.");
+  }
+  if (error) {
+    throw FileError(quoted(path) + ": " + error.message());
+  }
+  const auto ends =
+      std::mismatch(root.begin(), root.end(), resolved.begin(), resolved.end());
+  if (ends.first != root.end()) {
+    throw FileError(
+        quoted(path) + ": a symbolic link leads out of the folder, to " +
+        quoted(resolved) +
+        ". That is not followed; if you trust it, copy the folder with `cp -rL`.");
+  }
+  return resolved;
+}
+
+Input open_input(const fs::path& path) {
+  // O_NONBLOCK: opening a pipe must not wait for its writer.
+  Descriptor file(
+      ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (!file) {
+    throw FileError(quoted(path) + ": " + system_reason(errno));
+  }
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) {
+    throw FileError(quoted(path) + ": " + system_reason(errno));
+  }
+  if (!S_ISREG(status.st_mode)) {
+    throw FileError(quoted(path) + ": this is no regular file");
+  }
+  return {
+      .file = std::move(file), .bytes = static_cast<uint64_t>(status.st_size)};
+}
+
+void read_at(
+    const Descriptor& file,
+    const fs::path& path,
+    uint64_t offset,
+    uint8_t* to,
+    uint64_t bytes) {
+  while (bytes > 0) {
+    const ssize_t count =
+        ::pread(file.get(), to, bytes, static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    if (count < 0) {
+      throw FileError(
+          quoted(path) + ": byte " + std::to_string(offset) +
+          " cannot be read: " + system_reason(errno));
+    }
+    if (count == 0) {
+      throw FileError(
+          quoted(path) + ": the file ends at byte " + std::to_string(offset) +
+          ", " + std::to_string(bytes) +
+          " more are needed. Was it cut off, or is it being written?");
+    }
+    offset += static_cast<uint64_t>(count);
+    to += count;
+    bytes -= static_cast<uint64_t>(count);
+  }
+}
+
+Mapping::Mapping(
+    const Descriptor& file,
+    const fs::path& path,
+    uint64_t offset,
+    uint64_t bytes) {
+  if (bytes == 0) {
+    return;
+  }
+  static const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  const uint64_t lead = offset % page;
+  mapped_bytes_ = lead + bytes;
+  void* base = ::mmap(
+      nullptr,
+      mapped_bytes_,
+      PROT_READ,
+      MAP_PRIVATE,
+      file.get(),
+      static_cast<off_t>(offset - lead));
+  if (base == MAP_FAILED) {
+    throw FileError(
+        quoted(path) + ": cannot be mapped: " + system_reason(errno));
+  }
+  base_ = base;
+  bytes_ = {static_cast<const uint8_t*>(base) + lead, bytes};
+}
+
+Mapping::~Mapping() {
+  if (base_) {
+    ::munmap(base_, mapped_bytes_);
+  }
+}
+
+} // namespace tessera::checkpoint

@@ -1,0 +1,76 @@
+// Files to read from: regular ones, below a folder.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+
+#include "checkpoint/format/bytes.h"
+#include "checkpoint/format/error.h"
+#include "checkpoint/store/file_error.h"
+#include "checkpoint/store/files.h"
+
+namespace tessera::checkpoint {
+
+/// In quotes, for messages.
+std::string quoted(const fs::path& path);
+
+/// The path without symbolic links. Throws FileError if it is not there.
+fs::path resolve(const fs::path& path);
+
+/// `name` below `root`, which is resolved already; resolved. Throws FileError
+/// if it is missing, or if symbolic links lead out of `root`.
+fs::path resolve_below(const fs::path& root, const std::string& name);
+
+/// A regular file, open for reading.
+struct Input {
+  Descriptor file;
+  uint64_t bytes = 0;
+};
+/// `path` is a resolved one. Throws FileError, also for what is no regular
+/// file.
+Input open_input(const fs::path& path);
+
+/// Throws FileError if the file ends too early.
+void read_at(
+    const Descriptor& file,
+    const fs::path& path,
+    uint64_t offset,
+    uint8_t* to,
+    uint64_t bytes);
+
+/// A part of a file in memory: for what is parsed, and of which little is
+/// looked at. The part must lie within the file.
+class Mapping {
+ public:
+  Mapping(
+      const Descriptor& file,
+      const fs::path& path,
+      uint64_t offset,
+      uint64_t bytes);
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  format::ByteSpan bytes() const {
+    return bytes_;
+  }
+
+ private:
+  void* base_ = nullptr;
+  uint64_t mapped_bytes_ = 0;
+  format::ByteSpan bytes_;
+};
+
+/// What `parse` returns. A FormatError becomes a FileError that says where.
+template <class Parse>
+auto parsing(const std::string& where, Parse&& parse) {
+  try {
+    return parse();
+  } catch (const format::FormatError& error) {
+    throw FileError(where + ": " + error.what());
+  }
+}
+
+} // namespace tessera::checkpoint

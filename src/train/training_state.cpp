@@ -1,0 +1,86 @@
+#include <tessera/comm/init.h>
+#include <tessera/train/training_state.h>
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+
+#include <mutex>
+#include <utility>
+
+namespace tessera {
+
+namespace {
+
+std::string rank_key() {
+  return "rank" + std::to_string(is_initialized() ? world().rank() : 0);
+}
+
+/// A generator of this process; defined only if it is there.
+at::Generator generator(at::DeviceType device) {
+  if (device == at::kCPU) {
+    return at::globalContext().defaultGenerator(at::kCPU);
+  }
+  const auto& hooks = at::detail::getCUDAHooks();
+  return hooks.hasCUDA() && hooks.getNumGPUs() > 0
+      ? at::globalContext().defaultGenerator(
+            at::Device(at::kCUDA, hooks.getCurrentDevice()))
+      : at::Generator();
+}
+
+constexpr std::pair<const char*, at::DeviceType> kGenerators[] = {
+    {"cpu", at::kCPU},
+    {"cuda", at::kCUDA}};
+
+StateDict generator_states() {
+  StateDict states;
+  for (const auto& [name, device] : kGenerators) {
+    at::Generator source = generator(device);
+    if (source.defined()) {
+      const std::lock_guard lock(source.mutex());
+      states.set(name, source.get_state());
+    }
+  }
+  return states;
+}
+
+void set_generator_states(const StateDict& states) {
+  for (const auto& [name, device] : kGenerators) {
+    at::Generator target = generator(device);
+    const StateValue* state = states.find(name);
+    if (target.defined() && state != nullptr) {
+      const std::lock_guard lock(target.mutex());
+      target.set_state(state->tensor());
+    }
+  }
+}
+
+} // namespace
+
+TrainingState::TrainingState(torch::nn::Module& model, Optimizers optimizers)
+    : model_(model), optimizers_(std::move(optimizers)) {}
+
+StateDict TrainingState::state_dict() {
+  auto state = tessera::get_state_dict(model_, optimizers_);
+  return {
+      {"model", std::move(state.model)},
+      {"optim", std::move(state.optimizer)},
+      {"rng", StateDict{{rank_key(), generator_states()}}},
+      {"values", values}};
+}
+
+void TrainingState::load_state_dict(const StateDict& state) {
+  // The model's tensors were loaded in place, those of optimizers too; their
+  // options and counts were not.
+  if (!optimizers_.empty()) {
+    set_optimizer_state_dict(model_, optimizers_, state.at("optim").dict());
+  }
+  values = state.at("values").dict();
+  set_generator_states(state.at("rng").dict().at(rank_key()).dict());
+}
+
+bool TrainingState::is_optional(const std::string& name) const {
+  return name.rfind("rng.", 0) == 0;
+}
+
+} // namespace tessera

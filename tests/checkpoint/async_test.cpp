@@ -1,0 +1,208 @@
+// Saving behind training: what is on disk is the state of the moment.
+#include <tessera/checkpoint/checkpoint.h>
+#include <tessera/fsdp/distributed_state_dict.h>
+#include <tessera/fsdp/fsdp.h>
+#include <tessera/fsdp/fully_shard.h>
+#include <tessera/optim/adamw.h>
+
+#include <torch/torch.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "checkpoint/store/files.h"
+#include "checkpoint/support.h"
+#include "support/device.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::FileOp;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using testing::error_of;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::names_in;
+using testing::on_ranks;
+using testing::TempFolder;
+using testing::test_device;
+
+torch::nn::Sequential make_model() {
+  torch::manual_seed(3);
+  torch::nn::Sequential model(
+      torch::nn::Linear(64, 128),
+      torch::nn::ReLU(),
+      torch::nn::Linear(128, 64),
+      torch::nn::BatchNorm1d(64));
+  model->to(test_device());
+  return model;
+}
+
+void train(
+    torch::nn::Sequential& model,
+    torch::optim::Optimizer& optimizer,
+    int steps) {
+  for (int i = 0; i < steps; ++i) {
+    optimizer.zero_grad();
+    model->forward(torch::randn({8, 64}).to(test_device()))
+        .square()
+        .mean()
+        .backward();
+    optimizer.step();
+  }
+}
+
+enum class Way { kPlain, kFlat, kDim0, kNoShard };
+
+template <class Optimizer>
+void check_snapshot(const Group& world, Way way) {
+  SCOPED_TRACE(static_cast<int>(way));
+  const TempFolder folder(world);
+  torch::nn::Sequential model = make_model();
+  if (way == Way::kNoShard) {
+    FSDP(model, FSDPOptions().sharding_strategy(ShardingStrategy::NO_SHARD));
+  } else if (way != Way::kPlain) {
+    fully_shard(
+        *model,
+        FullyShardOptions().layout(
+            way == Way::kFlat ? ShardLayout::Flat : ShardLayout::Dim0));
+  }
+  Optimizer optimizer(
+      way == Way::kPlain ? model->parameters() : parameters(*model), 0.05);
+  torch::manual_seed(11); // the same input on all ranks
+  train(model, optimizer, 2);
+
+  const auto state_now = [&] {
+    auto state = get_state_dict(*model, {optimizer});
+    return StateDict{
+        {"model", state.model}, {"optim", state.optimizer}, {"step", 2}};
+  };
+  const StateDict expected = state_now().clone();
+  auto saving = checkpoint::async_save(state_now(), folder / "c");
+  if (test_device().is_cpu()) {
+    EXPECT_EQ(saving.staged_bytes(), 0);
+  }
+  train(model, optimizer, 3); // changes all of it
+  EXPECT_NE(diff(state_now(), expected), "");
+  saving.wait();
+  EXPECT_TRUE(saving.done());
+  saving.wait(); // again is fine
+
+  StateDict loaded = state_now().clone();
+  checkpoint::load(loaded, folder / "c");
+  EXPECT_EQ(diff(loaded, expected), "");
+  train(model, optimizer, 1); // and goes on
+}
+
+TEST(AsyncSaveTest, IsTheStateOfTheMoment) {
+  on_ranks(2, [](const Group& world) {
+    for (const Way way : {Way::kPlain, Way::kFlat, Way::kDim0, Way::kNoShard}) {
+      check_snapshot<optim::AdamW>(world, way);
+      check_snapshot<torch::optim::AdamW>(world, way);
+    }
+  });
+}
+
+TEST(AsyncSaveTest, OverGloo) {
+  on_ranks({.size = 2, .backend = "gloo"}, [](const Group& world) {
+    check_snapshot<optim::AdamW>(world, Way::kFlat);
+  });
+}
+
+TEST(AsyncSaveTest, MemoryThatIsNotLibTorchsIsCopiedAtOnce) {
+  const TempFolder folder;
+  std::vector<float> memory(1000, 1);
+  const at::Tensor view = torch::from_blob(memory.data(), {1000});
+  auto saving = checkpoint::async_save({{"a", view}}, folder / "c");
+  EXPECT_EQ(saving.staged_bytes(), 4000);
+  view.fill_(2);
+  saving.wait();
+  EXPECT_EQ(
+      checkpoint::read(folder / "c").at("a").tensor().sum().item<float>(),
+      1000);
+}
+
+TEST(AsyncSaveTest, ViewsOfOneStorageStayViews) {
+  const TempFolder folder;
+  const at::Tensor base = torch::arange(100);
+  const at::Tensor part = base.slice(0, 10, 20);
+  auto saving =
+      checkpoint::async_save({{"base", base}, {"part", part}}, folder / "c");
+  part.fill_(-1);
+  EXPECT_EQ(base[10].item<int64_t>(), -1); // still one memory
+  saving.wait();
+  const StateDict read = checkpoint::read(folder / "c");
+  EXPECT_TRUE(torch::equal(read.at("base").tensor(), torch::arange(100)));
+  EXPECT_TRUE(torch::equal(read.at("part").tensor(), torch::arange(10, 20)));
+}
+
+TEST(AsyncSaveTest, SeveralAtOnce) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    const at::Tensor value = torch::zeros({1000});
+    std::vector<checkpoint::AsyncSave> saves;
+    for (int i = 0; i < 4; ++i) {
+      value.fill_(i);
+      saves.push_back(
+          checkpoint::async_save({{"v", value}}, folder / std::to_string(i)));
+    }
+    for (auto& save : saves) {
+      save.wait();
+    }
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_EQ(
+          checkpoint::read(folder / std::to_string(i))
+              .at("v")
+              .tensor()[7]
+              .item<float>(),
+          i);
+    }
+  });
+}
+
+TEST(AsyncSaveTest, ErrorsOfTheCallComeAtOnce) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    EXPECT_THAT(
+        error_of([&] {
+          const auto save =
+              checkpoint::async_save({{"loss", world.rank()}}, folder / "c");
+        }),
+        HasSubstr("different values"));
+    EXPECT_THAT(names_in(folder.path()), IsEmpty());
+  });
+}
+
+TEST(AsyncSaveTest, ErrorsOfTheWritingComeOnEveryRankFromWait) {
+  on_ranks(3, [](const Group& world) {
+    const TempFolder folder(world);
+    if (world.rank() == 1) {
+      checkpoint::set_file_fault([](FileOp op, const fs::path&) {
+        return op == FileOp::kSync ? EIO : 0;
+      });
+    }
+    auto save = checkpoint::async_save(
+        {{"v",
+          testing::cut(torch::randn({30, 3}), testing::Cut::kRows, world)}},
+        folder / "c");
+    const std::string error = error_of([&] { save.wait(); });
+    checkpoint::set_file_fault({});
+    EXPECT_THAT(
+        error,
+        AllOf(
+            HasSubstr("rank 1"),
+            HasSubstr("__1_0.distcp"),
+            HasSubstr("Input/output error")));
+    world.barrier();
+    EXPECT_THAT(names_in(folder.path()), IsEmpty());
+  });
+}
+
+} // namespace
+} // namespace tessera

@@ -1,0 +1,254 @@
+// A process that dies, or a disk that refuses, at every point of a save: the
+// checkpoint that was there loads whole, or the new one does.
+#include <tessera/checkpoint/checkpoint.h>
+
+#include <torch/torch.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+
+#include "checkpoint/store/files.h"
+#include "checkpoint/support.h"
+#include "support/command.h"
+#include "support/errors.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::FileOp;
+using checkpoint::SaveOptions;
+using ::testing::AnyOf;
+using ::testing::ElementsAre;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::names_in;
+using testing::TempFolder;
+
+StateDict state(int64_t version) {
+  return {
+      {"a", torch::full({1000}, version)},
+      {"b", torch::full({400, 700}, static_cast<float>(version))}, // > 1 block
+      {"version", version}};
+}
+
+void save_state(const StateDict& state, const fs::path& path) {
+  checkpoint::save(
+      state, path, SaveOptions().overwrite(true).files_per_rank(1));
+}
+
+void save_version(const fs::path& path, int64_t version) {
+  save_state(state(version), path);
+}
+
+/// The version that loads; throws unless all of it is one version.
+int64_t load_version(const fs::path& path) {
+  StateDict target = state(-1);
+  checkpoint::load(target, path);
+  const int64_t version = target.at("version").to_int();
+  const std::string difference = diff(target, state(version));
+  if (!difference.empty()) {
+    throw std::runtime_error("a mixture: " + difference);
+  }
+  return version;
+}
+
+/// The operations of a save that replaces a checkpoint, in order.
+std::vector<FileOp> operations(const TempFolder& folder) {
+  save_version(folder / "count", 1);
+  std::vector<FileOp> ops;
+  checkpoint::set_file_fault([&](FileOp op, const fs::path&) {
+    ops.push_back(op);
+    return 0;
+  });
+  save_version(folder / "count", 2);
+  checkpoint::set_file_fault({});
+  fs::remove_all(folder / "count");
+  return ops;
+}
+
+/// Saves in a process of its own that kills itself at operation `point`; true
+/// if it came that far. The child has none of LibTorch's threads, so `state`
+/// is made here.
+bool dies_at(size_t point, const StateDict& state, const fs::path& path) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    size_t count = 0;
+    checkpoint::set_file_fault([&](FileOp, const fs::path&) {
+      if (count++ == point) {
+        ::raise(SIGKILL);
+      }
+      return 0;
+    });
+    try {
+      save_state(state, path);
+    } catch (...) {
+      ::_exit(2);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+}
+
+TEST(CrashTest, ASaveHasEveryKindOfOperation) {
+  const TempFolder folder;
+  const auto ops = operations(folder);
+  for (const FileOp op :
+       {FileOp::kMakeFolder,
+        FileOp::kCreate,
+        FileOp::kWrite,
+        FileOp::kSync,
+        FileOp::kSyncFolder,
+        FileOp::kExchange,
+        FileOp::kRemove}) {
+    EXPECT_NE(std::find(ops.begin(), ops.end(), op), ops.end()) << name_of(op);
+  }
+}
+
+TEST(CrashTest, KilledAtEveryPointOfTheFirstSave) {
+  const TempFolder folder;
+  size_t point = 0;
+  const StateDict first = state(1);
+  while (dies_at(point, first, folder / "c")) {
+    // Nothing, or all of it.
+    if (fs::exists(folder / "c")) {
+      EXPECT_EQ(load_version(folder / "c"), 1) << "at operation " << point;
+      fs::remove_all(folder / "c");
+    }
+    ++point;
+  }
+  EXPECT_GT(point, 8U);
+  save_version(folder / "c", 2); // after whatever was left behind
+  EXPECT_EQ(load_version(folder / "c"), 2);
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("c"));
+}
+
+TEST(CrashTest, KilledAtEveryPointOfReplacing) {
+  const TempFolder folder;
+  save_version(folder / "c", 1);
+  size_t point = 0;
+  const StateDict second = state(2);
+  while (dies_at(point, second, folder / "c")) {
+    EXPECT_THAT(load_version(folder / "c"), AnyOf(1, 2))
+        << "at operation " << point;
+    if (load_version(folder / "c") == 2) { // it was through
+      save_version(folder / "c", 1);
+    }
+    ++point;
+  }
+  EXPECT_GT(point, 10U);
+  EXPECT_EQ(load_version(folder / "c"), 2);
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("c"));
+}
+
+void check_refusals(int error) {
+  const TempFolder folder;
+  const size_t num_points = operations(folder).size();
+  save_version(folder / "c", 1);
+  for (size_t point = 0; point < num_points; ++point) {
+    SCOPED_TRACE("operation " + std::to_string(point));
+    size_t count = 0;
+    FileOp refused{};
+    checkpoint::set_file_fault([&](FileOp op, const fs::path&) {
+      refused = count == point ? op : refused;
+      return count++ == point ? error : 0;
+    });
+    const std::string text = error_of([&] { save_version(folder / "c", 2); });
+    checkpoint::set_file_fault({});
+    EXPECT_THAT(text, HasSubstr(checkpoint::system_reason(error)));
+    EXPECT_THAT(text, HasSubstr(folder.path().string()));
+    EXPECT_THAT(load_version(folder / "c"), AnyOf(1, 2));
+    if (refused != FileOp::kRemove) {
+      EXPECT_THAT(names_in(folder.path()), ElementsAre("c"));
+    }
+    save_version(folder / "c", 1);
+    EXPECT_THAT(names_in(folder.path()), ElementsAre("c"));
+  }
+}
+
+TEST(CrashTest, ADiskThatIsFullAtEveryPoint) {
+  check_refusals(ENOSPC);
+}
+
+TEST(CrashTest, ADiskThatFailsAtEveryPoint) {
+  check_refusals(EIO);
+}
+
+TEST(CrashTest, AReadOnlyFolder) {
+  if (::geteuid() == 0) {
+    // Root may write anywhere: a file system that is mounted read-only stands
+    // in for it.
+    const std::string error = error_of([] {
+      checkpoint::save({{"v", 1}}, "/proc/checkpoint");
+    });
+    EXPECT_THAT(error, HasSubstr("/proc"));
+    return;
+  }
+  const TempFolder folder;
+  fs::permissions(folder.path(), fs::perms::owner_read | fs::perms::owner_exec);
+  const std::string error = error_of([&] {
+    checkpoint::save({{"v", 1}}, folder / "c");
+  });
+  fs::permissions(folder.path(), fs::perms::owner_all);
+  EXPECT_THAT(error, HasSubstr("this user may write"));
+}
+
+TEST(CrashTest, TwoJobsAtOnePlace) {
+  const TempFolder folder;
+  save_version(folder / "c", 1);
+  // The second begins while the first is writing.
+  std::string error;
+  bool tried = false;
+  checkpoint::set_file_fault([&](FileOp op, const fs::path&) {
+    if (op == FileOp::kSync && !tried) {
+      tried = true;
+      error = error_of([&] { save_version(folder / "c", 3); });
+    }
+    return 0;
+  });
+  save_version(folder / "c", 2);
+  checkpoint::set_file_fault({});
+  EXPECT_THAT(error, HasSubstr("another process is saving to"));
+  EXPECT_EQ(load_version(folder / "c"), 2);
+}
+
+/// Ranks of a save, one of which dies; see crash_subject.cpp.
+TEST(CrashTest, ARankThatDiesInASave) {
+  // Rank 0 makes and names the folder; the others create, write and sync.
+  const std::vector<std::vector<int>> points{
+      {0, 5, 6, 7, 8, 9, 12, 14}, {0, 2}, {1}};
+  for (size_t rank = 0; rank < points.size(); ++rank) {
+    for (const int point : points[rank]) {
+      SCOPED_TRACE(
+          "rank " + std::to_string(rank) + " at " + std::to_string(point));
+      const TempFolder folder;
+      const auto result = testing::run_command(
+          {testing::tessera_program(),
+           "run",
+           "-n",
+           "3",
+           testing::bin_dir() + "/crash_subject",
+           folder.path().string(),
+           std::to_string(rank),
+           std::to_string(point)},
+          {.environment = testing::without_launcher()});
+      EXPECT_NE(result.exit_code, 0);
+      EXPECT_FALSE(result.timed_out) << result.output;
+      EXPECT_THAT(result.output, HasSubstr("first save done"));
+      StateDict target{{"v", torch::zeros({30, 3})}, {"version", 0}};
+      checkpoint::load(target, folder / "c");
+      EXPECT_EQ(target.at("version").to_int(), 1);
+      EXPECT_EQ(target.at("v").tensor().eq(1).all().item<bool>(), true);
+    }
+  }
+}
+
+} // namespace
+} // namespace tessera

@@ -1,0 +1,174 @@
+// The checkpoints of a run.
+#include <tessera/checkpoint/manager.h>
+
+#include <torch/torch.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "checkpoint/store/files.h"
+#include "checkpoint/support.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::FileOp;
+using ::testing::AllOf;
+using testing::Cut;
+using testing::cut;
+using ::testing::ElementsAre;
+using testing::error_of;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::names_in;
+using testing::on_ranks;
+using testing::TempFolder;
+
+StateDict state_at(int64_t step, const Group& world) {
+  return {
+      {"w",
+       cut(torch::full({10, 4}, static_cast<float>(step)), Cut::kRows, world)},
+      {"step", step}};
+}
+
+/// Changes a byte in the middle of a file.
+void damage(const fs::path& path) {
+  std::string bytes = testing::read_bytes(path);
+  bytes[bytes.size() / 2] ^= 16;
+  testing::write_bytes(path, bytes);
+}
+
+TEST(CheckpointManagerTest, KeepsTheLastAndEveryKth) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    CheckpointManager manager(
+        folder / "run" / "checkpoints",
+        ManagerOptions().keep_last(2).keep_every(30));
+    EXPECT_EQ(manager.latest(), std::nullopt);
+    for (int64_t step = 10; step <= 80; step += 10) {
+      if (step % 20 == 0) {
+        manager.async_save(step, state_at(step, world));
+      } else {
+        manager.save(step, state_at(step, world));
+      }
+    }
+    manager.wait();
+    EXPECT_THAT(
+        names_in(manager.folder()),
+        ElementsAre(
+            "step_00000030",
+            "step_00000060",
+            "step_00000070",
+            "step_00000080"));
+    EXPECT_EQ(manager.latest(), 80);
+    StateDict target = state_at(0, world);
+    EXPECT_EQ(manager.load_latest(target), 80);
+    EXPECT_EQ(diff(target, state_at(80, world)), "");
+    manager.load(60, target);
+    EXPECT_EQ(diff(target, state_at(60, world)), "");
+  });
+}
+
+TEST(CheckpointManagerTest, AnEmptyFolderHasNothingToLoad) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    CheckpointManager manager(folder / "c");
+    StateDict target = state_at(5, world);
+    EXPECT_EQ(manager.load_latest(target), std::nullopt);
+    EXPECT_EQ(diff(target, state_at(5, world)), "");
+    EXPECT_THAT(
+        error_of([&] { manager.load(3, target); }), HasSubstr("step_00000003"));
+  });
+}
+
+TEST(CheckpointManagerTest, PassesOverWhatIsDamagedWithAReason) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    CheckpointManager manager(folder / "c", ManagerOptions().keep_last(0));
+    for (const int64_t step : {1, 2, 3, 4, 5}) {
+      manager.save(step, state_at(step, world));
+    }
+    if (world.rank() == 0) {
+      damage(manager.path_of(5) / "__1_0.distcp"); // seen when it is read
+      fs::resize_file(manager.path_of(4) / "__0_0.distcp", 100);
+      fs::remove(manager.path_of(3) / ".metadata");
+    }
+    world.barrier();
+    const auto entries = manager.list();
+    ASSERT_EQ(entries.size(), 5U);
+    EXPECT_THAT(entries[1].problem, IsEmpty());
+    EXPECT_THAT(entries[2].problem, HasSubstr("step_00000003"));
+    EXPECT_THAT(entries[3].problem, HasSubstr("__0_0.distcp"));
+    EXPECT_THAT(entries[4].problem, IsEmpty());
+    EXPECT_EQ(manager.latest(), 5);
+
+    StateDict target = state_at(0, world);
+    EXPECT_EQ(manager.load_latest(target), 2);
+    EXPECT_EQ(diff(target, state_at(2, world)), "");
+    if (world.rank() == 0) {
+      damage(manager.path_of(1) / ".checksums");
+      damage(manager.path_of(2) / ".checksums");
+    }
+    world.barrier();
+    EXPECT_THAT(
+        error_of([&] { manager.load_latest(target); }),
+        AllOf(HasSubstr("no checkpoint here"), HasSubstr("step_00000001")));
+  });
+}
+
+TEST(CheckpointManagerTest, WhatDoesNotFitIsAnErrorAndNotPassedOver) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    CheckpointManager manager(folder / "c");
+    manager.save(1, state_at(1, world));
+    StateDict target{{"other", torch::zeros({2})}};
+    EXPECT_THROW(manager.load_latest(target), c10::ValueError);
+  });
+}
+
+TEST(CheckpointManagerTest, AnErrorOfAnAsyncSaveSurfacesAtTheNextCall) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    CheckpointManager manager(folder / "c");
+    manager.save(1, state_at(1, world));
+    checkpoint::set_file_fault([](FileOp op, const fs::path&) {
+      return op == FileOp::kSync ? ENOSPC : 0;
+    });
+    manager.async_save(2, state_at(2, world));
+    const std::string error =
+        error_of([&] { manager.async_save(3, state_at(3, world)); });
+    checkpoint::set_file_fault({});
+    EXPECT_THAT(error, AllOf(HasSubstr("step_00000002"), HasSubstr("space")));
+    EXPECT_EQ(manager.latest(), 1);
+    manager.save(4, state_at(4, world)); // goes on
+    EXPECT_EQ(manager.latest(), 4);
+    EXPECT_THAT(
+        names_in(folder / "c"), ElementsAre("step_00000001", "step_00000004"));
+  });
+}
+
+TEST(CheckpointManagerTest, RemovesWhatACrashLeft) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    CheckpointManager manager(folder / "c");
+    if (world.rank() == 0) {
+      fs::create_directory(folder / "c" / ".step_00000007.partial");
+      fs::create_directory(folder / "c" / ".step_00000003.removed");
+      testing::write_bytes(
+          folder / "c" / ".step_00000003.removed" / "__0_0.distcp", "x");
+      fs::create_directory(folder / "c" / "notes"); // not ours
+    }
+    world.barrier();
+    EXPECT_EQ(manager.latest(), std::nullopt);
+    manager.save(8, state_at(8, world));
+    EXPECT_THAT(names_in(folder / "c"), ElementsAre("notes", "step_00000008"));
+  });
+}
+
+} // namespace
+} // namespace tessera

@@ -1,0 +1,180 @@
+// A run that is saved and goes on elsewhere.
+#include <tessera/checkpoint/manager.h>
+#include <tessera/fsdp/fully_shard.h>
+#include <tessera/optim/adamw.h>
+#include <tessera/optim/sgd.h>
+#include <tessera/train/training_state.h>
+
+#include <torch/torch.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "checkpoint/support.h"
+#include "support/device.h"
+#include "support/errors.h"
+#include "support/ranks.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::on_ranks;
+using testing::TempFolder;
+using testing::test_device;
+
+/// With dropout, so that losses tell about the generators.
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    first = register_module("first", torch::nn::Linear(6, 12));
+    norm = register_module("norm", torch::nn::BatchNorm1d(12));
+    second = register_module("second", torch::nn::Linear(12, 5));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return second(
+        torch::dropout(torch::relu(norm(first(x))), 0.3, is_training()));
+  }
+  torch::nn::Linear first{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  torch::nn::Linear second{nullptr};
+};
+TORCH_MODULE(Net);
+
+template <class Optimizer>
+struct Trial {
+  Trial(bool sharded, uint64_t seed, const Group& group) {
+    torch::manual_seed(seed);
+    net = Net();
+    net->to(test_device());
+    if (sharded) {
+      const auto options = FullyShardOptions().group(group);
+      fully_shard(*net->first, options);
+      fully_shard(*net, options);
+    }
+    optimizer = std::make_unique<Optimizer>(
+        sharded ? parameters(*net) : net->parameters(), 0.05);
+    training = std::make_unique<TrainingState>(*net, Optimizers{*optimizer});
+    training->values = {{"step", 0}, {"note", ""}};
+    torch::manual_seed(seed + 100 + static_cast<uint64_t>(group.rank()));
+  }
+
+  /// Losses of the next steps, on data of this step and rank.
+  std::vector<float> steps(int count) {
+    std::vector<float> losses;
+    int64_t step = training->values.at("step").to_int();
+    for (int i = 0; i < count; ++i) {
+      optimizer->zero_grad();
+      const at::Tensor input = torch::randn({8, 6}).to(test_device());
+      const at::Tensor loss = net->forward(input).square().mean();
+      loss.backward();
+      optimizer->step();
+      losses.push_back(loss.template item<float>());
+      training->values.set("step", ++step);
+    }
+    return losses;
+  }
+
+  Net net{nullptr};
+  std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<TrainingState> training;
+};
+
+/// Sharded over all ranks, or each rank a run of its own.
+template <class Optimizer>
+void check_resume(const Group& world, bool sharded) {
+  const Group group = sharded ? world : world.alone();
+  const auto saved = checkpoint::SaveOptions().group(group);
+  const auto loaded = checkpoint::LoadOptions().group(group);
+  const TempFolder folder(group);
+  Trial<Optimizer> run(sharded, 1, world);
+  run.steps(3);
+  static_cast<torch::optim::Optimizer&>(*run.optimizer)
+      .param_groups()[0]
+      .options()
+      .set_lr(0.025); // a schedule
+  run.training->values.set("note", "half way");
+  checkpoint::save(*run.training, folder / "c", saved);
+  const std::vector<float> expected = run.steps(3);
+
+  Trial<Optimizer> other(sharded, 2, world);
+  checkpoint::load(*other.training, folder / "c", loaded);
+  EXPECT_EQ(other.training->values.at("step").to_int(), 3);
+  EXPECT_EQ(other.training->values.at("note").string(), "half way");
+  EXPECT_EQ(
+      static_cast<torch::optim::Optimizer&>(*other.optimizer)
+          .param_groups()[0]
+          .options()
+          .get_lr(),
+      0.025);
+  EXPECT_EQ(other.steps(3), expected); // bit by bit
+}
+
+TEST(TrainingStateTest, GoesOnBitByBit) {
+  on_ranks(2, [](const Group& world) {
+    for (const bool sharded : {false, true}) {
+      SCOPED_TRACE(sharded);
+      check_resume<optim::AdamW>(world, sharded);
+      check_resume<torch::optim::Adam>(world, sharded);
+      check_resume<optim::SGD>(world, sharded);
+    }
+  });
+}
+
+TEST(TrainingStateTest, GoesOnWithAnotherNumberOfRanksOrNone) {
+  on_ranks(4, [](const Group& world) {
+    const TempFolder folder(world);
+    const auto pair = world.subgroup({0, 1});
+    if (pair) {
+      Trial<optim::AdamW> run(true, 1, *pair);
+      run.steps(2);
+      checkpoint::save(
+          *run.training, folder / "c", checkpoint::SaveOptions().group(*pair));
+    }
+    world.barrier();
+    Trial<optim::AdamW> wide(true, 7, world);
+    checkpoint::load(*wide.training, folder / "c");
+    EXPECT_EQ(wide.training->values.at("step").to_int(), 2);
+    checkpoint::save(*wide.training, folder / "wide");
+
+    Trial<torch::optim::AdamW> plain(false, 8, world.alone());
+    checkpoint::load(
+        *plain.training,
+        folder / "wide",
+        checkpoint::LoadOptions().group(world.alone()));
+    const StateDict expected = checkpoint::read(
+        folder / "c",
+        [](const std::string& name) { return name.rfind("model.", 0) == 0; });
+    EXPECT_EQ(
+        diff(get_model_state_dict(*plain.net), expected.at("model").dict()),
+        "");
+    const StateDict wide_state = get_model_state_dict(
+        *wide.net, StateDictOptions().full_state_dict(true));
+    EXPECT_EQ(diff(wide_state, expected.at("model").dict()), "");
+  });
+}
+
+TEST(TrainingStateTest, ThroughAManagerAndAsync) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    CheckpointManager manager(folder / "c");
+    std::vector<float> expected;
+    {
+      Trial<optim::AdamW> run(true, 1, world);
+      EXPECT_EQ(manager.load_latest(*run.training), std::nullopt);
+      run.steps(2);
+      manager.async_save(2, *run.training);
+      run.steps(2);
+      manager.async_save(4, *run.training);
+      expected = run.steps(3);
+      manager.wait();
+    }
+    Trial<optim::AdamW> run(true, 5, world);
+    EXPECT_EQ(manager.load_latest(*run.training), 4);
+    EXPECT_EQ(run.steps(3), expected);
+  });
+}
+
+} // namespace
+} // namespace tessera
