@@ -24,7 +24,8 @@ RESULTS = ROOT / "build" / "bench" / "results.jsonl"
 
 
 def families(build):
-    """Family name -> commands. The name is the first part of its rows' names."""
+    """Family name -> commands. The name is the first part of its rows' names, but
+    ddp has those of zero and zero_overlap too."""
     run = [f"{build}/bin/tessera", "run", "--cpu-threads", "1"]
     return {
         "checkpoint": [
@@ -45,6 +46,10 @@ def families(build):
             run + ["-n", "2", f"{build}/bin/step_bench"],
             peer("steps.py", 2),
         ] + (gpu_steps(build) if has_gpu() else []),
+        "ddp": [
+            run + ["-n", "2", f"{build}/bin/ddp_bench"],
+            peer("ddp.py", 2),
+        ] + (gpu_ddp(build) if has_gpu() else []),
         "optim": [
             [f"{build}/bin/optim_bench"],
             [python_with_torch(), str(ROOT / "bench" / "peers" / "optim.py")],
@@ -77,6 +82,13 @@ def gpu_steps(build):
         commands.append([f"{build}/bin/step_bench", size, "cuda"])
         commands.append(peer("steps.py", 1) + ["--config", size, "--device", "cuda"])
     return commands
+
+
+def gpu_ddp(build):
+    return [
+        [f"{build}/bin/ddp_bench", "124M", "cuda"],
+        peer("ddp.py", 1) + ["--config", "124M", "--device", "cuda"],
+    ]
 
 
 def peer(program, ranks):
@@ -150,21 +162,22 @@ def main():
     print("(Nx): how many times faster than the peer; (N%): share of the limit's speed")
     rows = {}
     for family in chosen:
+        own = []
         waits_for_peers = len(known[family]) > 1 and family != "comm"
         for command in known[family]:
             for row in rows_of(command):
                 if "ours" in row:
                     rows[row["name"]] = row
+                    own.append(row)
                 else:
                     rows[row["name"]]["peers"].update(row["peers"])
                 if not waits_for_peers:
                     print_row(row)
         if waits_for_peers:
-            for row in rows.values():
-                if row["name"].split("/")[0] == family:
-                    print_row(row)
+            for row in own:
+                print_row(row)
 
-    kept = [r for r in load_results() if r["name"].split("/")[0] not in chosen]
+    kept = [r for r in load_results() if r["name"].split("/")[0] not in chosen and r["name"] not in rows]
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *rows.values()]))
     print(f"{len(rows)} rows in {os.path.relpath(RESULTS)}")

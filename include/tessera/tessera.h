@@ -7,6 +7,10 @@
 #include <tessera/comm/init.h>
 #include <tessera/comm/mesh.h>
 #include <tessera/comm/reduce_op.h>
+#include <tessera/ddp/comm_hook.h>
+#include <tessera/ddp/distributed_data_parallel.h>
+#include <tessera/ddp/join.h>
+#include <tessera/ddp/power_sgd.h>
 #include <tessera/error.h>
 #include <tessera/fsdp/distributed_state_dict.h>
 #include <tessera/fsdp/fsdp.h>
@@ -30,3 +34,5 @@
 #include <tessera/state/state_dict.h>
 #include <tessera/train/training_state.h>
 #include <tessera/version.h>
+#include <tessera/zero/ddp_zero_hook.h>
+#include <tessera/zero/zero_redundancy_optimizer.h>

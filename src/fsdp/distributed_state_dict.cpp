@@ -18,6 +18,7 @@
 #include "fsdp/optim_split.h"
 #include "fsdp/optim_transfer.h"
 #include "fsdp/write_model_state.h"
+#include "optim/dictionary.h"
 
 namespace tessera {
 namespace {
@@ -138,7 +139,7 @@ void initialize_together(
     const char* call,
     torch::optim::Optimizer& optimizer) {
   const at::Tensor has_state = at::zeros({1}, at::kInt);
-  if (!optim::state_dict(optimizer).at("state").dict().empty()) {
+  if (optim::has_state(optimizer)) {
     has_state.fill_(1);
   }
   for (const Group& group : groups) {
@@ -199,7 +200,7 @@ class OptimizerLoad {
   }
 
   void undo() {
-    fsdp::load_back(optimizers_, before_);
+    fsdp::load_back(before_);
   }
 
  private:
@@ -226,7 +227,7 @@ class OptimizerLoad {
   const Optimizers& optimizers_;
   std::vector<Group> groups_;
   std::vector<StateDict> to_load_; // by optimizer
-  std::vector<StateDict> before_; // by optimizer
+  fsdp::Snapshots before_;
 };
 
 } // namespace
@@ -276,16 +277,21 @@ StateDict get_optimizer_state_dict(
   }
   const Group group = params.root_group();
   StateDict result;
+  const bool rank0_only = options.full_state_dict() && options.cpu_offload();
   for (torch::optim::Optimizer& optimizer : optimizers) {
+    const StateDict osd = optim::collect_state_dict(optimizer, rank0_only);
+    if (osd.empty()) {
+      continue; // another rank has it
+    }
     fsdp::merge_osd(
         result,
         fsdp::save_optim_state(
             model,
             {.call = kCall,
-             .osd = optim::state_dict(optimizer),
+             .osd = osd,
              .tensors = fsdp::tensors_of(optimizer),
              .is_full = options.full_state_dict(),
-             .rank0_only = options.full_state_dict() && options.cpu_offload(),
+             .rank0_only = rank0_only,
              .offload_to_cpu = options.cpu_offload(),
              .group = group.valid() ? std::optional(group) : std::nullopt}));
   }

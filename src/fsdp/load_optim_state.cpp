@@ -15,6 +15,7 @@
 #include "comm/together.h"
 #include "fsdp/incoming.h"
 #include "fsdp/optim_transfer.h"
+#include "optim/dictionary.h"
 #include "shard/fresh_memory.h"
 #include "state/describe.h"
 #include "state/nearest.h"
@@ -630,32 +631,29 @@ StateDict load_optim_state(
   return Loader(model, request).load();
 }
 
-std::vector<StateDict> load_together(
+Snapshots load_together(
     const std::vector<Group>& groups,
     std::string_view call,
     const Optimizers& optimizers,
     const std::vector<StateDict>& dicts) {
-  std::vector<StateDict> before;
+  Snapshots before;
   try {
     comm::together(groups, call, [&] {
       for (size_t i = 0; i < optimizers.size(); ++i) {
-        // Loading makes new tensors, so these keep what there was.
-        before.push_back(optim::state_dict(optimizers[i]));
+        before.push_back(optim::snapshot(optimizers[i]));
         optim::load_state_dict(optimizers[i], dicts[i]);
       }
     });
   } catch (...) {
-    load_back(optimizers, before);
+    load_back(before);
     throw;
   }
   return before;
 }
 
-void load_back(
-    const Optimizers& optimizers,
-    const std::vector<StateDict>& before) {
-  for (size_t i = 0; i < before.size(); ++i) {
-    optim::load_state_dict(optimizers[i], before[i]);
+void load_back(const Snapshots& before) {
+  for (const auto& give_back : before) {
+    give_back();
   }
 }
 

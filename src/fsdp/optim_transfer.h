@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -73,17 +74,18 @@ StateDict load_optim_state(
     torch::nn::Module& model,
     const LoadRequest& request);
 
+/// What optimizers had: each, called, gives it back.
+using Snapshots = std::vector<std::function<void()>>;
+
 /// Loads each optimizer's dictionary; if one refuses its own, on any rank, all
 /// of them get back what they had. Returns what that was. Collective.
-std::vector<StateDict> load_together(
+Snapshots load_together(
     const std::vector<Group>& groups,
     std::string_view call,
     const Optimizers& optimizers,
     const std::vector<StateDict>& dicts);
 
 /// What load_together() does then.
-void load_back(
-    const Optimizers& optimizers,
-    const std::vector<StateDict>& before);
+void load_back(const Snapshots& before);
 
 } // namespace tessera::fsdp

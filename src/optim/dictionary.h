@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -69,6 +70,13 @@ void read_dictionary(
     const Access& access,
     const StateDict& dict,
     const ParamNames* names = nullptr);
+
+/// What StatefulOptimizer has of these names, of any optimizer.
+bool has_state(const torch::optim::Optimizer& optimizer);
+StateDict collect_state_dict(
+    torch::optim::Optimizer& optimizer,
+    bool rank0_only);
+std::function<void()> snapshot(torch::optim::Optimizer& optimizer);
 
 /// Throws if the parameter has a gradient: a step is under way, so this is no
 /// time to make state. `name` is the optimizer's.

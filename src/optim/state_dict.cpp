@@ -25,6 +25,19 @@ std::unique_ptr<Access> access_to(
   return libtorch_access_to(optimizer, groups, call);
 }
 
+bool StatefulOptimizer::has_state() const {
+  return !state_dict().at("state").dict().empty();
+}
+
+StateDict StatefulOptimizer::collect_state_dict(bool /*rank0_only*/) {
+  return state_dict();
+}
+
+std::function<void()> StatefulOptimizer::snapshot() {
+  // Loading makes new tensors, so these keep what there was.
+  return [this, dict = state_dict()] { load_state_dict(dict); };
+}
+
 StateDict state_dict(const torch::optim::Optimizer& optimizer) {
   if (const auto* own = dynamic_cast<const StatefulOptimizer*>(&optimizer)) {
     return own->state_dict();
@@ -77,6 +90,28 @@ void initialize_state(torch::optim::Optimizer& optimizer) {
   for (auto& [key, state] : made) {
     optimizer.state()[key] = std::move(state);
   }
+}
+
+bool has_state(const torch::optim::Optimizer& optimizer) {
+  const auto* own = dynamic_cast<const StatefulOptimizer*>(&optimizer);
+  return own != nullptr ? own->has_state() : !optimizer.state().empty();
+}
+
+StateDict collect_state_dict(
+    torch::optim::Optimizer& optimizer,
+    bool rank0_only) {
+  auto* own = dynamic_cast<StatefulOptimizer*>(&optimizer);
+  return own != nullptr ? own->collect_state_dict(rank0_only)
+                        : state_dict(optimizer);
+}
+
+std::function<void()> snapshot(torch::optim::Optimizer& optimizer) {
+  if (auto* own = dynamic_cast<StatefulOptimizer*>(&optimizer)) {
+    return own->snapshot();
+  }
+  return [&optimizer, dict = state_dict(optimizer)] {
+    load_state_dict(optimizer, dict);
+  };
 }
 
 void refuse_gradient(

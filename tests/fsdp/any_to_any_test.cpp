@@ -7,6 +7,7 @@
 //
 //   TESSERA_ANY_TO_ANY=0:5000 fsdp_state_test --gtest_filter='AnyToAny*'
 #include <tessera/comm/mesh.h>
+#include <tessera/ddp/distributed_data_parallel.h>
 #include <tessera/fsdp/distributed_state_dict.h>
 #include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/model_state.h>
@@ -16,6 +17,7 @@
 #include <tessera/optim/adamw.h>
 #include <tessera/optim/sgd.h>
 #include <tessera/optim/state_dict.h>
+#include <tessera/zero/zero_redundancy_optimizer.h>
 
 #include <torch/torch.h>
 
@@ -158,7 +160,10 @@ enum class Kind {
   FsdpOrig,
   FullyShardFlat,
   FullyShardDim0,
+  Ddp,
+  DdpAndZero,
 };
+constexpr int kNumKinds = 7;
 
 struct Setup {
   Kind kind = Kind::Plain;
@@ -167,16 +172,23 @@ struct Setup {
   std::vector<bool> is_unit; // by layer
   bool operator==(const Setup&) const = default;
 
-  Setup(Dice& dice, size_t num_layers) {
-    kind = static_cast<Kind>(dice.below(5));
+  Setup(Dice& dice, const ModelSpec& spec) {
+    kind = static_cast<Kind>(dice.below(kNumKinds));
+    if (kind == Kind::DdpAndZero && spec.has_float()) {
+      kind = Kind::Ddp; // ZeRO wants one dtype
+    }
     ranks = kind == Kind::Plain ? 1 : 1 + static_cast<int>(dice.below(kRanks));
     strategy = static_cast<ShardingStrategy>(dice.below(4));
     if (strategy == ShardingStrategy::HYBRID_SHARD) {
       ranks = kind == Kind::Plain ? 1 : 4; // two copies of two parts
     }
-    for (size_t i = 0; i < num_layers; ++i) {
+    for (size_t i = 0; i < spec.layers.size(); ++i) {
       is_unit.push_back(dice.flip());
     }
+  }
+
+  bool is_sharded() const {
+    return kind != Kind::Plain && kind != Kind::Ddp && kind != Kind::DdpAndZero;
   }
 
   /// FSDP wants units of one dtype, flat ones also all trainable or all frozen.
@@ -187,7 +199,13 @@ struct Setup {
 
   std::string describe() const {
     static constexpr const char* kKinds[] = {
-        "plain", "FSDP flat", "FSDP orig", "fully_shard", "fully_shard Dim0"};
+        "plain",
+        "FSDP flat",
+        "FSDP orig",
+        "fully_shard",
+        "fully_shard Dim0",
+        "DDP",
+        "DDP and ZeRO"};
     return std::string(kKinds[static_cast<int>(kind)]) + " strategy " +
         std::to_string(static_cast<int>(strategy)) + " on " +
         std::to_string(ranks) + " ranks";
@@ -205,10 +223,15 @@ class Trainer {
       const std::vector<bool>& in_second_group, // by layer
       int64_t optimizer,
       uint64_t model_seed)
-      : group_(group), is_plain_(setup.kind == Kind::Plain) {
+      : group_(group), is_sharded_(setup.is_sharded()) {
     torch::manual_seed(model_seed);
     model_ = std::make_shared<Net>(spec);
-    shard(spec, setup);
+    if (is_sharded_) {
+      shard(spec, setup);
+    } else if (setup.kind != Kind::Plain) {
+      ddp_ = std::make_unique<DistributedDataParallel<Net>>(
+          model_, DDPOptions().process_group(group_));
+    }
     std::vector<torch::optim::OptimizerParamGroup> groups;
     groups.emplace_back(std::vector<at::Tensor>());
     groups.emplace_back(std::vector<at::Tensor>());
@@ -218,15 +241,12 @@ class Trainer {
       groups[second ? 1 : 0].params().push_back(tensor);
     }
     std::erase_if(groups, [](const auto& one) { return one.params().empty(); });
-    if (optimizer == 0) {
-      optim_ = std::make_unique<optim::Adam>(
-          groups, optim::AdamOptions(0.01).weight_decay(0.1).amsgrad(true));
-    } else if (optimizer == 1) {
-      optim_ =
-          std::make_unique<optim::AdamW>(groups, optim::AdamWOptions(0.01));
+    const MakeOptimizer make = maker_of(optimizer);
+    if (setup.kind == Kind::DdpAndZero) {
+      optim_ = std::make_unique<ZeroRedundancyOptimizer>(
+          groups, make, ZeroOptions().process_group(group_));
     } else {
-      optim_ = std::make_unique<optim::SGD>(
-          groups, optim::SGDOptions(0.01).momentum(0.9).nesterov(true));
+      optim_ = make(groups);
     }
   }
 
@@ -257,17 +277,35 @@ class Trainer {
   const Group& group() const {
     return group_;
   }
-  /// Its ranks are then the world, of which only some have one here.
-  bool is_plain() const {
-    return is_plain_;
+  /// Else its ranks are those that have one, which the model does not know.
+  bool is_sharded() const {
+    return is_sharded_;
+  }
+  /// Of a ZeRO optimizer: rank 0 has all of the state. Collective.
+  void consolidate() {
+    if (auto* zero = dynamic_cast<ZeroRedundancyOptimizer*>(optim_.get())) {
+      zero->consolidate_state_dict(0);
+    }
   }
 
  private:
+  static MakeOptimizer maker_of(int64_t optimizer) {
+    if (optimizer == 0) {
+      return optimizer_class<optim::Adam>(
+          optim::AdamOptions(0.01).weight_decay(0.1).amsgrad(true));
+    }
+    if (optimizer == 1) {
+      return optimizer_class<optim::AdamW>(optim::AdamWOptions(0.01));
+    }
+    return optimizer_class<optim::SGD>(
+        optim::SGDOptions(0.01).momentum(0.9).nesterov(true));
+  }
+
   void shard(const ModelSpec& spec, const Setup& setup) {
     const bool is_hybrid = setup.strategy == ShardingStrategy::HYBRID_SHARD;
     const bool is_copied = setup.strategy == ShardingStrategy::NO_SHARD;
     std::optional<Mesh> mesh;
-    if (setup.kind != Kind::Plain && (is_hybrid || is_copied)) {
+    if (is_hybrid || is_copied) {
       mesh.emplace(
           Mesh(group_, {is_hybrid ? 2 : group_.size(), is_hybrid ? 2 : 1}));
     }
@@ -283,7 +321,7 @@ class Trainer {
           one.process_group(group_);
         }
         FSDP<torch::nn::Module>(module, one);
-      } else if (setup.kind != Kind::Plain) {
+      } else {
         auto one = FullyShardOptions().layout(
             setup.kind == Kind::FullyShardFlat ? ShardLayout::Flat
                                                : ShardLayout::Dim0);
@@ -306,10 +344,21 @@ class Trainer {
   }
 
   Group group_;
-  bool is_plain_;
+  bool is_sharded_;
   std::shared_ptr<Net> model_;
+  std::unique_ptr<DistributedDataParallel<Net>> ddp_;
   std::unique_ptr<torch::optim::Optimizer> optim_;
 };
+
+/// What rank 0 has, everywhere.
+ModelAndOptimizerState broadcast(
+    const Group& world,
+    const ModelAndOptimizerState& state) {
+  const StateDict both{{"model", state.model}, {"optim", state.optimizer}};
+  const StateDict got =
+      state_from_bytes(world.broadcast_bytes(to_bytes(both), 0));
+  return {got.at("model").dict(), got.at("optim").dict()};
+}
 
 /// From `source` to `target`, which other ranks may have too. A null pointer:
 /// not on this rank.
@@ -320,15 +369,17 @@ void move_full(const Group& world, Trainer* source, Trainer* target) {
   if (source != nullptr) {
     state = get_state_dict(source->model(), source->optims(), options);
   }
+  const ModelAndOptimizerState everywhere = broadcast(world, state);
   if (target != nullptr) {
-    const Group& group = target->group();
-    ASSERT_TRUE(group.rank() == 0 || state.model.empty());
+    ASSERT_TRUE(
+        world.rank() == 0 || !source || !source->is_sharded() ||
+        state.model.empty());
     set_state_dict(
         target->model(),
         target->optims(),
-        state,
+        target->is_sharded() ? state : everywhere,
         StateDictOptions().full_state_dict(true).broadcast_from_rank0(
-            !target->is_plain()));
+            target->is_sharded()));
   }
   world.barrier();
 }
@@ -337,12 +388,15 @@ void move_full(const Group& world, Trainer* source, Trainer* target) {
 void move_by_fsdp(const Group& world, Trainer* source, Trainer* target) {
   StateDict state;
   if (source != nullptr) {
+    source->consolidate();
     const auto full = StateDictOptions().full_state_dict(true);
     state.set("model", get_model_state_dict(source->model(), full));
-    state.set(
-        "optim",
-        full_optim_state_dict(
-            source->model(), source->optim(), {.rank0_only = false}));
+    if (source->is_sharded() || world.rank() == 0) {
+      state.set(
+          "optim",
+          full_optim_state_dict(
+              source->model(), source->optim(), {.rank0_only = false}));
+    }
   }
   const StateDict everywhere =
       state_from_bytes(world.broadcast_bytes(to_bytes(state), 0));
@@ -405,8 +459,8 @@ StateDict full_state(Trainer& trainer) {
 void run(const Group& world, uint64_t number) {
   Dice dice(number);
   const ModelSpec spec(dice);
-  const Setup from(dice, spec.layers.size());
-  const Setup to = dice.flip(8) ? from : Setup(dice, spec.layers.size());
+  const Setup from(dice, spec);
+  const Setup to = dice.flip(8) ? from : Setup(dice, spec);
   const int64_t optimizer = dice.below(3);
   const bool same_ranks = from.ranks == to.ranks;
   const int64_t way = dice.below(same_ranks ? 4 : 3);
@@ -479,7 +533,7 @@ void run(const Group& world, uint64_t number) {
 
 TEST(AnyToAnyTest, TrainingGoesOnAsIfNothingHadMoved) {
   uint64_t begin = 0;
-  uint64_t end = 12;
+  uint64_t end = 60;
   if (const char* range = std::getenv("TESSERA_ANY_TO_ANY")) {
     char* colon = nullptr;
     begin = std::strtoull(range, &colon, 10);

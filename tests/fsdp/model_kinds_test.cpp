@@ -1,7 +1,9 @@
-// Models as users write them: sharded, they train as in a single process.
+// Models as users write them: sharded or data parallel, they train as in a
+// single process.
 //
 // Every rank gets the same data, so that the average of the gradients is what
 // one process computes, whatever the model does with its batch.
+#include <tessera/ddp/distributed_data_parallel.h>
 #include <tessera/fsdp/fsdp.h>
 #include <tessera/optim/adamw.h>
 
@@ -235,6 +237,33 @@ void train(Subject& subject, const std::vector<at::Tensor>& parameters) {
   }
 }
 
+/// Equal bit by bit on one rank, and where else `is_exact`.
+void expect_same(
+    const Module& trained,
+    const Module& plain,
+    int num_ranks,
+    bool is_exact = false) {
+  torch::NoGradGuard no_grad;
+  const auto expected = plain.named_parameters();
+  for (const auto& item : trained.named_parameters()) {
+    const at::Tensor difference = item.value() - expected[item.key()];
+    const double worst =
+        difference.numel() == 0 ? 0 : difference.abs().max().item<double>();
+    const bool is_float = item.value().scalar_type() == at::kFloat;
+    EXPECT_LE(
+        worst,
+        num_ranks == 1 || is_exact ? 0
+            : is_float             ? 1e-5
+                                   : 1e-9)
+        << item.key();
+  }
+  for (const auto& item : trained.named_buffers()) {
+    EXPECT_TRUE(
+        torch::allclose(item.value(), plain.named_buffers()[item.key()]))
+        << item.key();
+  }
+}
+
 /// How a subject is sharded.
 struct Way {
   const char* name;
@@ -295,25 +324,7 @@ TEST_P(ModelKindsTest, TrainingMatchesSingleProcess) {
     way.shard(sharded);
     train(sharded, parameters(*sharded.module));
 
-    torch::NoGradGuard no_grad;
-    const auto expected = plain.module->named_parameters();
-    for (const auto& item : sharded.module->named_parameters()) {
-      const at::Tensor difference = item.value() - expected[item.key()];
-      const double worst =
-          difference.numel() == 0 ? 0 : difference.abs().max().item<double>();
-      const bool is_float = item.value().scalar_type() == at::kFloat;
-      EXPECT_LE(
-          worst,
-          world.size() == 1 ? 0
-              : is_float    ? 1e-5
-                            : 1e-9)
-          << item.key();
-    }
-    for (const auto& item : sharded.module->named_buffers()) {
-      EXPECT_TRUE(torch::allclose(
-          item.value(), plain.module->named_buffers()[item.key()]))
-          << item.key();
-    }
+    expect_same(*sharded.module, *plain.module, world.size());
   });
 }
 
@@ -325,6 +336,41 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(std::get<0>(test.param).name) +
           std::get<1>(test.param).name;
     });
+
+class DdpModelKindsTest : public ::testing::TestWithParam<Kind> {};
+
+/// The average of two or four equal gradients is that gradient, bit by bit.
+TEST_P(DdpModelKindsTest, TrainingMatchesSingleProcess) {
+  const Kind& kind = GetParam();
+  for (const bool bucket_view : {false, true}) {
+    for (const RanksOptions& ranks : std::vector<RanksOptions>{
+             {.size = 1},
+             {.size = 2},
+             {.size = 3},
+             {.size = 4},
+             {.size = 2, .backend = "gloo"}}) {
+      on_ranks(ranks, [&](const Group& world) {
+        Subject plain = make(kind);
+        train(plain, plain.module->parameters());
+
+        Subject copy = make(kind);
+        const DistributedDataParallel<Module> ddp(
+            copy.module,
+            DDPOptions().find_unused_parameters(true).gradient_as_bucket_view(
+                bucket_view));
+        train(copy, parameters(*copy.module));
+        expect_same(
+            *copy.module, *plain.module, world.size(), world.size() != 3);
+      });
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds,
+    DdpModelKindsTest,
+    ::testing::ValuesIn(kKinds),
+    [](const auto& test) { return std::string(test.param.name); });
 
 } // namespace
 } // namespace tessera

@@ -5,6 +5,8 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <functional>
+
 namespace tessera::optim {
 
 /// An optimizer that knows its own dictionary. The functions below ask it.
@@ -14,6 +16,15 @@ class TESSERA_API StatefulOptimizer {
   virtual StateDict state_dict() const = 0;
   virtual void load_state_dict(const StateDict& dict) = 0;
   virtual void initialize_state() = 0;
+
+  /// False if state_dict() would have no state.
+  virtual bool has_state() const;
+  /// state_dict() with what other ranks keep for this one; `rank0_only`: empty
+  /// on ranks that need not have it. Collective over the ranks that share the
+  /// state; without any, state_dict().
+  virtual StateDict collect_state_dict(bool rank0_only);
+  /// Gives back, when called, the state and options of now. Not collective.
+  virtual std::function<void()> snapshot();
 };
 
 /// The state of any optimizer, in the form and with the names of Python's:

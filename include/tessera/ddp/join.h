@@ -1,0 +1,124 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/comm/group.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+
+#include <any>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+class Join;
+
+/// What a rank does for a Joinable while it has no more inputs.
+class TESSERA_API JoinHook {
+ public:
+  virtual ~JoinHook() = default;
+  /// Makes the collectives of one iteration of the ranks that still train.
+  virtual void main_hook() {}
+  /// Called once on every rank when all are through. `is_last_joiner`: this
+  /// rank trained to the end, so that its model is the latest.
+  virtual void post_hook(bool is_last_joiner);
+};
+
+/// What a program passes through Join to all hooks, by name.
+using JoinArguments = std::map<std::string, std::any>;
+
+/// Something whose iterations communicate, and that can be joined: ranks with
+/// fewer inputs than others go on taking part in its collectives. Once an
+/// iteration, before its first collective, it calls
+/// Join::notify_join_context(*this).
+class TESSERA_API Joinable {
+ public:
+  virtual ~Joinable();
+  virtual std::unique_ptr<JoinHook> join_hook(
+      const JoinArguments& arguments) = 0;
+  /// Where the tensors of Join's own collectives lie.
+  virtual at::Device join_device() const = 0;
+  virtual Group join_process_group() const = 0;
+
+  /// The Join that it is in; nullptr if there is none.
+  Join* active_join() const {
+    return join_;
+  }
+
+ private:
+  friend class Join;
+  Join* join_ = nullptr;
+};
+
+struct TESSERA_API JoinOptions {
+  /// Off: everything here does nothing, for inputs known to be even.
+  TORCH_ARG(bool, enable) = true;
+  /// All ranks throw when the first one has no more inputs.
+  TORCH_ARG(bool, throw_on_early_termination) = false;
+  TORCH_ARG(JoinArguments, arguments) = {};
+};
+
+/// Trains with uneven inputs: ranks that are through shadow the collectives of
+/// those that are not, until all are.
+///
+///   Join join({&ddp, &zero});
+///   for (const auto& input : inputs) { ... }
+///   join.close();
+///
+/// or, the same in one call, tessera::join({&ddp, &zero}, [&] { ... }). If the
+/// body throws, nothing is closed, as in Python: the other ranks then wait for
+/// this one until their timeout, and name it. Joinables must outlive it.
+class TESSERA_API Join {
+ public:
+  /// Throws c10::ValueError without a joinable, for joinables of different
+  /// groups, and for one that is in a Join already. Not collective.
+  explicit Join(std::vector<Joinable*> joinables, JoinOptions options = {});
+  /// Without a close() the joinables are let go, and nothing communicates.
+  ~Join();
+  Join(const Join&) = delete;
+  Join& operator=(const Join&) = delete;
+
+  /// This rank has no more inputs. Runs the main hooks in the joinables' order
+  /// once for each iteration that another rank still makes, then the post
+  /// hooks. Further calls do nothing. Collective, in the sense that every rank
+  /// calls it when it is through.
+  void close();
+
+  /// A joinable begins an iteration. Only the first one's call communicates,
+  /// and none outside of a Join. Throws with throw_on_early_termination when a
+  /// rank has no more inputs.
+  static void notify_join_context(Joinable& joinable);
+
+  const JoinOptions& options() const {
+    return options_;
+  }
+  /// True while this rank shadows others in close().
+  bool is_shadowing() const {
+    return is_shadowing_;
+  }
+
+ private:
+  void notify();
+  double sum_over_ranks(double own) const;
+  void let_go();
+
+  std::vector<Joinable*> joinables_;
+  std::vector<std::unique_ptr<JoinHook>> hooks_;
+  JoinOptions options_;
+  Group group_;
+  at::Device device_;
+  Work notification_;
+  bool is_shadowing_ = false;
+};
+
+/// Runs `body` under a Join, and closes it.
+TESSERA_API void join(
+    std::vector<Joinable*> joinables,
+    const std::function<void()>& body,
+    JoinOptions options = {});
+
+} // namespace tessera

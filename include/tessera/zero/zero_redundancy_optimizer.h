@@ -1,0 +1,186 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/comm/group.h>
+#include <tessera/ddp/join.h>
+#include <tessera/optim/state_dict.h>
+#include <tessera/state/state_dict.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+#include <torch/optim/optimizer.h>
+
+#include <any>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace tessera {
+
+namespace zero {
+class Overlap;
+class ParamBuckets;
+class Partition;
+} // namespace zero
+
+/// Makes the optimizer of one rank, for the groups that it is given. Their
+/// lists of parameters may be empty.
+using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups)>;
+
+/// optimizer_class<optim::AdamW>(1e-3), optimizer_class<torch::optim::SGD>(
+/// torch::optim::SGDOptions(0.1).momentum(0.9)): makes an O of the groups and
+/// these arguments.
+template <class O, class... Arguments>
+MakeOptimizer optimizer_class(Arguments... arguments) {
+  return [arguments...](
+             const std::vector<torch::optim::OptimizerParamGroup>& groups)
+             -> std::unique_ptr<torch::optim::Optimizer> {
+    return std::make_unique<O>(groups, arguments...);
+  };
+}
+
+/// An optimizer whose step takes more than a closure.
+class TESSERA_API StepTakesExtra {
+ public:
+  virtual ~StepTakesExtra() = default;
+  virtual at::Tensor step_with(
+      torch::optim::Optimizer::LossClosure closure,
+      const std::any& extra) = 0;
+};
+
+struct TESSERA_API ZeroOptions {
+  /// The ranks that share the work; default: the world.
+  TORCH_ARG(std::optional<Group>, process_group) = std::nullopt;
+  /// Parameters become views of one tensor a device and owner: nothing is
+  /// packed to be sent, at the price that their memory is freed together.
+  TORCH_ARG(bool, parameters_as_bucket_view) = false;
+  /// Steps are made in the backward of a DistributedDataParallel, by
+  /// hook_with_zero_step() or hook_with_zero_step_interleaved(). The local
+  /// optimizer is made when the buckets of gradients are final; parameters then
+  /// become views of what travels. For one param group.
+  TORCH_ARG(bool, overlap_with_ddp) = false;
+};
+
+/// Optimizer state cut over the ranks (ZeRO stage 1): each parameter has an
+/// owner, which alone keeps state for it and steps it, and then sends it to the
+/// others.
+///
+///   ZeroRedundancyOptimizer optimizer(
+///       model->parameters(), optimizer_class<optim::AdamW>(1e-3));
+///
+/// Works over any optimizer of tessera::optim or torch::optim. Every rank must
+/// have all parameters, with equal values, and averaged gradients, as data
+/// parallel training has them. It is a torch::optim::Optimizer over all
+/// parameters: schedulers drive it, zero_grad() clears all of them. Its options
+/// are those of the local optimizer, in one place: what either changes, both
+/// have.
+///
+/// Parameters are divided by size: the largest first, each to the rank with the
+/// fewest elements so far. The constructor, add_param_group(), step() and
+/// consolidate_state_dict() are collective over the process group.
+class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
+                                            public optim::StatefulOptimizer,
+                                            public Joinable {
+ public:
+  /// Throws on every rank c10::ValueError for no parameters, an empty group, a
+  /// parameter that is given twice, is no leaf or is sharded, for dtypes that
+  /// differ or are sparse; c10::TypeError for an undefined tensor;
+  /// DisagreementError if ranks pass different shapes.
+  ZeroRedundancyOptimizer(
+      const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
+      const MakeOptimizer& make_optimizer,
+      ZeroOptions options = {});
+  ZeroRedundancyOptimizer(
+      std::vector<at::Tensor> params,
+      const MakeOptimizer& make_optimizer,
+      ZeroOptions options = {});
+  ~ZeroRedundancyOptimizer() override;
+
+  /// The local optimizer's step, then everybody gets the new parameters.
+  /// Returns what the local one returns: the loss of this rank's closure. If
+  /// the local step throws on a rank, all ranks throw. With overlap_with_ddp it
+  /// only warns.
+  at::Tensor step(LossClosure closure = nullptr) override;
+  /// The same for a local optimizer that is StepTakesExtra; throws
+  /// c10::TypeError for others.
+  at::Tensor step(LossClosure closure, const std::any& extra);
+
+  /// Adds a group; parameters that are there already keep their owners. Throws
+  /// as the constructor does, and with overlap_with_ddp. Hides LibTorch's,
+  /// which must not be called.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
+
+  /// The local optimizer: a group for each of ours, with this rank's
+  /// parameters, largest first, maybe none. With overlap_with_ddp this, and
+  /// whatever has to do with state, throws c10::Error until backwards step.
+  torch::optim::Optimizer& optim();
+  const torch::optim::Optimizer& optim() const;
+
+  /// Collects the state of all ranks on rank `to` of the process group, in host
+  /// memory, until the next call. `to` needs memory for it and a bucket of 32
+  /// MB.
+  void consolidate_state_dict(int to = 0);
+  /// What was consolidated here, with the options of now, as the optimizer
+  /// would have it if it were not sharded. Throws c10::Error where
+  /// consolidate_state_dict() has not been called with this rank. Shares
+  /// tensors with what is kept here, none with the optimizer. Not collective.
+  StateDict state_dict() const override;
+  /// Takes what state_dict() gives, or the unsharded optimizer, and keeps this
+  /// rank's part. All of it is checked, so that equal dictionaries load on
+  /// every rank or on none. `dict` is not changed. Not collective.
+  void load_state_dict(const StateDict& dict) override;
+  /// Of this rank's parameters. Not collective.
+  void initialize_state() override;
+  bool has_state() const override;
+  /// consolidate_state_dict() and state_dict() in one, for get_state_dict();
+  /// keeps nothing here. Collective.
+  StateDict collect_state_dict(bool rank0_only) override;
+  std::function<void()> snapshot() override;
+
+  /// A rank without inputs goes on making steps, with the gradients it has.
+  /// Throws c10::NotImplementedError with overlap_with_ddp: join the
+  /// DistributedDataParallel, whose reductions step.
+  std::unique_ptr<JoinHook> join_hook(const JoinArguments& arguments) override;
+  at::Device join_device() const override;
+  Group join_process_group() const override {
+    return group_;
+  }
+
+ private:
+  friend class zero::Overlap;
+  class Lend;
+
+  void check_group(const torch::optim::OptimizerParamGroup& group) const;
+  void agree_on(
+      const std::vector<torch::optim::OptimizerParamGroup>& groups,
+      const char* call) const;
+  void check_untouched() const;
+  StateDict own_state(const char* call, int to = 0);
+  StateDict whole_dict(StateDict state) const;
+  void check_is_set_up(const char* call) const;
+  void give_options_to_local();
+  void take_options_from_local();
+  void exchange_options();
+  at::Tensor step_locally(const LossClosure& closure, const std::any* extra);
+  at::Tensor step_and_send(const LossClosure& closure, const std::any* extra);
+  void send_params();
+  void make_local_optimizer(std::vector<at::Tensor> own);
+  void step_part(
+      const std::vector<at::Tensor>& params,
+      const std::vector<at::Tensor>& gradients);
+
+  Group group_;
+  MakeOptimizer make_optimizer_;
+  /// Null unless steps are made in backward; shared with the hook.
+  std::shared_ptr<zero::Overlap> overlap_;
+  std::unique_ptr<torch::optim::Optimizer> optim_;
+  std::unique_ptr<zero::Partition> partition_;
+  /// Null unless parameters are bucket views.
+  std::unique_ptr<zero::ParamBuckets> buckets_;
+  /// What consolidate_state_dict() left here.
+  std::optional<StateDict> consolidated_;
+};
+
+} // namespace tessera

@@ -1,0 +1,405 @@
+#include "ddp/reducer.h"
+
+#include <tessera/comm/agree.h>
+#include <tessera/error.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "shard/alias.h"
+
+namespace tessera::ddp {
+namespace {
+
+constexpr const char* kCall = "DistributedDataParallel";
+constexpr const char* kLabel = "ddp: gradients";
+constexpr size_t kMaxNamed = 8;
+
+} // namespace
+
+Reducer::Reducer(
+    Group group,
+    std::vector<NamedParam> params,
+    ReducerOptions options,
+    std::function<void()> on_begin)
+    : group_(std::move(group)),
+      params_(std::move(params)),
+      options_(options),
+      on_begin_(std::move(on_begin)),
+      slots_(params_.size()),
+      was_used_(params_.size(), false) {
+  // Backward comes to the last ones first, as a rule.
+  std::vector<size_t> order(params_.size());
+  std::iota(order.rbegin(), order.rend(), 0);
+  make_buckets(order);
+  for (size_t i = 0; i < params_.size(); ++i) {
+    hooks_.emplace_back(params_[i].tensor, [this, i] { on_gradient(i); });
+  }
+}
+
+bool Reducer::moves_data() const {
+  return group_.size() > 1 || hook_ || options_.gradient_as_bucket_view;
+}
+
+void Reducer::make_buckets(const std::vector<size_t>& order) {
+  buckets_.clear();
+  // The last bucket of each dtype and device is open.
+  std::vector<std::pair<size_t, int64_t>> open; // bucket, bytes
+  for (const size_t param : order) {
+    const at::Tensor& tensor = params_[param].tensor;
+    const auto bytes = static_cast<int64_t>(tensor.nbytes());
+    const auto found =
+        std::find_if(open.begin(), open.end(), [&](const auto& entry) {
+          const at::Tensor& first =
+              params_[buckets_[entry.first].params.front()].tensor;
+          return first.scalar_type() == tensor.scalar_type() &&
+              first.device() == tensor.device();
+        });
+    if (found == open.end()) {
+      open.emplace_back(buckets_.size(), bytes);
+      buckets_.push_back({.params = {param}});
+      continue;
+    }
+    const int64_t limit =
+        found->first == 0 ? options_.first_bucket_bytes : options_.bucket_bytes;
+    if (found->second >= limit) {
+      *found = {buckets_.size(), 0};
+      buckets_.emplace_back();
+    }
+    buckets_[found->first].params.push_back(param);
+    found->second += bytes;
+  }
+  has_memory_ = false;
+}
+
+void Reducer::ensure_memory() {
+  if (has_memory_) {
+    return;
+  }
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    Bucket& bucket = buckets_[i];
+    int64_t numel = 0;
+    for (const size_t param : bucket.params) {
+      numel += params_[param].tensor.numel();
+    }
+    bucket.num_missing = bucket.params.size();
+    bucket.reduction = nullptr;
+    if (moves_data()) {
+      bucket.flat = at::empty(
+          {numel},
+          params_[bucket.params.front()].tensor.options().requires_grad(false));
+    }
+    int64_t begin = 0;
+    for (const size_t param : bucket.params) {
+      const at::Tensor& tensor = params_[param].tensor;
+      slots_[param] = {.bucket = i};
+      if (bucket.flat.defined()) {
+        slots_[param].view =
+            shard::alias_of(bucket.flat, tensor.sizes(), begin);
+      }
+      begin += tensor.numel();
+    }
+  }
+  has_memory_ = true;
+}
+
+void Reducer::on_gradient(size_t param) {
+  const std::scoped_lock lock(mutex_);
+  const at::NoGradGuard no_grad;
+  was_used_[param] = true;
+  if (!is_reducing_) {
+    if (!syncs_) {
+      return;
+    }
+    begin();
+  }
+  Slot& slot = slots_[param];
+  if (slot.is_ready) {
+    raise(
+        {.call = "backward",
+         .rank = group_.rank(),
+         .world_size = group_.size(),
+         .parameter = params_[param].name},
+        "its gradient came twice in one backward of a DistributedDataParallel: a backward inside of the backward uses it again. Use tessera::recompute, or reduce under no_sync() and once more.");
+  }
+  slot.is_ready = true;
+  ready_order_.push_back(param);
+  if (moves_data()) {
+    fill(param);
+  }
+  --buckets_[slot.bucket].num_missing;
+  start_ready_buckets();
+}
+
+void Reducer::begin() {
+  on_begin_();
+  ensure_memory();
+  is_reducing_ = true;
+  shard::at_end_of_backward(
+      [this] { end(); },
+      [this] {
+        const std::scoped_lock lock(mutex_);
+        reset();
+      });
+}
+
+void Reducer::fill(size_t param) {
+  const Slot& slot = slots_[param];
+  at::Tensor& gradient = params_[param].tensor.mutable_grad();
+  if (is_shadow_ || !gradient.defined()) {
+    slot.view.zero_();
+    return;
+  }
+  const bool is_there =
+      gradient.layout() == at::kStrided && gradient.is_alias_of(slot.view);
+  if (!is_there) {
+    slot.view.copy_(
+        gradient.layout() == at::kStrided ? gradient : gradient.to_dense());
+  }
+  if (options_.gradient_as_bucket_view && !is_there) {
+    gradient = slot.view;
+  }
+}
+
+void Reducer::start_ready_buckets() {
+  while (num_started_ < buckets_.size() &&
+         buckets_[num_started_].num_missing == 0) {
+    start(num_started_);
+    ++num_started_;
+  }
+}
+
+void Reducer::start(size_t index) {
+  Bucket& bucket = buckets_[index];
+  if (hook_) {
+    std::vector<at::Tensor> gradients;
+    std::vector<at::Tensor> params;
+    for (const size_t param : bucket.params) {
+      gradients.push_back(slots_[param].view);
+      params.push_back(params_[param].tensor);
+    }
+    GradBucket shown(
+        index,
+        index + 1 == buckets_.size(),
+        bucket.flat,
+        std::move(gradients),
+        std::move(params));
+    bucket.reduction = hook_(shown);
+    if (!bucket.reduction) {
+      refuse_result(index, "nothing to wait for");
+    }
+    return;
+  }
+  if (group_.size() > 1) {
+    auto work = std::make_shared<Work>(
+        group_.all_reduce_async(bucket.flat, ReduceOp::Avg, kLabel));
+    bucket.reduction = [work, flat = bucket.flat] {
+      work->wait();
+      return flat;
+    };
+  }
+}
+
+void Reducer::end() {
+  const std::scoped_lock lock(mutex_);
+  reduce_rest();
+}
+
+void Reducer::shadow() {
+  const std::scoped_lock lock(mutex_);
+  ensure_memory();
+  is_shadow_ = true;
+  reduce_rest();
+}
+
+/// Everything that backward did not see to.
+void Reducer::reduce_rest() try {
+  const at::NoGradGuard no_grad;
+  double num_missing = 0;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (!slots_[i].is_ready) {
+      num_missing += is_shadow_ ? 0 : 1;
+      if (moves_data()) {
+        fill(i);
+      }
+      --buckets_[slots_[i].bucket].num_missing;
+    }
+  }
+  start_ready_buckets();
+  settle(num_missing);
+} catch (...) {
+  reset();
+  throw;
+}
+
+void Reducer::settle(double num_missing) {
+  const at::Tensor missing =
+      at::full({1}, num_missing, at::TensorOptions(at::kFloat));
+  auto told = group_.all_reduce_async(
+      missing, ReduceOp::Sum, "ddp: parameters without gradient");
+  std::vector<at::Tensor> results;
+  for (const Bucket& bucket : buckets_) {
+    results.push_back(bucket.reduction ? bucket.reduction() : at::Tensor());
+  }
+  told.wait();
+  std::vector<bool> used(params_.size(), true);
+  if (missing.item<float>() != 0) {
+    if (!options_.tolerates_unused) {
+      refuse_missing();
+    }
+    used = used_anywhere();
+  }
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    if (buckets_[i].reduction && !results[i].is_same(buckets_[i].flat)) {
+      take_result(i, results[i]);
+    }
+  }
+  if (!is_shadow_ && moves_data()) {
+    write_back(used);
+  }
+  if (!has_rebuilt_ && ++num_reductions_ >= options_.rebuilds_after) {
+    rebuild_buckets();
+  }
+  for (Bucket& bucket : buckets_) {
+    bucket.num_missing = bucket.params.size();
+    bucket.reduction = nullptr;
+  }
+  for (Slot& slot : slots_) {
+    slot.is_ready = false;
+  }
+  was_used_.assign(params_.size(), false);
+  become_idle();
+}
+
+/// A hook has put the gradients somewhere else.
+void Reducer::take_result(size_t index, const at::Tensor& result) {
+  const at::Tensor& flat = buckets_[index].flat;
+  if (!result.defined()) {
+    refuse_result(index, "an undefined tensor");
+  }
+  if (result.numel() != flat.numel()) {
+    refuse_result(index, fmt::format("{} elements", result.numel()));
+  }
+  flat.copy_(result.reshape({-1}));
+}
+
+void Reducer::refuse_result(size_t index, const std::string& what) const {
+  raise<c10::ValueError>(
+      {.call = kCall, .rank = group_.rank(), .world_size = group_.size()},
+      fmt::format(
+          "the communication hook returned {} for bucket {} of {} elements. Return a function that gives a tensor like its buffer().",
+          what,
+          index,
+          buckets_[index].flat.numel()));
+}
+
+void Reducer::become_idle() {
+  is_reducing_ = false;
+  is_shadow_ = false;
+  num_started_ = 0;
+  ready_order_.clear();
+}
+
+void Reducer::refuse_missing() const {
+  std::vector<std::string> names;
+  size_t num_missing = 0;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (!slots_[i].is_ready && !is_shadow_ && ++num_missing <= kMaxNamed) {
+      names.push_back('"' + params_[i].name + '"');
+    }
+  }
+  std::optional<std::string> error;
+  if (num_missing != 0) {
+    error = fmt::format(
+        "{} of {} parameters got no gradient in this backward: {}{}. If that is meant, set find_unused_parameters(true) in DDPOptions; else look why the loss does not depend on them.",
+        num_missing,
+        params_.size(),
+        fmt::join(names, ", "),
+        num_missing > kMaxNamed ? ", ..." : "");
+  }
+  fail_together(group_, "DistributedDataParallel backward", error);
+  TESSERA_INTERNAL_ASSERT(
+      false, "some rank misses a gradient, but none says so");
+}
+
+std::vector<bool> Reducer::used_anywhere() const {
+  std::vector<float> own(params_.size());
+  for (size_t i = 0; i < own.size(); ++i) {
+    own[i] = was_used_[i] ? 1 : 0;
+  }
+  const at::Tensor mask = at::empty(
+      {static_cast<int64_t>(own.size())}, at::TensorOptions(at::kFloat));
+  std::copy(own.begin(), own.end(), mask.data_ptr<float>());
+  group_.all_reduce(mask, ReduceOp::Max, "ddp: used parameters");
+  const float* values = mask.const_data_ptr<float>();
+  std::vector<bool> used(own.size());
+  for (size_t i = 0; i < own.size(); ++i) {
+    used[i] = values[i] != 0;
+  }
+  return used;
+}
+
+void Reducer::write_back(const std::vector<bool>& used) {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (!used[i]) {
+      continue;
+    }
+    at::Tensor& gradient = params_[i].tensor.mutable_grad();
+    if (options_.gradient_as_bucket_view) {
+      gradient = slots_[i].view;
+    } else if (gradient.defined() && gradient.layout() == at::kStrided) {
+      gradient.detach().copy_(slots_[i].view);
+    } else {
+      gradient = slots_[i].view.clone();
+    }
+  }
+}
+
+void Reducer::rebuild_buckets() {
+  std::vector<int64_t> order(ready_order_.begin(), ready_order_.end());
+  for (size_t i = params_.size(); i-- > 0;) {
+    if (!slots_[i].is_ready) {
+      order.push_back(static_cast<int64_t>(i));
+    }
+  }
+  const at::Tensor wire = at::empty(
+      {static_cast<int64_t>(order.size())}, at::TensorOptions(at::kLong));
+  std::copy(order.begin(), order.end(), wire.data_ptr<int64_t>());
+  group_.broadcast(wire, 0, "ddp: order of gradients");
+  const int64_t* values = wire.const_data_ptr<int64_t>();
+  std::vector<at::Tensor> old_views;
+  for (const Slot& slot : slots_) {
+    old_views.push_back(slot.view);
+  }
+  make_buckets(std::vector<size_t>(values, values + order.size()));
+  ensure_memory();
+  if (options_.gradient_as_bucket_view) {
+    for (size_t i = 0; i < params_.size(); ++i) {
+      at::Tensor& gradient = params_[i].tensor.mutable_grad();
+      if (gradient.defined() && gradient.is_alias_of(old_views[i])) {
+        slots_[i].view.copy_(gradient);
+        gradient = slots_[i].view;
+      }
+    }
+  }
+  has_rebuilt_ = true;
+}
+
+/// After an exception. What is on its way keeps its own memory.
+void Reducer::reset() {
+  become_idle();
+  has_memory_ = false;
+}
+
+} // namespace tessera::ddp

@@ -1,0 +1,153 @@
+// Averages gradients over the ranks while backward runs.
+#pragma once
+
+#include <tessera/comm/group.h>
+#include <tessera/ddp/comm_hook.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "shard/backward_hooks.h"
+
+namespace tessera::ddp {
+
+struct NamedParam {
+  std::string name;
+  at::Tensor tensor;
+};
+
+struct ReducerOptions {
+  int64_t first_bucket_bytes = 0;
+  int64_t bucket_bytes = 0;
+  bool gradient_as_bucket_view = false;
+  /// Parameters may come without a gradient.
+  bool tolerates_unused = false;
+  /// Reductions before buckets are made in the order of gradients. PyTorch
+  /// takes one more with a static graph, and hooks count on the number.
+  int rebuilds_after = 1;
+};
+
+/// [Note: reducer]
+///
+/// Parameters lie in buckets; a bucket is a flat tensor that their gradients
+/// are copied into as they come (or live in, with gradient_as_bucket_view).
+/// Once all of a bucket are there, and all buckets before it are on their way,
+/// its reduction starts and runs beside the rest of backward. All ranks so
+/// start the same reductions in the same order, whatever the order of their
+/// gradients.
+///
+/// A hook on each parameter's gradient accumulator tells that a gradient came.
+/// A callback of the engine tells that backward ended: what has not come by
+/// then will not. Its place in the bucket is filled with the gradient of
+/// earlier backwards, or zeros, so that no other rank waits in vain; then ranks
+/// exchange how many parameters were missing. None, as a rule; else it is an
+/// error on every rank, or, where that is tolerated, ranks exchange which. One
+/// that no rank used keeps the gradient it had; one that any rank used gets the
+/// average on all.
+///
+/// c10d's own Reducer is not used: it has to see a model's outputs before
+/// backward to know what is unused, which a plain call of forward() does not
+/// show anybody, and it takes Python's futures for its hooks.
+///
+/// Buckets are made in the reverse order of the parameters at first, and after
+/// the first backward (or the second, see ReducerOptions) in the order in which
+/// gradients came on rank 0.
+class Reducer {
+ public:
+  /// `on_begin` is called at the first gradient of a backward that reduces.
+  Reducer(
+      Group group,
+      std::vector<NamedParam> params,
+      ReducerOptions options,
+      std::function<void()> on_begin);
+
+  /// Off: gradients add up on each rank. Counts when a backward begins.
+  void set_sync(bool on) {
+    syncs_ = on;
+  }
+  bool syncs() const {
+    return syncs_;
+  }
+  /// In place of the average.
+  void set_hook(CommHook hook) {
+    hook_ = std::move(hook);
+    has_memory_ = false;
+  }
+  bool has_hook() const {
+    return hook_ != nullptr;
+  }
+  bool has_rebuilt() const {
+    return has_rebuilt_;
+  }
+
+  /// Makes the collectives of a backward without having one: with gradients of
+  /// zeros. The gradients here stay as they are, unless they live in the
+  /// buckets.
+  void shadow();
+
+  size_t num_buckets() const {
+    return buckets_.size();
+  }
+
+ private:
+  struct Slot {
+    size_t bucket;
+    at::Tensor view; // of its bucket, no view for autograd
+    bool is_ready = false;
+  };
+  struct Bucket {
+    std::vector<size_t> params;
+    at::Tensor flat;
+    size_t num_missing = 0;
+    CommFuture reduction; // once it is started
+  };
+
+  void on_gradient(size_t param);
+  void begin();
+  void end();
+  void reduce_rest();
+  void reset();
+  void become_idle();
+
+  bool moves_data() const;
+  void fill(size_t param);
+  void start_ready_buckets();
+  void start(size_t bucket);
+  void settle(double num_missing);
+  void take_result(size_t bucket, const at::Tensor& result);
+  [[noreturn]] void refuse_result(size_t bucket, const std::string& what) const;
+  std::vector<bool> used_anywhere() const;
+  [[noreturn]] void refuse_missing() const;
+  void write_back(const std::vector<bool>& used);
+  void make_buckets(const std::vector<size_t>& order);
+  void ensure_memory();
+  void rebuild_buckets();
+
+  const Group group_;
+  const std::vector<NamedParam> params_;
+  const ReducerOptions options_;
+  const std::function<void()> on_begin_;
+  CommHook hook_;
+  bool syncs_ = true;
+
+  std::mutex mutex_; // the engine has a thread for each device
+  bool is_reducing_ = false; // from the first gradient to the end of backward
+  bool is_shadow_ = false;
+  int num_reductions_ = 0; // until it has rebuilt
+  bool has_rebuilt_ = false;
+  bool has_memory_ = false; // buckets, as far as needed
+  std::vector<Slot> slots_; // by parameter
+  std::vector<bool> was_used_; // since the last reduction, by parameter
+  std::vector<Bucket> buckets_;
+  size_t num_started_ = 0;
+  std::vector<size_t> ready_order_;
+  std::vector<shard::GradientHook> hooks_; // last: they call the rest
+};
+
+} // namespace tessera::ddp

@@ -1,0 +1,201 @@
+#include "zero/gather_state.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+namespace tessera::zero {
+namespace {
+
+constexpr const char* kLabel = "zero: optimizer state";
+constexpr int64_t kBucketBytes = 32 << 20;
+constexpr int64_t kLeastBytes = 1 << 20;
+/// Smaller tensors (every "step") travel with the names.
+constexpr int64_t kSmallNumel = 64;
+
+bool is_large(const StateValue& value) {
+  return value.is_tensor() && value.tensor().numel() > kSmallNumel;
+}
+
+/// A tensor that is described by the names and travels by itself.
+struct Large {
+  size_t leaf; // position among the leaves of the sender's entries
+  at::ScalarType dtype;
+  std::vector<int64_t> sizes;
+};
+
+/// What a rank has: small values, and what its large ones are like.
+struct Manifest {
+  FlatState entries; // None in place of large tensors
+  std::vector<Large> large;
+
+  int64_t num_bytes() const {
+    int64_t bytes = 0;
+    for (const Large& tensor : large) {
+      bytes += c10::multiply_integers(tensor.sizes) *
+          static_cast<int64_t>(c10::elementSize(tensor.dtype));
+    }
+    return bytes;
+  }
+};
+
+Bytes write_manifest(const StateDict& own, std::vector<at::Tensor>& tensors) {
+  FlatState entries = flatten(own);
+  StateList large;
+  for (size_t i = 0; i < entries.leaves.size(); ++i) {
+    StateValue& value = entries.leaves[i].value;
+    if (is_large(value)) {
+      StateList sizes;
+      for (const int64_t size : value.tensor().sizes()) {
+        sizes.emplace_back(size);
+      }
+      large.emplace_back(StateList{
+          i, static_cast<int>(value.tensor().scalar_type()), std::move(sizes)});
+      tensors.push_back(value.tensor().detach());
+      value = StateValue();
+    }
+  }
+  return to_bytes(
+      {{"entries", unflatten(entries)}, {"large", std::move(large)}});
+}
+
+Manifest read_manifest(const Bytes& bytes) {
+  const StateDict dict = state_from_bytes(bytes);
+  Manifest manifest{flatten(dict.at("entries").dict()), {}};
+  for (const StateValue& item : dict.at("large").list()) {
+    const StateList& fields = item.list();
+    Large large{
+        static_cast<size_t>(fields[0].to_int()),
+        static_cast<at::ScalarType>(fields[1].to_int()),
+        {}};
+    for (const StateValue& size : fields[2].list()) {
+      large.sizes.push_back(size.to_int());
+    }
+    manifest.large.push_back(std::move(large));
+  }
+  return manifest;
+}
+
+/// Tensors one after another, as bytes; read or written in ranges.
+class ByteStream {
+ public:
+  explicit ByteStream(std::vector<at::Tensor> tensors)
+      : tensors_(std::move(tensors)) {}
+
+  /// The bytes from `begin` to `end`, in host memory: of host tensors the
+  /// memory itself.
+  std::vector<at::Tensor> range(int64_t begin, int64_t end) const {
+    std::vector<at::Tensor> pieces;
+    int64_t at = 0;
+    for (const at::Tensor& tensor : tensors_) {
+      const auto size = static_cast<int64_t>(tensor.nbytes());
+      const int64_t from = std::max(begin, at) - at;
+      const int64_t to = std::min(end, at + size) - at;
+      if (from < to) {
+        pieces.push_back(tensor.contiguous()
+                             .view({-1})
+                             .view(at::kByte)
+                             .narrow(0, from, to - from)
+                             .to(at::kCPU));
+      }
+      at += size;
+    }
+    return pieces;
+  }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+};
+
+/// Receives what the other ranks have, into tensors of its own.
+class Receiver {
+ public:
+  Receiver(std::vector<Manifest> manifests, int own_rank)
+      : manifests_(std::move(manifests)) {
+    for (size_t rank = 0; rank < manifests_.size(); ++rank) {
+      std::vector<at::Tensor> tensors;
+      if (static_cast<int>(rank) != own_rank) {
+        for (const Large& large : manifests_[rank].large) {
+          tensors.push_back(at::empty(large.sizes, at::dtype(large.dtype)));
+          manifests_[rank].entries.leaves[large.leaf].value = tensors.back();
+        }
+      }
+      streams_.emplace_back(std::move(tensors));
+    }
+  }
+
+  std::vector<std::vector<at::Tensor>> range(int64_t begin, int64_t end) const {
+    std::vector<std::vector<at::Tensor>> pieces;
+    for (const ByteStream& stream : streams_) {
+      pieces.push_back(stream.range(begin, end));
+    }
+    return pieces;
+  }
+
+  StateDict result(const StateDict& own, int own_rank) const {
+    std::map<StateKey, StateValue> sorted;
+    for (size_t rank = 0; rank < manifests_.size(); ++rank) {
+      if (static_cast<int>(rank) != own_rank) {
+        for (const auto& [key, value] : unflatten(manifests_[rank].entries)) {
+          sorted.emplace(key, value);
+        }
+      }
+    }
+    FlatState mine = flatten(own);
+    for (auto& leaf : mine.leaves) {
+      if (leaf.value.is_tensor()) {
+        const at::Tensor& tensor = leaf.value.tensor();
+        leaf.value = tensor.detach().to(
+            at::kCPU, tensor.scalar_type(), false, /*copy=*/true);
+      }
+    }
+    for (const auto& [key, value] : unflatten(mine)) {
+      sorted.emplace(key, value);
+    }
+    StateDict result;
+    for (auto& [key, value] : sorted) {
+      result.set(key, std::move(value));
+    }
+    return result;
+  }
+
+ private:
+  std::vector<Manifest> manifests_;
+  std::vector<ByteStream> streams_;
+};
+
+} // namespace
+
+StateDict gather_state(const Group& group, int to, const StateDict& own) {
+  std::vector<at::Tensor> tensors;
+  const Bytes manifest = write_manifest(own, tensors);
+  std::vector<Manifest> manifests;
+  int64_t longest = 0;
+  for (const Bytes& bytes : group.all_gather_bytes(manifest, kLabel)) {
+    manifests.push_back(read_manifest(bytes));
+    if (static_cast<int>(manifests.size()) - 1 != to) {
+      longest = std::max(longest, manifests.back().num_bytes());
+    }
+  }
+  const bool receives = group.rank() == to;
+  if (!receives) {
+    manifests.assign(group.size(), {});
+  }
+  const Receiver receiver(std::move(manifests), group.rank());
+  const ByteStream sender(
+      receives ? std::vector<at::Tensor>() : std::move(tensors));
+  const int64_t share =
+      std::max(kLeastBytes, kBucketBytes / std::max(1, group.size() - 1));
+  for (int64_t begin = 0; begin < longest; begin += share) {
+    std::vector<std::vector<at::Tensor>> inputs(group.size());
+    inputs[to] = sender.range(begin, begin + share);
+    group.all_to_all(receiver.range(begin, begin + share), inputs, kLabel);
+  }
+  return receives ? receiver.result(own, group.rank()) : StateDict();
+}
+
+} // namespace tessera::zero

@@ -1,0 +1,26 @@
+// Dictionaries of one rank's optimizer, and of all parameters.
+#pragma once
+
+#include <tessera/state/state_dict.h>
+
+#include <torch/optim/optimizer.h>
+
+#include <vector>
+
+namespace tessera::zero {
+
+/// The state of `local`, by the numbers that its parameters have in `groups`,
+/// which hold all of them. Tensors are shared.
+StateDict with_global_ids(
+    const torch::optim::Optimizer& local,
+    const std::vector<torch::optim::OptimizerParamGroup>& groups);
+
+/// What `local` can load of a dictionary of all parameters, which are those in
+/// `groups`. Throws for whatever of `dict` does not fit, of other ranks'
+/// parameters too; state that is None counts as none.
+StateDict local_part_of(
+    const StateDict& dict,
+    const torch::optim::Optimizer& local,
+    const std::vector<torch::optim::OptimizerParamGroup>& groups);
+
+} // namespace tessera::zero

@@ -1,0 +1,118 @@
+// Steps of ZeRO inside the backward of a data parallel model.
+#pragma once
+
+#include <tessera/comm/group.h>
+#include <tessera/ddp/comm_hook.h>
+#include <tessera/ddp/distributed_data_parallel.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <vector>
+
+namespace tessera {
+class ZeroRedundancyOptimizer;
+}
+
+namespace tessera::zero {
+
+/// [Note: overlap]
+///
+/// A communication hook sees buckets of gradients in the same order on every
+/// rank. It lets the hook that it wraps reduce them, and steps them later, in
+/// the same order again:
+///
+///   reduce 0 | reduce 1 | step 0, send 0 | reduce 2 | step 1, send 1 | ...
+///
+/// Bucket i is stepped when bucket i + 1 has been given to the network, so its
+/// own reduction had the time of that backward, and its new values travel while
+/// backward goes on. What is started when depends on the order of buckets
+/// alone, never on what has already arrived: all ranks start the same
+/// collectives in the same order. Not interleaved, all are stepped at the end
+/// of backward, each while the one before travels. At the end of backward
+/// everything has arrived: the next forward may be anybody's, and nothing tells
+/// of it.
+///
+/// A parameter may be changed as soon as its gradient is there: whatever needed
+/// its value in backward has run. What uses the value otherwise finds its
+/// version changed, which autograd refuses.
+class Overlap {
+ public:
+  enum class Phase {
+    /// Buckets are not final, or have not been seen yet. Nothing is stepped.
+    Waiting,
+    /// One backward has shown all buckets; the next one begins with setting up.
+    Seen,
+    /// The local optimizer is there, and backwards step.
+    Ready,
+  };
+
+  explicit Overlap(ZeroRedundancyOptimizer& zero) : zero_(&zero) {}
+
+  /// What hook_with_zero_step() is given.
+  struct Wiring {
+    CommHook hook;
+    const detail::DdpHandle* ddp = nullptr;
+    bool shard_buckets = false;
+    bool is_interleaved = false;
+  };
+  static CommHook make_hook(ZeroRedundancyOptimizer& zero, Wiring wiring);
+  /// The optimizer is gone.
+  void disconnect() {
+    zero_ = nullptr;
+  }
+  bool is_ready() const {
+    return phase_ == Phase::Ready;
+  }
+
+ private:
+  /// What one rank steps of a bucket.
+  struct Part {
+    int rank;
+    size_t begin; // parameters of the bucket
+    std::vector<at::Tensor> params;
+    at::Tensor flat; // their memory
+  };
+  struct Bucket {
+    std::vector<at::Tensor> params;
+    std::vector<Part> parts;
+  };
+  /// A bucket in a backward.
+  struct InFlight {
+    CommFuture reduction;
+    GradBucket bucket;
+    at::Tensor result;
+  };
+
+  static CommFuture on_bucket(
+      const std::shared_ptr<Overlap>& overlap,
+      GradBucket& bucket);
+  void connect(Wiring wiring);
+  void begin_backward();
+  void record(const GradBucket& bucket);
+  void set_up();
+  void check_params() const;
+  void divide_buckets();
+  static void move_into_flat(Part& part);
+  void step_through(size_t num_buckets);
+  void step(Part& part, const InFlight& bucket);
+  void check_trainable(const Part& part) const;
+  at::Tensor finish(size_t bucket);
+  void finish_sends();
+
+  ZeroRedundancyOptimizer* zero_;
+  Wiring wiring_;
+  Group group_;
+  Phase phase_ = Phase::Waiting;
+  std::vector<Bucket> buckets_;
+
+  // Of this backward.
+  std::vector<InFlight> in_flight_;
+  size_t num_stepped_ = 0;
+  std::vector<Work> sends_;
+  std::exception_ptr error_;
+};
+
+} // namespace tessera::zero
