@@ -8,10 +8,12 @@
 
 namespace tessera::checkpoint {
 
-/// The elements of `bytes` in another dtype, as LibTorch converts them.
-std::vector<uint8_t> cast(
+/// The elements of `bytes` in another dtype, as LibTorch converts them, in
+/// memory of `buffer`.
+format::ByteSpan cast(
     format::ByteSpan bytes,
     format::DType from,
-    format::DType to);
+    format::DType to,
+    std::vector<uint8_t>& buffer);
 
 } // namespace tessera::checkpoint

@@ -40,7 +40,7 @@ class Differ {
       const Source& b,
       const DiffOptions& options,
       Progress& progress)
-      : a_(a), b_(b), progress_(progress) {
+      : a_(a), b_(b), reader_a_(a), reader_b_(b), progress_(progress) {
     tolerance_.is_exact = !options.rtol && !options.atol;
     tolerance_.rtol = options.rtol.value_or(0);
     tolerance_.atol = options.atol.value_or(0);
@@ -97,11 +97,9 @@ class Differ {
 
   void compare_elements(const StoredTensor& a, const StoredTensor& b) {
     ElementComparison found(a.dtype, b.dtype, tolerance_);
-    TensorReader reader_a(a_, a);
-    TensorReader reader_b(b_, b);
-    reader_a.each_piece(
-        Region::whole(a), [&](format::ByteSpan piece, const Region& region) {
-          found.add(piece, reader_b.read(region));
+    reader_a_.each_piece(
+        a, Region::whole(a), [&](format::ByteSpan piece, const Region& region) {
+          found.add(piece, reader_b_.read(b, region));
           progress_.add(piece.size());
         });
     if (found.num_different() == 0) {
@@ -139,6 +137,8 @@ class Differ {
 
   const Source& a_;
   const Source& b_;
+  TensorReader reader_a_;
+  TensorReader reader_b_;
   Progress& progress_;
   Tolerance tolerance_;
   DiffReport report_;

@@ -46,23 +46,22 @@ bool holds_tensors(const format::Value& value) {
 
 } // namespace
 
-void each_piece(
-    const Content& content,
+EntryReader::EntryReader(const Content& content, Progress& progress)
+    : tensors_(*content.source), progress_(progress) {}
+
+void EntryReader::each_piece(
     const TensorEntry& entry,
     const Region& region,
-    Progress& progress,
     const std::function<void(format::ByteSpan)>& take) {
-  TensorReader reader(*content.source, *entry.tensor);
-  reader.each_piece(region, [&](format::ByteSpan piece, const Region&) {
-    if (entry.dtype == entry.tensor->dtype) {
-      take(piece);
-      progress.add(piece.size());
-    } else {
-      const auto converted = cast(piece, entry.tensor->dtype, entry.dtype);
-      take(converted);
-      progress.add(converted.size());
-    }
-  });
+  const auto from = entry.tensor->dtype;
+  tensors_.each_piece(
+      *entry.tensor, region, [&](format::ByteSpan piece, const Region&) {
+        if (entry.dtype != from) {
+          piece = cast(piece, from, entry.dtype, converted_);
+        }
+        take(piece);
+        progress_.add(piece.size());
+      });
 }
 
 format::Value plain_value(const Content& content, const ValueEntry& entry) {

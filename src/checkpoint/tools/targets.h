@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <vector>
 
 #include "checkpoint/format/bytes.h"
 #include "checkpoint/store/files.h"
@@ -42,13 +43,23 @@ void write_torch_file(
     const TargetOptions& options,
     Progress& progress);
 
-/// The bytes of a tensor's region, in the entry's dtype, piece by piece.
-void each_piece(
-    const Content& content,
-    const TensorEntry& entry,
-    const Region& region,
-    Progress& progress,
-    const std::function<void(format::ByteSpan)>& take);
+/// The bytes of content's tensors, in the dtypes of their entries. All of it
+/// must outlive the reader.
+class EntryReader {
+ public:
+  EntryReader(const Content& content, Progress& progress);
+
+  /// Piece by piece, in order; each is gone when the next one comes.
+  void each_piece(
+      const TensorEntry& entry,
+      const Region& region,
+      const std::function<void(format::ByteSpan)>& take);
+
+ private:
+  TensorReader tensors_;
+  Progress& progress_;
+  std::vector<uint8_t> converted_;
+};
 
 /// Throws FileError, with its name, for a value that holds tensors itself (in a
 /// tuple, say): those are not copied.

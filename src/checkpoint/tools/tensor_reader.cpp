@@ -37,32 +37,47 @@ Region Region::whole(const StoredTensor& tensor) {
       .sizes = tensor.sizes};
 }
 
-TensorReader::TensorReader(const Source& source, const StoredTensor& tensor)
-    : source_(source),
-      tensor_(tensor),
-      blocks_(source),
-      places_(tensor.boxes.size()) {}
+TensorReader::TensorReader(const Source& source)
+    : source_(source), blocks_(source) {}
+
+void TensorReader::turn_to(const StoredTensor& tensor) {
+  if (tensor_ != &tensor) {
+    tensor_ = &tensor;
+    places_.assign(tensor.boxes.size(), std::nullopt);
+  }
+}
 
 const Place& TensorReader::place_of(size_t box) {
   if (!places_[box]) {
-    places_[box] = source_.locate(tensor_, tensor_.boxes[box]);
+    places_[box] = source_.locate(*tensor_, tensor_->boxes[box]);
   }
   return *places_[box];
 }
 
-void TensorReader::each_piece(const Region& region, const Take& take) {
+void TensorReader::each_piece(
+    const StoredTensor& tensor,
+    const Region& region,
+    const Take& take) {
+  turn_to(tensor);
   if (region.numel() > 0) {
     split(region, take);
   }
 }
 
+format::ByteSpan TensorReader::read(
+    const StoredTensor& tensor,
+    const Region& region) {
+  turn_to(tensor);
+  return read_part(region);
+}
+
 // Rows along the first dim that has more than one come one after another.
 void TensorReader::split(const Region& region, const Take& take) {
-  const int64_t element = format::element_bytes(tensor_.dtype);
+  const int64_t element = format::element_bytes(tensor_->dtype);
   const int64_t most = static_cast<int64_t>(kPieceBytes) / element;
   const int64_t numel = region.numel();
   if (numel <= most) {
-    take(read(region), region);
+    take(read_part(region), region);
     return;
   }
   size_t dim = 0;
@@ -79,17 +94,20 @@ void TensorReader::split(const Region& region, const Take& take) {
   }
 }
 
-format::ByteSpan TensorReader::read(const Region& region) {
-  const int64_t element = format::element_bytes(tensor_.dtype);
-  piece_.resize(static_cast<size_t>(region.numel() * element));
+format::ByteSpan TensorReader::read_part(const Region& region) {
+  const int64_t element = format::element_bytes(tensor_->dtype);
+  const auto bytes = static_cast<size_t>(region.numel() * element);
+  if (piece_.size() < bytes) {
+    piece_.resize(bytes);
+  }
   std::vector<int64_t> strides(region.sizes.size());
   int64_t stride = element;
   for (size_t dim = strides.size(); dim-- > 0;) {
     strides[dim] = stride;
     stride *= region.sizes[dim];
   }
-  for (size_t i = 0; i < tensor_.boxes.size(); ++i) {
-    const auto part = common(region, tensor_.boxes[i]);
+  for (size_t i = 0; i < tensor_->boxes.size(); ++i) {
+    const auto part = common(region, tensor_->boxes[i]);
     if (!part) {
       continue;
     }
@@ -99,15 +117,15 @@ format::ByteSpan TensorReader::read(const Region& region) {
     }
     read_region(
         blocks_,
-        tensor_,
-        tensor_.boxes[i],
+        *tensor_,
+        tensor_->boxes[i],
         place_of(i),
         part->offsets,
         part->sizes,
         piece_.data() + to,
         strides);
   }
-  return piece_;
+  return {piece_.data(), bytes};
 }
 
 } // namespace tessera::checkpoint

@@ -23,28 +23,34 @@ struct Region {
 /// No more than this is held of a tensor.
 constexpr uint64_t kPieceBytes = uint64_t{16} << 20;
 
-/// Gives the elements of a tensor's region row by row, in pieces of at most
-/// kPieceBytes. For one thread. The source and the tensor must outlive it.
+/// Gives the elements of tensors row by row, in pieces of at most kPieceBytes.
+/// Keeps its memory from tensor to tensor: fresh pages cost more than copying
+/// into old ones. For one thread. The source must outlive it.
 class TensorReader {
  public:
-  TensorReader(const Source& source, const StoredTensor& tensor);
+  explicit TensorReader(const Source& source);
 
   /// `take` gets each piece once, in order, and the part of the tensor that it
   /// is; the bytes are gone afterwards. Throws FileError, DamageError.
   using Take = std::function<void(format::ByteSpan, const Region&)>;
-  void each_piece(const Region& region, const Take& take);
+  void each_piece(
+      const StoredTensor& tensor,
+      const Region& region,
+      const Take& take);
 
   /// All of a region; they are there until the next call.
-  format::ByteSpan read(const Region& region);
+  format::ByteSpan read(const StoredTensor& tensor, const Region& region);
 
  private:
   void split(const Region& region, const Take& take);
+  format::ByteSpan read_part(const Region& region);
+  void turn_to(const StoredTensor& tensor);
   const Place& place_of(size_t box);
 
   const Source& source_;
-  const StoredTensor& tensor_;
   BlockReader blocks_;
-  std::vector<std::optional<Place>> places_; // by box, once it is needed
+  const StoredTensor* tensor_ = nullptr; // the last one
+  std::vector<std::optional<Place>> places_; // of its boxes, once needed
   std::vector<uint8_t> piece_;
 };
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "checkpoint/format/error.h"
@@ -12,7 +11,6 @@
 #include "checkpoint/store/input.h"
 #include "checkpoint/store/openers.h"
 #include "checkpoint/store/source.h"
-#include "checkpoint/tools/tensor_reader.h"
 
 namespace tessera::checkpoint {
 namespace {

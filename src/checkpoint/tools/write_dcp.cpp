@@ -39,7 +39,9 @@ bool is_written_by(const StoredTensor& tensor, int rank, const Region& region) {
 class DcpTarget {
  public:
   DcpTarget(const Content& content, fs::path folder, Progress& progress)
-      : content_(content), folder_(std::move(folder)), progress_(progress) {
+      : content_(content),
+        folder_(std::move(folder)),
+        reader_(content, progress) {
     metadata_.version = "1.0.0";
     metadata_.paths.emplace();
     for (const auto& entry : content.tensors) {
@@ -87,7 +89,7 @@ class DcpTarget {
   void add_tensor(ItemFile& file, int rank, size_t i, const Region& region) {
     const auto& entry = content_.tensors[i];
     file.begin_tensor(entry.dtype, region.sizes);
-    each_piece(content_, entry, region, progress_, [&](format::ByteSpan piece) {
+    reader_.each_piece(entry, region, [&](format::ByteSpan piece) {
       file.append(piece);
       file.flush(); // the piece is about to go
     });
@@ -109,7 +111,7 @@ class DcpTarget {
 
   const Content& content_;
   const fs::path folder_;
-  Progress& progress_;
+  EntryReader reader_;
   format::DcpMetadata metadata_;
   Checksums sums_;
 };

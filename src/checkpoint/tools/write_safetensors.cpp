@@ -40,9 +40,8 @@ void refuse_values(const Content& content) {
 // Writes one file through `append`, in the order that the format wants.
 template <class Append>
 void write_tensors(
-    const Content& content,
+    EntryReader& reader,
     const Entries& entries,
-    Progress& progress,
     const Append& append) {
   format::SafetensorsHeader header;
   header.metadata = {{"format", "pt"}};
@@ -59,7 +58,7 @@ void write_tensors(
   append(format::as_bytes(begin));
   for (const auto& tensor : header.tensors) {
     const auto& entry = *by_name.at(tensor.name);
-    each_piece(content, entry, Region::whole(*entry.tensor), progress, append);
+    reader.each_piece(entry, Region::whole(*entry.tensor), append);
   }
 }
 
@@ -98,15 +97,15 @@ void write_folder(
     Progress& progress) {
   FolderWriter writer(folder, options.overwrite);
   const auto shards = divide(content, options.max_shard_bytes);
+  EntryReader reader(content, progress);
   Checksums sums;
   format::SafetensorsIndex index;
   index.total_bytes = content.bytes();
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::string name = shard_name(i, shards.size());
     StreamFile file(writer.partial() / name);
-    write_tensors(content, shards[i], progress, [&](format::ByteSpan bytes) {
-      file.append(bytes);
-    });
+    write_tensors(
+        reader, shards[i], [&](format::ByteSpan bytes) { file.append(bytes); });
     sums.files[name] = file.finish();
     for (const auto* entry : shards[i]) {
       index.files.emplace(entry->name, name);
@@ -129,13 +128,13 @@ void write_one_file(
     const TargetOptions& options,
     Progress& progress) {
   NewFile file(path, options.overwrite);
+  EntryReader reader(content, progress);
   Entries entries;
   for (const auto& entry : content.tensors) {
     entries.push_back(&entry);
   }
-  write_tensors(content, entries, progress, [&](format::ByteSpan bytes) {
-    file.append(bytes);
-  });
+  write_tensors(
+      reader, entries, [&](format::ByteSpan bytes) { file.append(bytes); });
   file.commit();
 }
 

@@ -35,7 +35,7 @@ struct StorageEntry {
 class TorchTarget {
  public:
   TorchTarget(const Content& content, NewFile& file, Progress& progress)
-      : content_(content), file_(file), progress_(progress) {
+      : content_(content), file_(file), reader_(content, progress) {
     ValueTree tree;
     for (const auto& entry : content.tensors) {
       tree.add(entry.path, tensor_value(entry));
@@ -129,17 +129,15 @@ class TorchTarget {
   }
 
   void fill(const StorageEntry& storage) {
-    each_piece(
-        content_,
+    reader_.each_piece(
         *storage.entry,
         Region::whole(*storage.entry->tensor),
-        progress_,
         [&](format::ByteSpan piece) { file_.append(piece); });
   }
 
   const Content& content_;
   NewFile& file_;
-  Progress& progress_;
+  EntryReader reader_;
   std::map<Identity, size_t> known_;
   std::vector<StorageEntry> storages_;
   std::string pickle_;

@@ -1,5 +1,8 @@
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include "checkpoint/store/handmade.h"
 #include "checkpoint/store/source.h"
@@ -260,6 +263,23 @@ TEST_F(ConvertTest, TakesOverThePartialFileOfACrash) {
   format::write_file(folder_ / ".t.pt.partial", "half");
   run({"convert", from, folder_ / "t.pt", "--to", "torch"});
   EXPECT_THAT(names_in(folder_.path()), ElementsAre("t.pt"));
+}
+
+TEST_F(ConvertTest, RejectsAFileThatAnotherProcessIsWriting) {
+  const fs::path partial = folder_ / ".t.pt.partial";
+  format::write_file(partial, "half");
+  const int other = ::open(partial.c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(::flock(other, LOCK_EX), 0);
+  EXPECT_THAT(
+      refused(
+          {"convert",
+           kGoldens + "/kinds.safetensors",
+           folder_ / "t.pt",
+           "--to",
+           "torch"}),
+      HasSubstr("another process is writing"));
+  EXPECT_EQ(format::read_file(partial), "half");
+  ::close(other);
 }
 
 TEST_F(ConvertTest, ReshardsAndConsolidates) {
