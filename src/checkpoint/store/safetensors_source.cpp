@@ -101,6 +101,7 @@ class SafetensorsSource : public Source {
       return format::read_safetensors(mapping.bytes());
     });
     data_offsets_.push_back(header.data_offset);
+    notes_.insert(header.metadata.begin(), header.metadata.end());
     return header;
   }
 

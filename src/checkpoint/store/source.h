@@ -132,6 +132,10 @@ class Source {
   const std::vector<std::vector<format::DcpPath::Key>>& empty_dicts() const {
     return empty_dicts_;
   }
+  /// What a safetensors file says about itself ("format": "pt").
+  const std::map<std::string, std::string>& notes() const {
+    return notes_;
+  }
 
   /// Reads what describes the box's bytes; throws FileError unless it has the
   /// tensor's dtype and the box's sizes and lies inside of its file. May be
@@ -161,6 +165,7 @@ class Source {
   std::optional<Checksums> checksums_;
   std::set<std::string> int_keys_;
   std::vector<std::vector<format::DcpPath::Key>> empty_dicts_;
+  std::map<std::string, std::string> notes_;
 
  private:
   std::map<std::string_view, size_t> tensor_index_;

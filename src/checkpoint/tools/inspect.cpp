@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/format/dtype.h"
+#include "checkpoint/format/error.h"
 #include "checkpoint/store/file_error.h"
 #include "checkpoint/tools/text.h"
 
@@ -240,6 +241,10 @@ std::string inspect_text(const Source& source, ShowBoxes boxes) {
   for (const auto& child : root.children) {
     print(child, 1, width, &out);
   }
+  for (const auto& [name, text] : source.notes()) {
+    out += "note " + format::in_quotes(name) + ": " + format::in_quotes(text) +
+        "\n";
+  }
   return out + totals_text(source);
 }
 
@@ -256,6 +261,7 @@ std::string inspect_json(const Source& source) {
   for (const auto& file : source.files()) {
     json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
   }
+  json["notes"] = source.notes();
   json["tensors"] = ordered_json::array();
   for (const auto& tensor : source.tensors()) {
     json["tensors"].push_back(tensor_json(source, tensor));

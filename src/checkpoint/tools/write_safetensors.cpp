@@ -40,11 +40,13 @@ void refuse_values(const Content& content) {
 // Writes one file through `append`, in the order that the format wants.
 template <class Append>
 void write_tensors(
+    const Content& content,
     EntryReader& reader,
     const Entries& entries,
     const Append& append) {
   format::SafetensorsHeader header;
-  header.metadata = {{"format", "pt"}};
+  header.metadata = content.source->notes();
+  header.metadata.emplace("format", "pt"); // without it some readers refuse
   std::map<std::string, const TensorEntry*> by_name;
   for (const auto* entry : entries) {
     header.tensors.push_back(
@@ -104,8 +106,9 @@ void write_folder(
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::string name = shard_name(i, shards.size());
     StreamFile file(writer.partial() / name);
-    write_tensors(
-        reader, shards[i], [&](format::ByteSpan bytes) { file.append(bytes); });
+    write_tensors(content, reader, shards[i], [&](format::ByteSpan bytes) {
+      file.append(bytes);
+    });
     sums.files[name] = file.finish();
     for (const auto* entry : shards[i]) {
       index.files.emplace(entry->name, name);
@@ -133,8 +136,9 @@ void write_one_file(
   for (const auto& entry : content.tensors) {
     entries.push_back(&entry);
   }
-  write_tensors(
-      reader, entries, [&](format::ByteSpan bytes) { file.append(bytes); });
+  write_tensors(content, reader, entries, [&](format::ByteSpan bytes) {
+    file.append(bytes);
+  });
   file.commit();
 }
 

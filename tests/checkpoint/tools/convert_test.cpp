@@ -4,6 +4,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "checkpoint/format/safetensors.h"
 #include "checkpoint/store/handmade.h"
 #include "checkpoint/store/source.h"
 #include "checkpoint/tools/ckpt.h"
@@ -135,6 +136,33 @@ TEST_F(ConvertTest, WritesSafetensorsInSeveralFiles) {
   EXPECT_THAT(
       names_in(folder_ / "one"),
       ElementsAre(".checksums", "model.safetensors"));
+}
+
+TEST_F(ConvertTest, KeepsNotesOfSafetensors) {
+  format::SafetensorsHeader header;
+  header.tensors = {{.name = "w", .dtype = DType::kFloat32, .sizes = {2}}};
+  header.metadata = {{"author", "me"}, {"format", "mlx"}};
+  format::write_file(
+      folder_ / "a.safetensors",
+      format::lay_out_safetensors(&header) + counting(0, 2));
+  run(
+      {"convert",
+       folder_ / "a.safetensors",
+       folder_ / "b",
+       "--to",
+       "safetensors"});
+  EXPECT_EQ(Source::open(folder_ / "b")->notes(), header.metadata);
+  EXPECT_THAT(
+      run({"inspect", folder_ / "b"}), HasSubstr("note \"author\": \"me\""));
+  run(
+      {"convert",
+       kGoldens + "/weights.pt",
+       folder_ / "w.safetensors",
+       "--to",
+       "safetensors"});
+  EXPECT_EQ(
+      Source::open(folder_ / "w.safetensors")->notes(),
+      (std::map<std::string, std::string>{{"format", "pt"}}));
 }
 
 TEST_F(ConvertTest, SelectsAndRenames) {
