@@ -10,6 +10,10 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # g++ 12 warns falsely inside its own headers at -O2 and above.
     -Wno-restrict -Wno-maybe-uninitialized -Wno-stringop-overflow
     -Wno-stringop-overread -Wno-array-bounds)
+  if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+    # g++ 13 takes every reference for one into a temporary argument.
+    target_compile_options(tessera_options INTERFACE -Wno-dangling-reference)
+  endif()
 elseif(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   target_compile_options(tessera_options INTERFACE -Wno-overloaded-virtual)
 endif()
