@@ -56,11 +56,14 @@ if(TESSERA_TORCH_VERSION VERSION_LESS 2.11 OR TESSERA_TORCH_VERSION VERSION_GREA
     "LibTorch ${TESSERA_TORCH_VERSION} in ${_root}: Tessera is built and tested with 2.11 to 2.13. Point Torch_DIR at one of these.")
 endif()
 
+# libstdc++ comes first, and libtorch.so, which only names the others, is left
+# out: both export functions of std::filesystem, the latter from an old libstdc++
+# with other layouts, and a program that finds those before its own crashes.
 add_library(tessera::libtorch INTERFACE IMPORTED)
 set_target_properties(tessera::libtorch PROPERTIES
   INTERFACE_INCLUDE_DIRECTORIES "${_root}/include;${_root}/include/torch/csrc/api/include"
   INTERFACE_LINK_DIRECTORIES "${_root}/lib"
-  INTERFACE_LINK_LIBRARIES "${_root}/lib/libtorch.so;${_root}/lib/libtorch_cpu.so;${_root}/lib/libc10.so")
+  INTERFACE_LINK_LIBRARIES "stdc++;${_root}/lib/libtorch_cpu.so;${_root}/lib/libc10.so")
 
 set(TESSERA_TORCH_HAS_CUDA OFF)
 if(EXISTS "${_root}/lib/libtorch_cuda.so")

@@ -7,6 +7,7 @@
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <memory>
 #include <utility>
@@ -27,6 +28,8 @@ template <class F>
 auto translated(F body) {
   try {
     return body();
+  } catch (const AccessError& error) {
+    raise<CheckpointAccessError>({.call = "load"}, error.what());
   } catch (const FileError& error) {
     raise<CheckpointError>({.call = "load"}, error.what());
   }
@@ -45,9 +48,15 @@ std::vector<std::string> summary(const Source& source) {
   for (const SourceFile& file : source.files()) {
     all += fmt::format("{} {}", file.name, file.bytes);
   }
+  if (source.checksums() != nullptr) {
+    for (const auto& [name, sums] : source.checksums()->files) {
+      all += fmt::format("{} {:x}", name, fmt::join(sums.blocks, " "));
+    }
+  }
   return {fmt::format(
-      "{}: {} tensors, {} values, {:016x}",
+      "{} {}: {} tensors, {} values, {:016x}",
       name_of(source.format()),
+      source.path().filename().string(),
       source.tensors().size(),
       source.values().size(),
       checksum(format::as_bytes(all)))};

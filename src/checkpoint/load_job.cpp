@@ -114,6 +114,25 @@ std::string list_of(const std::vector<std::string>& lines) {
   return text;
 }
 
+/// What a missing name may stand for: the same with something in front, or one
+/// that is spelled alike.
+std::string hint(
+    const std::string& name,
+    const std::vector<std::string>& unexpected,
+    const std::vector<std::string>& stored) {
+  for (const std::string& other : stored) {
+    if (other.ends_with("." + name)) {
+      return fmt::format(
+          " There is \"{}\": add \"{}\" by LoadOptions().rename(), or load into {{{{\"{}\", ...}}}}.",
+          other,
+          other.substr(0, other.size() - name.size()),
+          other.substr(0, other.find('.')));
+    }
+  }
+  const std::string near = state::did_you_mean(name, unexpected);
+  return near.empty() ? state::did_you_mean(name, stored) : near;
+}
+
 } // namespace
 
 LoadJob::LoadJob(
@@ -285,11 +304,10 @@ void LoadJob::complain(const LoadOptions& options) const {
       if (is_optional(name)) {
         continue;
       }
-      const std::string near = state::did_you_mean(name, report_.unexpected);
       lines.push_back(fmt::format(
           "\"{}\" is not in the checkpoint.{}",
           name,
-          near.empty() ? state::did_you_mean(name, stored) : near));
+          hint(name, report_.unexpected, stored)));
     }
     for (const std::string& name : report_.unexpected) {
       if (is_optional(name)) {
@@ -380,6 +398,13 @@ void LoadJob::verify() {
 }
 
 void LoadJob::read() {
+  // Memory that a save has shared gets its copy here: several threads that
+  // write to one storage would all try.
+  for (const Read& read : reads_) {
+    if (read.to.is_cpu()) {
+      read.to.mutable_data_ptr();
+    }
+  }
   in_threads([&](const Read& read, BlockReader& reader) {
     fill(read, reader);
     if (progress_) {

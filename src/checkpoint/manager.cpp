@@ -54,13 +54,25 @@ std::string problem_with(const fs::path& path) {
   }
 }
 
-/// Folders with a step's name, by step.
+std::string name_of_step(int64_t step) {
+  return fmt::format("{}{:08}", kPrefix, step);
+}
+
+/// Folders with exactly a step's name, by step.
 std::vector<CheckpointManager::Entry> steps_in(const fs::path& folder) {
   std::vector<CheckpointManager::Entry> entries;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (const auto step = step_of(entry.path().filename().string())) {
-      entries.push_back({*step, entry.path(), ""});
+  try {
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      const std::string name = entry.path().filename().string();
+      const auto step = step_of(name);
+      if (step && name == name_of_step(*step) && entry.is_directory()) {
+        entries.push_back({*step, entry.path(), ""});
+      }
     }
+  } catch (const fs::filesystem_error& error) {
+    raise<checkpoint::CheckpointAccessError>(
+        {.call = "CheckpointManager", .path = folder.native()},
+        fmt::format("cannot list this folder: {}.", error.code().message()));
   }
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
     return a.step < b.step;
@@ -80,6 +92,31 @@ void remove_leftovers(const fs::path& folder) {
     } else if (name.ends_with(".partial")) {
       checkpoint::FolderWriter::remove_if_stale(entry.path());
     }
+  }
+}
+
+/// [Note: a run that goes back]
+///
+/// Steps above the one that was just saved belong to a past that the run has
+/// left: it was told to load an older one, or passed over what is damaged. They
+/// must not be the latest any more, and are not ours to remove.
+void set_aside_above(const fs::path& folder, int64_t saved) {
+  for (const auto& entry : steps_in(folder)) {
+    if (entry.step <= saved) {
+      continue;
+    }
+    fs::path aside = entry.path.string() + ".superseded";
+    for (int i = 2; fs::exists(aside); ++i) {
+      aside = fmt::format("{}.superseded{}", entry.path.string(), i);
+    }
+    checkpoint::rename_path(entry.path, aside);
+    TORCH_WARN(
+        "CheckpointManager: step ",
+        saved,
+        " was saved after step ",
+        entry.step,
+        ", which is now ",
+        aside.string());
   }
 }
 
@@ -115,7 +152,12 @@ CheckpointManager::CheckpointManager(
 CheckpointManager::~CheckpointManager() = default;
 
 fs::path CheckpointManager::path_of(int64_t step) const {
-  return folder_ / fmt::format("{}{:08}", kPrefix, step);
+  if (step < 0) {
+    raise<c10::ValueError>(
+        {.call = "CheckpointManager"},
+        fmt::format("step {} is negative. Count from 0.", step));
+  }
+  return folder_ / name_of_step(step);
 }
 
 checkpoint::SaveOptions CheckpointManager::save_options() const {
@@ -128,7 +170,7 @@ checkpoint::SaveOptions CheckpointManager::save_options() const {
 void CheckpointManager::save(int64_t step, const StateDict& state) {
   wait();
   checkpoint::save(state, path_of(step), save_options());
-  prune();
+  prune(step);
 }
 
 void CheckpointManager::save(int64_t step, checkpoint::Stateful& state) {
@@ -138,7 +180,7 @@ void CheckpointManager::save(int64_t step, checkpoint::Stateful& state) {
 void CheckpointManager::async_save(int64_t step, const StateDict& state) {
   wait();
   under_way_ = checkpoint::async_save(state, path_of(step), save_options());
-  must_prune_ = true;
+  to_prune_ = step;
 }
 
 void CheckpointManager::async_save(int64_t step, checkpoint::Stateful& state) {
@@ -146,42 +188,49 @@ void CheckpointManager::async_save(int64_t step, checkpoint::Stateful& state) {
 }
 
 void CheckpointManager::wait() {
-  const bool must_prune = std::exchange(must_prune_, false);
+  const auto step = std::exchange(to_prune_, std::nullopt);
   under_way_.wait();
   under_way_ = {};
-  if (must_prune) {
-    prune();
+  if (step) {
+    prune(*step);
   }
 }
 
-void CheckpointManager::prune() {
-  const Peers peers(options_.group());
-  settle(peers, [&] {
-    if (!peers.is_root()) {
-      return;
+void CheckpointManager::prune(int64_t saved) {
+  if (!Peers(options_.group()).is_root()) {
+    return;
+  }
+  // The checkpoint is there: that something old stays is no reason to stop.
+  try {
+    remove_leftovers(folder_);
+    set_aside_above(folder_, saved);
+    remove_old();
+  } catch (const std::exception& error) {
+    TORCH_WARN("CheckpointManager: old checkpoints stay: ", error.what());
+  }
+}
+
+void CheckpointManager::remove_old() const {
+  const auto keep = static_cast<size_t>(options_.keep_last());
+  if (options_.keep_last() <= 0) {
+    return;
+  }
+  const auto entries = steps_in(folder_);
+  size_t num_sound = 0;
+  for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
+    if (num_sound < keep) {
+      num_sound += problem_with(entry->path).empty() ? 1 : 0;
+      continue; // one that is damaged does not count, and may tell why
     }
-    try {
-      remove_leftovers(folder_);
-      auto entries = steps_in(folder_);
-      const auto keep =
-          static_cast<size_t>(std::max<int64_t>(options_.keep_last(), 0));
-      if (keep == 0 || entries.size() <= keep) {
-        return;
-      }
-      entries.resize(entries.size() - keep);
-      for (const Entry& entry : entries) {
-        if (options_.keep_every() > 0 &&
-            entry.step % options_.keep_every() == 0) {
-          continue;
-        }
-        // Under another name first: nobody takes what is left for whole.
-        checkpoint::rename_path(entry.path, doomed(entry.path));
-        checkpoint::remove_path(doomed(entry.path));
-      }
-    } catch (const checkpoint::FileError& error) {
-      raise<CheckpointError>({.call = "CheckpointManager"}, error.what());
+    const bool is_milestone =
+        options_.keep_every() > 0 && entry->step % options_.keep_every() == 0;
+    if (is_milestone || !fs::exists(entry->path / ".metadata")) {
+      continue;
     }
-  });
+    // Under another name first: nobody takes what is left for whole.
+    checkpoint::rename_path(entry->path, doomed(entry->path));
+    checkpoint::remove_path(doomed(entry->path));
+  }
 }
 
 std::vector<CheckpointManager::Entry> CheckpointManager::list() const {
@@ -192,24 +241,41 @@ std::vector<CheckpointManager::Entry> CheckpointManager::list() const {
   return entries;
 }
 
-std::optional<int64_t> CheckpointManager::latest() const {
+std::vector<int64_t> CheckpointManager::steps_of_root() const {
   const Peers peers(options_.group());
   checkpoint::WireWriter out;
+  settle(peers, [&] {
+    if (peers.is_root()) {
+      const auto entries = steps_in(folder_);
+      out.number(entries.size());
+      for (const Entry& entry : entries) {
+        out.number(static_cast<uint64_t>(entry.step));
+      }
+    }
+  });
+  const Bytes bytes = peers.broadcast(out.take(), "checkpoints");
+  checkpoint::WireReader in(bytes);
+  std::vector<int64_t> steps(in.number());
+  for (int64_t& step : steps) {
+    step = static_cast<int64_t>(in.number());
+  }
+  return steps;
+}
+
+std::optional<int64_t> CheckpointManager::latest() const {
+  const Peers peers(options_.group());
+  const std::vector<int64_t> steps = steps_of_root();
+  checkpoint::WireWriter out;
   if (peers.is_root()) {
-    const auto entries = steps_in(folder_);
     const auto newest =
-        std::find_if(entries.rbegin(), entries.rend(), [](const Entry& entry) {
-          return problem_with(entry.path).empty();
+        std::find_if(steps.rbegin(), steps.rend(), [&](int64_t step) {
+          return problem_with(path_of(step)).empty();
         });
-    out.number(newest == entries.rend() ? 0 : 1);
-    out.number(
-        newest == entries.rend() ? 0 : static_cast<uint64_t>(newest->step));
+    out.number(static_cast<uint64_t>(steps.rend() - newest));
   }
   const Bytes bytes = peers.broadcast(out.take(), "the latest checkpoint");
-  checkpoint::WireReader in(bytes);
-  const bool found = in.number() == 1;
-  const auto step = static_cast<int64_t>(in.number());
-  return found ? std::optional(step) : std::nullopt;
+  const uint64_t count = checkpoint::WireReader(bytes).number();
+  return count == 0 ? std::nullopt : std::optional(steps[count - 1]);
 }
 
 template <class Target>
@@ -218,26 +284,15 @@ std::optional<int64_t> CheckpointManager::load_newest(
     LoadOptions options) {
   wait();
   const Peers peers(options_.group());
-  checkpoint::WireWriter out;
-  if (peers.is_root()) {
-    const auto entries = steps_in(folder_);
-    out.number(entries.size());
-    for (const Entry& entry : entries) {
-      out.number(static_cast<uint64_t>(entry.step));
-    }
-  }
-  const Bytes bytes = peers.broadcast(out.take(), "checkpoints");
-  checkpoint::WireReader in(bytes);
-  std::vector<int64_t> steps(in.number());
-  for (int64_t& step : steps) {
-    step = static_cast<int64_t>(in.number());
-  }
+  const std::vector<int64_t> steps = steps_of_root();
   options.group(options_.group());
   std::string problems;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     try {
       checkpoint::load(target, path_of(*step), options);
       return *step;
+    } catch (const checkpoint::CheckpointAccessError&) {
+      throw; // it may be sound: an older one would be a step back
     } catch (const CheckpointError& error) { // on all ranks
       problems += fmt::format("\n  {}", error.what_without_backtrace());
       if (peers.is_root()) {

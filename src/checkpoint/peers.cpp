@@ -78,6 +78,9 @@ Outcome Outcome::of(const std::function<Bytes()>& body) {
   } catch (const c10::ValueError& error) {
     outcome.kind = Kind::kValueError;
     outcome.text = error.what_without_backtrace();
+  } catch (const CheckpointAccessError& error) {
+    outcome.kind = Kind::kAccess;
+    outcome.text = error.what_without_backtrace();
   } catch (const c10::Error& error) {
     outcome.kind = Kind::kError;
     outcome.text = error.what_without_backtrace();
@@ -114,6 +117,8 @@ void Outcome::raise() const {
       tessera::raise<DisagreementError>({}, text);
     case Kind::kValueError:
       tessera::raise<c10::ValueError>({}, text);
+    case Kind::kAccess:
+      tessera::raise<CheckpointAccessError>({}, text);
     case Kind::kError:
       tessera::raise<CheckpointError>({}, text);
   }

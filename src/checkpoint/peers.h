@@ -43,7 +43,13 @@ class Peers {
 /// What became of something that a rank did, on its way to the others.
 struct Outcome {
   /// From what may be another rank's fault to what is this one's.
-  enum class Kind : uint8_t { kOk, kError, kValueError, kDisagreement };
+  enum class Kind : uint8_t {
+    kOk,
+    kError,
+    kAccess,
+    kValueError,
+    kDisagreement,
+  };
 
   Kind kind = Kind::kOk;
   std::string text;

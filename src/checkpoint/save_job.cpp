@@ -18,6 +18,7 @@
 #include <thread>
 #include <utility>
 
+#include "checkpoint/format/error.h"
 #include "checkpoint/format/pickle_writer.h"
 #include "checkpoint/slots.h"
 #include "checkpoint/values.h"
@@ -66,6 +67,17 @@ at::Tensor savable(const at::Tensor& tensor, const std::string& name) {
     raise<c10::ValueError>({.call = "save", .parameter = name}, objection);
   }
   return tensor.detach().resolve_conj().resolve_neg();
+}
+
+/// Throws c10::ValueError with the name for what a pickle cannot have.
+std::string pickled(const format::Value& value, const std::string& name) {
+  try {
+    return format::write_pickle(value);
+  } catch (const format::FormatError& error) {
+    raise<c10::ValueError>(
+        {.call = "save", .parameter = name},
+        fmt::format("this value cannot be saved: {}.", error.what()));
+  }
 }
 
 void check_space(const fs::path& parent, uint64_t bytes) {
@@ -152,7 +164,11 @@ SaveJob::SaveJob(
   StateDict shared = state; // with the same tensors
   const Outcome mine = Outcome::of([&] {
     add_units(shared);
-    return pack(claims_);
+    WireWriter wire;
+    wire.text(folder_.native());
+    const Bytes claims = pack(claims_);
+    wire.text({reinterpret_cast<const char*>(claims.data()), claims.size()});
+    return wire.take();
   });
   const std::vector<Bytes> all =
       peers.gather(mine.to_bytes(), "checkpoint: what ranks have");
@@ -183,7 +199,7 @@ void SaveJob::add_units(StateDict& state) {
     } else {
       Unit unit{
           .claim = claims_.size(), .data = {}, .value = to_format(*slot.value)};
-      const std::string pickle = format::write_pickle(unit.value);
+      const std::string pickle = pickled(unit.value, slot.name);
       claim.value_sum = checksum(format::as_bytes(pickle));
       claim.value_bytes = unit.bytes = pickle.size();
       claims_.push_back(std::move(claim));
@@ -248,7 +264,20 @@ void SaveJob::decide(
   for (size_t rank = 0; rank < claims.size(); ++rank) {
     const Outcome outcome = Outcome::from_bytes(claims[rank]);
     outcome.raise();
-    all_claims_.push_back(unpack_claims(outcome.result));
+    WireReader wire(outcome.result);
+    const std::string folder = wire.text();
+    if (folder != folder_.native()) {
+      raise<DisagreementError>(
+          {.call = "save"},
+          fmt::format(
+              "rank 0 saves to \"{}\", rank {} to \"{}\". Pass the same folder on all ranks.",
+              folder_.native(),
+              rank,
+              folder));
+    }
+    const std::string packed = wire.text();
+    all_claims_.push_back(unpack_claims(
+        {reinterpret_cast<const uint8_t*>(packed.data()), packed.size()}));
   }
   plan_ = std::make_unique<SavePlan>(all_claims_);
   const fs::path parent = fs::absolute(folder_ / ".")
@@ -287,14 +316,18 @@ void SaveJob::keep(WireReader masks) {
   units_ = std::move(kept);
 }
 
-uint64_t SaveJob::detach_from_state() {
-  uint64_t copied = 0;
+SaveJob::Detached SaveJob::detach_from_state() {
+  Detached detached;
   for (Unit& unit : units_) {
     if (unit.data.defined()) {
-      unit.data = frozen(unit.data, copied);
+      at::Tensor copy = frozen(unit.data, detached.copied_bytes);
+      if (c10::impl::cow::is_cow_data_ptr(unit.data.storage().data_ptr())) {
+        detached.shared.push_back(unit.data);
+      }
+      unit.data = std::move(copy);
     }
   }
-  return copied;
+  return detached;
 }
 
 void SaveJob::write() {

@@ -5,6 +5,7 @@
 #include <tessera/fsdp/fully_shard.h>
 #include <tessera/optim/adamw.h>
 
+#include <c10/core/impl/COW.h>
 #include <torch/torch.h>
 
 #include <gmock/gmock.h>
@@ -140,6 +141,39 @@ TEST(AsyncSaveTest, ViewsOfOneStorageStayViews) {
   const StateDict read = checkpoint::read(folder / "c");
   EXPECT_TRUE(torch::equal(read.at("base").tensor(), torch::arange(100)));
   EXPECT_TRUE(torch::equal(read.at("part").tensor(), torch::arange(10, 20)));
+}
+
+/// Threads that write to parts of one storage which a save has shared.
+TEST(AsyncSaveTest, LoadsWithThreadsWhileASaveIsUnderWay) {
+  const TempFolder folder;
+  const at::Tensor base = torch::arange(64 * 5000);
+  StateDict state;
+  for (int i = 0; i < 64; ++i) {
+    state.set("t" + std::to_string(i), base.slice(0, i * 5000, (i + 1) * 5000));
+  }
+  checkpoint::save(state, folder / "first");
+  for (int round = 0; round < 30; ++round) {
+    auto saving = checkpoint::async_save(
+        state, folder / "c", checkpoint::SaveOptions().overwrite(true));
+    base.fill_(-1);
+    checkpoint::load(
+        state, folder / "first", checkpoint::LoadOptions().threads(4));
+    ASSERT_TRUE(torch::equal(base, torch::arange(64 * 5000)));
+    saving.wait();
+  }
+  EXPECT_TRUE(torch::equal(
+      checkpoint::read(folder / "c").at("t63").tensor(),
+      base.slice(0, 315000)));
+}
+
+TEST(AsyncSaveTest, LeavesOrdinaryMemoryBehind) {
+  const TempFolder folder;
+  const at::Tensor value = torch::ones({1000});
+  const void* before = value.const_data_ptr();
+  auto saving = checkpoint::async_save({{"v", value}}, folder / "c");
+  saving.wait();
+  EXPECT_FALSE(c10::impl::cow::is_cow_data_ptr(value.storage().data_ptr()));
+  EXPECT_EQ(value.const_data_ptr(), before); // and nothing was copied
 }
 
 TEST(AsyncSaveTest, SeveralAtOnce) {

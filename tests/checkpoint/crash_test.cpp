@@ -215,7 +215,7 @@ TEST(CrashTest, TwoJobsAtOnePlace) {
   });
   save_version(folder / "c", 2);
   checkpoint::set_file_fault({});
-  EXPECT_THAT(error, HasSubstr("another process is saving to"));
+  EXPECT_THAT(error, HasSubstr("another save to"));
   EXPECT_EQ(load_version(folder / "c"), 2);
 }
 

@@ -25,7 +25,6 @@ using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::names_in;
 using testing::on_ranks;
 using testing::TempFolder;
 
@@ -34,6 +33,12 @@ StateDict state_at(int64_t step, const Group& world) {
       {"w",
        cut(torch::full({10, 4}, static_cast<float>(step)), Cut::kRows, world)},
       {"step", step}};
+}
+
+/// What is in the folder when rank 0 has tidied up.
+std::vector<std::string> names_in(const fs::path& folder, const Group& world) {
+  world.barrier();
+  return testing::names_in(folder);
 }
 
 /// Changes a byte in the middle of a file.
@@ -59,7 +64,7 @@ TEST(CheckpointManagerTest, KeepsTheLastAndEveryKth) {
     }
     manager.wait();
     EXPECT_THAT(
-        names_in(manager.folder()),
+        names_in(manager.folder(), world),
         ElementsAre(
             "step_00000030",
             "step_00000060",
@@ -148,7 +153,123 @@ TEST(CheckpointManagerTest, AnErrorOfAnAsyncSaveSurfacesAtTheNextCall) {
     manager.save(4, state_at(4, world)); // goes on
     EXPECT_EQ(manager.latest(), 4);
     EXPECT_THAT(
-        names_in(folder / "c"), ElementsAre("step_00000001", "step_00000004"));
+        names_in(folder / "c", world),
+        ElementsAre("step_00000001", "step_00000004"));
+  });
+}
+
+TEST(CheckpointManagerTest, DamagedOnesDoNotCountAndSoundOnesStay) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    CheckpointManager manager(folder / "c", ManagerOptions().keep_last(1));
+    manager.save(10, state_at(10, world));
+    {
+      CheckpointManager all(folder / "c", ManagerOptions().keep_last(0));
+      all.save(20, state_at(20, world));
+    }
+    if (world.rank() == 0) {
+      fs::resize_file(manager.path_of(20) / "__0_0.distcp", 100);
+    }
+    world.barrier();
+    StateDict target = state_at(0, world);
+    EXPECT_EQ(manager.load_latest(target), 10);
+    manager.save(12, state_at(12, world));
+    EXPECT_EQ(manager.latest(), 12);
+    EXPECT_THAT(
+        names_in(folder / "c", world),
+        ElementsAre("step_00000012", "step_00000020.superseded"));
+    manager.save(20, state_at(20, world)); // comes to it again
+    EXPECT_EQ(manager.load_latest(target), 20);
+  });
+}
+
+TEST(CheckpointManagerTest, ARunThatGoesBackLeavesItsPastAside) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    CheckpointManager manager(folder / "c", ManagerOptions().keep_last(3));
+    for (const int64_t step : {1, 2, 3, 4, 5}) {
+      manager.save(step, state_at(step, world));
+    }
+    StateDict target = state_at(0, world);
+    manager.load(3, target);
+    manager.save(3, state_at(3, world));
+    EXPECT_EQ(manager.latest(), 3);
+    EXPECT_THAT(
+        names_in(folder / "c", world),
+        ElementsAre(
+            "step_00000003",
+            "step_00000004.superseded",
+            "step_00000005.superseded"));
+  });
+}
+
+TEST(CheckpointManagerTest, LeavesAloneWhatItDidNotWrite) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    CheckpointManager manager(folder / "c", ManagerOptions().keep_last(1));
+    if (world.rank() == 0) {
+      testing::write_bytes(folder / "c" / "step_1", "mine");
+      fs::create_directory(folder / "c" / "step_2");
+      fs::create_directory(folder / "c" / "step_00000003");
+      testing::write_bytes(
+          folder / "c" / "step_00000003" / "notes.txt", "mine");
+    }
+    world.barrier();
+    StateDict target = state_at(0, world);
+    manager.save(7, state_at(7, world));
+    manager.save(8, state_at(8, world));
+    EXPECT_EQ(manager.load_latest(target), 8);
+    EXPECT_THAT(
+        names_in(folder / "c", world),
+        ElementsAre("step_00000003", "step_00000008", "step_1", "step_2"));
+  });
+}
+
+TEST(CheckpointManagerTest, WhatCannotBeRemovedIsNoErrorOfTheSave) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    CheckpointManager manager(folder / "c", ManagerOptions().keep_last(1));
+    manager.save(1, state_at(1, world));
+    checkpoint::set_file_fault([](FileOp op, const fs::path& path) {
+      return op == FileOp::kRemove && path.extension() == ".removed" ? EBUSY
+                                                                     : 0;
+    });
+    manager.save(2, state_at(2, world));
+    checkpoint::set_file_fault({});
+    EXPECT_EQ(manager.latest(), 2);
+    manager.save(3, state_at(3, world));
+    EXPECT_THAT(names_in(folder / "c", world), ElementsAre("step_00000003"));
+  });
+}
+
+TEST(CheckpointManagerTest, AFolderThatIsGoneIsToldOnEveryRank) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    CheckpointManager manager(folder / "c");
+    world.barrier();
+    if (world.rank() == 0) {
+      fs::remove_all(folder / "c");
+    }
+    world.barrier();
+    EXPECT_THROW(manager.latest(), checkpoint::CheckpointError);
+    StateDict target = state_at(0, world);
+    EXPECT_THROW(manager.load_latest(target), checkpoint::CheckpointError);
+    world.barrier(); // the group lives
+  });
+}
+
+TEST(CheckpointManagerTest, RanksThatLoadDifferentStepsAreTold) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    CheckpointManager manager(folder / "c");
+    manager.save(1, state_at(1, world));
+    manager.save(2, state_at(2, world));
+    StateDict target = state_at(0, world);
+    EXPECT_THROW(manager.load(1 + world.rank(), target), DisagreementError);
+    EXPECT_THROW(
+        checkpoint::save(
+            state_at(3, world), folder / std::to_string(world.rank())),
+        DisagreementError);
   });
 }
 
@@ -166,7 +287,8 @@ TEST(CheckpointManagerTest, RemovesWhatACrashLeft) {
     world.barrier();
     EXPECT_EQ(manager.latest(), std::nullopt);
     manager.save(8, state_at(8, world));
-    EXPECT_THAT(names_in(folder / "c"), ElementsAre("notes", "step_00000008"));
+    EXPECT_THAT(
+        names_in(folder / "c", world), ElementsAre("notes", "step_00000008"));
   });
 }
 

@@ -367,6 +367,32 @@ TEST(CheckpointTest, NamesAllThatDoesNotFitAndLoadsNothing) {
   });
 }
 
+TEST(CheckpointTest, SaysWhichPartANameIsIn) {
+  const TempFolder folder;
+  checkpoint::save(
+      {{"model", StateDict{{"fc.weight", torch::ones({2})}}}}, folder / "c");
+  StateDict target{{"fc.weight", torch::zeros({2})}};
+  EXPECT_THAT(
+      error_of([&] { checkpoint::load(target, folder / "c"); }),
+      HasSubstr("There is \"model.fc.weight\": add \"model.\""));
+}
+
+TEST(CheckpointTest, NamesAValueThatCannotBeSaved) {
+  const TempFolder folder;
+  EXPECT_THAT(
+      error_of([&] {
+        checkpoint::save({{"text", "\xff\xfe"}}, folder / "c");
+      }),
+      AllOf(HasSubstr("\"text\""), HasSubstr("cannot be saved")));
+  fs::create_directory(folder / "real");
+  fs::create_directory_symlink(folder / "real", folder / "link");
+  EXPECT_THAT(
+      error_of([&] {
+        checkpoint::save({{"v", 1}}, folder / "link");
+      }),
+      HasSubstr("symbolic link"));
+}
+
 TEST(CheckpointTest, LoadsWhatFitsWithoutStrict) {
   const TempFolder folder;
   checkpoint::save(

@@ -40,6 +40,12 @@ class TESSERA_API CheckpointError : public c10::Error {
   using Error::Error;
 };
 
+/// The system does not let this process at files now (permissions, too many
+/// open files, a network file system that went away); they may be sound.
+class TESSERA_API CheckpointAccessError : public CheckpointError {
+  using CheckpointError::CheckpointError;
+};
+
 /// Something that knows its own state, as in Python: a training run.
 class TESSERA_API Stateful {
  public:
@@ -114,11 +120,15 @@ class [[nodiscard]] TESSERA_API AsyncSave {
   std::shared_ptr<Impl> impl_;
 };
 
-/// save() that writes behind what follows: it returns when the state cannot be
-/// changed any more under its hands, which for tensors in host memory takes
-/// next to no time, see [Note: copies when they must be]. Tensors on devices
-/// are copied first. What was wrong with the call itself is thrown here, what
-/// happens later by wait().
+/// save() that writes behind what follows: it returns when operators can no
+/// longer change what is saved, which for tensors in host memory takes next to
+/// no time, see [Note: copies when they must be]. Tensors on devices are copied
+/// first. What was wrong with the call itself is thrown here, what happens
+/// later by wait().
+///
+/// Until wait() has returned: pointers that were taken before (data_ptr())
+/// write into what is being saved, so take them anew; and no two threads may
+/// take a tensor's data_ptr() at once, since the first to do so may copy.
 ///
 /// Collective; the rest happens on a thread and a group of its own. Several may
 /// be under way at once, to different folders.
@@ -143,8 +153,8 @@ struct TESSERA_API LoadOptions {
   /// Who loads; default: the world, or this process alone before init().
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
   /// Everything in the target must be in the checkpoint, and the other way
-  /// round: but what the target leaves out as a whole ("optim" of a checkpoint
-  /// with "model" and "optim") need not be loaded.
+  /// round: but what the target leaves out as a whole, with no key at all,
+  /// ("optim" of a checkpoint with "model" and "optim") need not be loaded.
   TORCH_ARG(bool, strict) = true;
   /// Convert between dtypes. Else a dtype that differs is an error.
   TORCH_ARG(bool, cast) = false;
@@ -162,8 +172,9 @@ struct TESSERA_API LoadOptions {
 };
 
 struct TESSERA_API LoadReport {
-  /// Names of the target that were not there, and of the checkpoint that were
-  /// not asked for; both without `strict`.
+  /// Names of the target that were not there, and of the parts of the
+  /// checkpoint that it has, those that were not asked for; both without
+  /// `strict`.
   std::vector<std::string> missing;
   std::vector<std::string> unexpected;
   /// By this rank.

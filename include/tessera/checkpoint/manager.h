@@ -19,7 +19,7 @@ namespace tessera {
 struct TESSERA_API ManagerOptions {
   /// Who saves and loads; default: the world, or this process alone.
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
-  /// How many of the newest are kept; 0: all.
+  /// How many of the newest that are sound are kept; 0: all.
   TORCH_ARG(int64_t, keep_last) = 3;
   /// Steps that this divides are kept for ever; 0: none.
   TORCH_ARG(int64_t, keep_every) = 0;
@@ -54,9 +54,12 @@ class TESSERA_API CheckpointManager {
   }
   std::filesystem::path path_of(int64_t step) const;
 
-  /// Saves, then removes what is not to be kept. A step that is there already
-  /// is replaced. Waits for a save under way first, and throws what became of
-  /// that one. Collective; throws as checkpoint::save().
+  /// Saves, then removes what is not to be kept; what cannot be removed is
+  /// warned of. A step that is there already is replaced. Steps above this one
+  /// belong to a past that the run has left: they are renamed to
+  /// "step_00002000.superseded", with a warning, and stay. Waits for a save
+  /// under way first, and throws what became of that one. Collective; throws as
+  /// checkpoint::save().
   void save(int64_t step, const StateDict& state);
   void save(int64_t step, checkpoint::Stateful& state);
   /// The same behind what follows; one at a time.
@@ -78,9 +81,10 @@ class TESSERA_API CheckpointManager {
   std::optional<int64_t> latest() const;
 
   /// Loads the newest that can be loaded and returns its step; nothing if there
-  /// is none. One that turns out to be damaged is passed over with a warning,
-  /// and an older one loaded. Collective; throws as checkpoint::load() for what
-  /// does not fit, and CheckpointError if all of several are damaged.
+  /// is none. One that turns out to be damaged or incomplete is passed over
+  /// with a warning, and an older one loaded. Collective; throws as
+  /// checkpoint::load() for what does not fit and for what cannot be read now
+  /// (CheckpointAccessError), and CheckpointError if all are damaged.
   std::optional<int64_t> load_latest(
       StateDict& target,
       checkpoint::LoadOptions options = {});
@@ -103,12 +107,14 @@ class TESSERA_API CheckpointManager {
       Target& target,
       checkpoint::LoadOptions options);
   checkpoint::SaveOptions save_options() const;
-  void prune();
+  void prune(int64_t saved);
+  void remove_old() const;
+  std::vector<int64_t> steps_of_root() const;
 
   std::filesystem::path folder_;
   const ManagerOptions options_;
   checkpoint::AsyncSave under_way_;
-  bool must_prune_ = false;
+  std::optional<int64_t> to_prune_; // the step under way
 };
 
 } // namespace tessera

@@ -31,9 +31,9 @@ class TESSERA_API TrainingState : public checkpoint::Stateful {
   /// Both must outlive it.
   TrainingState(torch::nn::Module& model, Optimizers optimizers);
 
-  /// Saved with the rest; loading replaces those that are here and demands that
-  /// they are in the checkpoint. The same on all ranks, unless the rank is in
-  /// the name.
+  /// Saved with the rest; loading replaces them. Set the same keys before
+  /// loading as were saved: those that only one side has are an error. The same
+  /// on all ranks, unless the rank is in the name.
   StateDict values;
 
   StateDict state_dict() override;

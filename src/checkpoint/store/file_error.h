@@ -11,6 +11,12 @@ class FileError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// The system does not let us at a file; that says nothing about its bytes.
+class AccessError : public FileError {
+ public:
+  using FileError::FileError;
+};
+
 /// Bytes that are not those that were written.
 class DamageError : public FileError {
  public:

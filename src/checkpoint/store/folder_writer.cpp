@@ -31,8 +31,8 @@ Descriptor lock_folder(const fs::path& partial, const fs::path& folder) {
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) < 0) {
     if (errno == EWOULDBLOCK) {
       throw FileError(
-          "another process is saving to " + quoted(folder) +
-          " now. Let each job save to a folder of its own.");
+          "another save to " + quoted(folder) +
+          " is under way, here or in another process. Wait for it, and let each job save to a folder of its own.");
     }
     if (errno != ENOSYS && errno != ENOTSUP && errno != ENOLCK) {
       throw FileError(
@@ -95,6 +95,11 @@ FolderWriter::FolderWriter(const fs::path& folder, bool overwrite)
     folder_ = folder_.parent_path();
   }
   partial_ = partial_of(folder_);
+  if (fs::is_symlink(folder_)) {
+    throw FileError(
+        quoted(folder_) +
+        " is a symbolic link, which cannot be replaced by a folder. Save to what it stands for, or remove it.");
+  }
   if (fs::exists(fs::symlink_status(folder_))) {
     check_replaceable(folder_);
     replaces_ = !fs::is_empty(folder_); // an empty one rename() replaces

@@ -17,9 +17,19 @@ std::string partial_hint(const fs::path& path) {
   const fs::path partial =
       path.parent_path() / ("." + path.filename().string() + ".partial");
   std::error_code ignored;
-  return fs::exists(partial, ignored) ? " A save that was interrupted left " +
-          quoted(partial) + "; it is not complete."
-                                      : "";
+  return fs::exists(partial, ignored)
+      ? " A save is under way or was interrupted: there is " + quoted(partial) +
+          ", which is not complete."
+      : "";
+}
+
+/// An error for `error` of the system: a file that is missing or a disk that
+/// fails is damage, the rest is not the file's fault.
+[[noreturn]] void fail(int error, const std::string& text) {
+  if (error == ENOENT || error == ENOTDIR || error == EIO) {
+    throw FileError(text);
+  }
+  throw AccessError(text);
 }
 
 } // namespace
@@ -39,7 +49,8 @@ fs::path resolve(const fs::path& path) {
   std::error_code error;
   fs::path resolved = fs::canonical(path, error);
   if (error) {
-    throw FileError(
+    fail(
+        error.value(),
         quoted(path) + ": " + error.message() + "." + partial_hint(path));
   }
   return resolved;
@@ -55,7 +66,7 @@ fs::path resolve_below(const fs::path& root, const std::string& name) {
         ": this file is missing. The checkpoint is not complete: copy it again, or use another one.");
   }
   if (error) {
-    throw FileError(quoted(path) + ": " + error.message());
+    fail(error.value(), quoted(path) + ": " + error.message());
   }
   const auto ends =
       std::mismatch(root.begin(), root.end(), resolved.begin(), resolved.end());
@@ -73,11 +84,11 @@ Input open_input(const fs::path& path) {
   Descriptor file(
       ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!file) {
-    throw FileError(quoted(path) + ": " + system_reason(errno));
+    fail(errno, quoted(path) + ": " + system_reason(errno));
   }
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) {
-    throw FileError(quoted(path) + ": " + system_reason(errno));
+    fail(errno, quoted(path) + ": " + system_reason(errno));
   }
   if (!S_ISREG(status.st_mode)) {
     throw FileError(quoted(path) + ": this is no regular file");
@@ -99,9 +110,10 @@ void read_at(
       continue;
     }
     if (count < 0) {
-      throw FileError(
+      fail(
+          errno,
           quoted(path) + ": byte " + std::to_string(offset) +
-          " cannot be read: " + system_reason(errno));
+              " cannot be read: " + system_reason(errno));
     }
     if (count == 0) {
       throw FileError(
@@ -134,8 +146,7 @@ Mapping::Mapping(
       file.get(),
       static_cast<off_t>(offset - lead));
   if (base == MAP_FAILED) {
-    throw FileError(
-        quoted(path) + ": cannot be mapped: " + system_reason(errno));
+    fail(errno, quoted(path) + ": cannot be mapped: " + system_reason(errno));
   }
   base_ = base;
   bytes_ = {static_cast<const uint8_t*>(base) + lead, bytes};
