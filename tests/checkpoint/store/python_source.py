@@ -9,6 +9,7 @@ name, "value".
 """
 
 import collections
+import os
 import pathlib
 import sys
 
@@ -128,7 +129,9 @@ def one_rank(rank, folder, store):
         torch.save(plain, folder / "plain.pt")
         recorder.add("plain.pt", plain)
         recorder.write()
-    dist.destroy_process_group()
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # Gloo's threads abort now and then when Python takes them down
 
 
 def main():
