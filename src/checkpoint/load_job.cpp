@@ -360,14 +360,14 @@ void LoadJob::in_threads(
       failed = true;
     }
   };
-  std::vector<std::thread> threads;
+  std::vector<std::jthread> threads;
   for (size_t part = 1; part < parts.size(); ++part) {
     threads.emplace_back(run, part);
   }
   if (!parts.empty()) {
     run(0);
   }
-  for (std::thread& thread : threads) {
+  for (std::jthread& thread : threads) {
     thread.join();
   }
   for (const std::exception_ptr& error : errors) {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "checkpoint/peers.h"
+#include "checkpoint/store/checksums.h"
 #include "checkpoint/store/files.h"
 #include "checkpoint/store/folder_writer.h"
 #include "checkpoint/store/source.h"
@@ -58,14 +59,25 @@ std::string name_of_step(int64_t step) {
   return fmt::format("{}{:08}", kPrefix, step);
 }
 
-/// Folders with exactly a step's name, by step.
+/// Whole or not, a save has left files here.
+bool is_ours(const fs::path& folder) {
+  const auto entries = fs::directory_iterator(folder);
+  return std::any_of(begin(entries), end(entries), [](const auto& entry) {
+    const fs::path name = entry.path().filename();
+    return name == ".metadata" || name == checkpoint::kChecksumsName ||
+        name.extension() == ".distcp";
+  });
+}
+
+/// Checkpoints with exactly a step's name, by step; also damaged ones.
 std::vector<CheckpointManager::Entry> steps_in(const fs::path& folder) {
   std::vector<CheckpointManager::Entry> entries;
   try {
     for (const auto& entry : fs::directory_iterator(folder)) {
       const std::string name = entry.path().filename().string();
       const auto step = step_of(name);
-      if (step && name == name_of_step(*step) && entry.is_directory()) {
+      if (step && name == name_of_step(*step) && entry.is_directory() &&
+          is_ours(entry.path())) {
         entries.push_back({*step, entry.path(), ""});
       }
     }
@@ -222,9 +234,7 @@ void CheckpointManager::remove_old() const {
       num_sound += problem_with(entry->path).empty() ? 1 : 0;
       continue; // one that is damaged does not count, and may tell why
     }
-    const bool is_milestone =
-        options_.keep_every() > 0 && entry->step % options_.keep_every() == 0;
-    if (is_milestone || !fs::exists(entry->path / ".metadata")) {
+    if (options_.keep_every() > 0 && entry->step % options_.keep_every() == 0) {
       continue;
     }
     // Under another name first: nobody takes what is left for whole.

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "checkpoint/store/file_error.h"
 #include "checkpoint/wire.h"
 #include "comm/group_impl.h"
 #include "comm/host.h"
@@ -81,11 +82,17 @@ Outcome Outcome::of(const std::function<Bytes()>& body) {
   } catch (const CheckpointAccessError& error) {
     outcome.kind = Kind::kAccess;
     outcome.text = error.what_without_backtrace();
-  } catch (const c10::Error& error) {
+  } catch (const CheckpointError& error) {
     outcome.kind = Kind::kError;
     outcome.text = error.what_without_backtrace();
-  } catch (const std::exception& error) {
+  } catch (const FileError& error) {
     outcome.kind = Kind::kError;
+    outcome.text = error.what();
+  } catch (const c10::Error& error) {
+    outcome.kind = Kind::kOther;
+    outcome.text = error.what_without_backtrace();
+  } catch (const std::exception& error) { // no memory, a callback of the user's
+    outcome.kind = Kind::kOther;
     outcome.text = error.what();
   }
   return outcome;
@@ -117,6 +124,8 @@ void Outcome::raise() const {
       tessera::raise<DisagreementError>({}, text);
     case Kind::kValueError:
       tessera::raise<c10::ValueError>({}, text);
+    case Kind::kOther:
+      tessera::raise({}, text);
     case Kind::kAccess:
       tessera::raise<CheckpointAccessError>({}, text);
     case Kind::kError:

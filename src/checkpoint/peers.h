@@ -47,6 +47,7 @@ struct Outcome {
     kOk,
     kError,
     kAccess,
+    kOther,
     kValueError,
     kDisagreement,
   };

@@ -360,12 +360,12 @@ void SaveJob::write_files() {
       errors[file] = std::current_exception();
     }
   };
-  std::vector<std::thread> threads;
+  std::vector<std::jthread> threads;
   for (size_t file = 1; file < num_files; ++file) {
     threads.emplace_back(run, file);
   }
   run(0);
-  for (std::thread& thread : threads) {
+  for (std::jthread& thread : threads) {
     thread.join();
   }
   for (const std::exception_ptr& error : errors) {

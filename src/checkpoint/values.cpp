@@ -5,39 +5,15 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
-#include <array>
 #include <utility>
+
+#include "checkpoint/scalar_type.h"
 
 namespace tessera::checkpoint {
 
 namespace {
 
 using format::DType;
-
-constexpr std::array<std::pair<at::ScalarType, DType>, format::kNumDTypes>
-    kDTypes{{
-        {at::kBool, DType::kBool},
-        {at::kByte, DType::kUInt8},
-        {at::kChar, DType::kInt8},
-        {at::kUInt16, DType::kUInt16},
-        {at::kShort, DType::kInt16},
-        {at::kUInt32, DType::kUInt32},
-        {at::kInt, DType::kInt32},
-        {at::kUInt64, DType::kUInt64},
-        {at::kLong, DType::kInt64},
-        {at::kFloat8_e4m3fn, DType::kFloat8E4M3FN},
-        {at::kFloat8_e4m3fnuz, DType::kFloat8E4M3FNUZ},
-        {at::kFloat8_e5m2, DType::kFloat8E5M2},
-        {at::kFloat8_e5m2fnuz, DType::kFloat8E5M2FNUZ},
-        {at::kFloat8_e8m0fnu, DType::kFloat8E8M0FNU},
-        {at::kBFloat16, DType::kBFloat16},
-        {at::kHalf, DType::kFloat16},
-        {at::kFloat, DType::kFloat32},
-        {at::kDouble, DType::kFloat64},
-        {at::kComplexHalf, DType::kComplex32},
-        {at::kComplexFloat, DType::kComplex64},
-        {at::kComplexDouble, DType::kComplex128},
-    }};
 
 StateKey key_from(const format::Value& key, const std::string& name) {
   if (const auto* text = key.get<std::string>()) {
@@ -65,21 +41,16 @@ StateList list_from(
 } // namespace
 
 std::optional<DType> to_format(at::ScalarType dtype) {
-  for (const auto& [torch, ours] : kDTypes) {
-    if (torch == dtype) {
-      return ours;
+  for (int i = 0; i < format::kNumDTypes; ++i) {
+    if (scalar_type(static_cast<DType>(i)) == dtype) {
+      return static_cast<DType>(i);
     }
   }
   return std::nullopt;
 }
 
 at::ScalarType from_format(DType dtype) {
-  for (const auto& [torch, ours] : kDTypes) {
-    if (ours == dtype) {
-      return torch;
-    }
-  }
-  TESSERA_INTERNAL_ASSERT(false, "a dtype that is not in the table");
+  return scalar_type(dtype);
 }
 
 format::Value to_format(const StateValue& value) {

@@ -133,6 +133,20 @@ TEST(CheckpointManagerTest, WhatDoesNotFitIsAnErrorAndNotPassedOver) {
     manager.save(1, state_at(1, world));
     StateDict target{{"other", torch::zeros({2})}};
     EXPECT_THROW(manager.load_latest(target), c10::ValueError);
+    // Nor is an error of the user's own damage.
+    target = state_at(0, world);
+    manager.save(2, state_at(2, world));
+    EXPECT_THAT(
+        error_of([&] {
+          manager.load_latest(
+              target,
+              checkpoint::LoadOptions().rename(
+                  [](const std::string& name) -> std::string {
+                    throw std::runtime_error("no name for " + name);
+                  }));
+        }),
+        HasSubstr("no name for w"));
+    EXPECT_EQ(diff(target, state_at(0, world)), "");
   });
 }
 
@@ -213,6 +227,7 @@ TEST(CheckpointManagerTest, LeavesAloneWhatItDidNotWrite) {
       fs::create_directory(folder / "c" / "step_00000003");
       testing::write_bytes(
           folder / "c" / "step_00000003" / "notes.txt", "mine");
+      fs::create_directory(folder / "c" / "step_00000099"); // above, too
     }
     world.barrier();
     StateDict target = state_at(0, world);
@@ -221,7 +236,12 @@ TEST(CheckpointManagerTest, LeavesAloneWhatItDidNotWrite) {
     EXPECT_EQ(manager.load_latest(target), 8);
     EXPECT_THAT(
         names_in(folder / "c", world),
-        ElementsAre("step_00000003", "step_00000008", "step_1", "step_2"));
+        ElementsAre(
+            "step_00000003",
+            "step_00000008",
+            "step_00000099",
+            "step_1",
+            "step_2"));
   });
 }
 

@@ -45,6 +45,18 @@ std::string quoted(const fs::path& path) {
       : format::in_quotes(text);
 }
 
+std::string listed(const std::vector<std::string>& names) {
+  constexpr size_t kMost = 8;
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kMost); ++i) {
+    text += (i > 0 ? ", " : "") + format::in_quotes(names[i]);
+  }
+  if (names.size() > kMost) {
+    text += " and " + std::to_string(names.size() - kMost) + " more";
+  }
+  return text;
+}
+
 fs::path resolve(const fs::path& path) {
   std::error_code error;
   fs::path resolved = fs::canonical(path, error);

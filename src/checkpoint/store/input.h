@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/format/bytes.h"
 #include "checkpoint/format/error.h"
@@ -15,6 +16,8 @@ namespace tessera::checkpoint {
 
 /// In quotes, for messages.
 std::string quoted(const fs::path& path);
+/// The first few, in quotes, and how many more: for messages.
+std::string listed(const std::vector<std::string>& names);
 
 /// The path without symbolic links. Throws FileError if it is not there.
 fs::path resolve(const fs::path& path);

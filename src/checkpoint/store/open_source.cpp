@@ -35,19 +35,6 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-// The first few, for messages.
-std::string listed(const std::vector<std::string>& names) {
-  constexpr size_t kMost = 5;
-  std::string text;
-  for (size_t i = 0; i < std::min(names.size(), kMost); ++i) {
-    text += (i > 0 ? ", " : "") + format::in_quotes(names[i]);
-  }
-  if (names.size() > kMost) {
-    text += " and " + std::to_string(names.size() - kMost) + " more";
-  }
-  return text;
-}
-
 std::vector<std::string> ending_with(
     const std::vector<std::string>& names,
     const std::string& ending) {

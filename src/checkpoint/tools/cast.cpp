@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 
-#include "checkpoint/tools/scalar_type.h"
+#include "checkpoint/scalar_type.h"
 
 namespace tessera::checkpoint {
 

@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "checkpoint/tools/scalar_type.h"
+#include "checkpoint/scalar_type.h"
 
 namespace tessera::checkpoint {
 namespace {

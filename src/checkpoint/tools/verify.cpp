@@ -21,18 +21,6 @@ struct DamagedBytes {
   uint64_t end = 0;
 };
 
-std::string listed(const std::vector<std::string>& names) {
-  constexpr size_t kMost = 8;
-  std::string text;
-  for (size_t i = 0; i < std::min(names.size(), kMost); ++i) {
-    text += (i > 0 ? ", " : "") + format::in_quotes(names[i]);
-  }
-  if (names.size() > kMost) {
-    text += " and " + std::to_string(names.size() - kMost) + " more";
-  }
-  return text;
-}
-
 class Verifier {
  public:
   Verifier(const fs::path& path, Progress& progress)

@@ -1,3 +1,4 @@
+// dtypes of files as LibTorch has them.
 #pragma once
 
 #include <c10/core/ScalarType.h>
