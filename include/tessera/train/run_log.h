@@ -1,0 +1,116 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/comm/group.h>
+#include <tessera/state/state_dict.h>
+#include <tessera/train/monitor.h>
+
+#include <torch/arg.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+struct TESSERA_API RunLogOptions {
+  /// What the run is called; default: the last part of the folder.
+  TORCH_ARG(std::string, name);
+  /// Who trains; default: the world, or this process alone.
+  TORCH_ARG(std::optional<Group>, group) = std::nullopt;
+};
+
+/// What one training step has to say. What is not set is not written.
+struct TESSERA_API StepRecord {
+  int64_t step = 0;
+  std::optional<double> loss;
+  std::optional<double> lr;
+  std::optional<double> grad_norm;
+  std::optional<int64_t> tokens; // of all ranks, in this step
+  std::optional<double> seconds;
+  std::optional<MemoryByKind> memory; // of this rank
+};
+
+/// Writes what happened in a run to FOLDER/log.jsonl, for `tessera report`:
+/// one JSON object a line, docs/monitor.md says which.
+///
+///   RunLog log("runs/7");
+///   log.start(step, {{"lr", 1e-3}}, monitor.units(), "cpu");
+///   log.step({.step = step, .loss = loss, .memory = report.memory});
+///   log.end(step, "finished");
+///
+/// Rank 0 of the group writes. The other ranks may make all calls too, and make
+/// no file; only what says so below is collective.
+///
+/// Every line is one write at the end of the file, so that a run that is killed
+/// leaves whole lines, the last one perhaps excepted. A run that starts again
+/// appends; if the last line is torn it begins a new one. Numbers are written
+/// so that reading gives the same bits; those that are not finite as "nan",
+/// "inf" and "-inf". Text that is not UTF-8 gets U+FFFD for its bad bytes.
+///
+/// A disk that is full, or any other error in writing, does not stop training:
+/// it is warned of once, and nothing more is logged.
+///
+/// Thread safety: one thread at a time.
+class TESSERA_API RunLog {
+ public:
+  /// Makes the folder if it is not there. Not collective. A folder that cannot
+  /// be made or a file that cannot be opened is such an error too.
+  explicit RunLog(
+      std::filesystem::path folder,
+      const RunLogOptions& options = {});
+  ~RunLog();
+  RunLog(const RunLog&) = delete;
+  RunLog& operator=(const RunLog&) = delete;
+
+  /// FOLDER/log.jsonl.
+  const std::filesystem::path& path() const;
+  /// How many starts the file had before this run; 0 is the first. Known on
+  /// rank 0, 0 elsewhere.
+  int64_t attempt() const;
+  /// False once an error was warned of, and on ranks that do not write.
+  bool is_writing() const;
+
+  /// First of all, once. `step` is the one that it starts from. Of a
+  /// dictionary, tensors are written as their shapes. JSON text is written as
+  /// it is, on one line; throws c10::ValueError on all ranks if it is none.
+  void start(
+      int64_t step,
+      const StateDict& config,
+      const std::vector<UnitInfo>& units,
+      const std::string& device);
+  void start_with_json(
+      int64_t step,
+      std::string_view config,
+      const std::vector<UnitInfo>& units,
+      const std::string& device);
+  /// `path` as the reader should see it: below FOLDER it becomes relative.
+  void resume(int64_t step, const std::filesystem::path& path);
+
+  /// Not collective: the memory is that of rank 0.
+  void step(const StepRecord& record);
+  /// The memory of the rank that has the most; the rest is that of rank 0.
+  /// Collective.
+  void step_of_all(const StepRecord& record);
+  void eval(int64_t step, double loss);
+  void sample(int64_t step, std::string_view prompt, std::string_view text);
+  /// `blocked_seconds` is for how long training stood still.
+  void checkpoint(
+      int64_t step,
+      const std::filesystem::path& path,
+      double blocked_seconds);
+  /// The spans of all ranks. Collective.
+  void timeline(int64_t step, const std::vector<Span>& spans);
+  /// `reason` is "finished" or "stopped".
+  void end(int64_t step, const std::string& reason);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+} // namespace tessera
