@@ -10,12 +10,15 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "comm/describe.h"
+#include "comm/observer.h"
 #include "comm/shm_backend.h"
 #include "comm/standing.h"
+#include "comm/traced.h"
 
 namespace tessera::comm {
 namespace {
@@ -60,6 +63,38 @@ bool on_one_host(const WorldInfo& world, const std::vector<int>& ranks) {
   return std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
     return world.host_of[static_cast<size_t>(rank)] ==
         world.host_of[static_cast<size_t>(ranks.front())];
+  });
+}
+
+/// A wait that observers are told of.
+class WatchedWait {
+ public:
+  WatchedWait(uint64_t id, const Call& call, bool on_device)
+      : id_(id), call_(call), on_device_(on_device) {
+    tell({CallEvent::Kind::WaitStarts, id_, call_, on_device_});
+  }
+  ~WatchedWait() {
+    tell({CallEvent::Kind::WaitEnded, id_, call_, on_device_});
+  }
+  WatchedWait(const WatchedWait&) = delete;
+  WatchedWait& operator=(const WatchedWait&) = delete;
+
+ private:
+  const uint64_t id_;
+  const Call& call_;
+  const bool on_device_;
+};
+
+void tell_when_ended(
+    c10d::Work& work,
+    uint64_t id,
+    const Call& call,
+    bool on_device) {
+  if (id == 0) {
+    return;
+  }
+  work.getFuture()->addCallback([id, call, on_device](auto&) {
+    tell({CallEvent::Kind::Ended, id, call, on_device});
   });
 }
 
@@ -161,8 +196,16 @@ Work GroupImpl::launch(
   const BackendPtr& carrier = backend(device);
 
   note_call_begins(call, name_.c_str());
+  const bool on_host = carrier != cuda_;
+  const uint64_t id = next_watched_call();
+  tell({CallEvent::Kind::Starts, id, call, !on_host});
   c10::intrusive_ptr<c10d::Work> work;
   try {
+    std::optional<TracedRange> range; // shared memory has its own
+    if (carrier->getBackendName() != "shm") {
+      range.emplace([&] { return trace_name(call); });
+    }
+    const WatchedWait waiting(request.async ? 0 : id, call, !on_host);
     // Shared memory compares calls anyhow.
     if (world_->compare_calls && carrier->getBackendName() != "shm") {
       compare_calls(call);
@@ -178,12 +221,14 @@ Work GroupImpl::launch(
     note_call_ends();
     fail(call, std::current_exception());
   }
+  tell_when_ended(*work, id, call, !on_host);
   return Work(std::make_shared<PendingCall>(
       shared_from_this(),
       call,
       std::move(work),
-      /*on_host=*/carrier != cuda_,
-      std::move(finish)));
+      on_host,
+      std::move(finish),
+      id));
 }
 
 void GroupImpl::compare_calls(const Call& call) {
@@ -342,12 +387,14 @@ PendingCall::PendingCall(
     const Call& call,
     c10::intrusive_ptr<c10d::Work> work,
     bool on_host,
-    std::function<void()> finish)
+    std::function<void()> finish,
+    uint64_t watched_as)
     : group_(std::move(group)),
       call_(call),
       work_(std::move(work)),
       on_host_(on_host),
-      finish_(std::move(finish)) {}
+      finish_(std::move(finish)),
+      watched_as_(watched_as) {}
 
 void PendingCall::wait() {
   if (!work_) {
@@ -357,6 +404,8 @@ void PendingCall::wait() {
   const auto finish = std::exchange(finish_, nullptr);
   note_call_begins(call_, group_->name().c_str());
   try {
+    const TracedRange range([&] { return "wait for " + subject_of(call_); });
+    const WatchedWait waiting(watched_as_, call_, !on_host_);
     if (on_host_) {
       group_->wait_for(*work);
     } else {

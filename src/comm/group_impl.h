@@ -6,6 +6,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -150,7 +151,8 @@ class PendingCall {
       const Call& call,
       c10::intrusive_ptr<c10d::Work> work,
       bool on_host,
-      std::function<void()> finish);
+      std::function<void()> finish,
+      uint64_t watched_as);
 
   void wait();
   bool done();
@@ -161,6 +163,7 @@ class PendingCall {
   c10::intrusive_ptr<c10d::Work> work_; // null when waited for
   bool on_host_; // else waiting only orders the device's stream
   std::function<void()> finish_;
+  const uint64_t watched_as_; // see next_watched_call()
 };
 
 template <class E>

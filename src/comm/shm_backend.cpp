@@ -17,6 +17,7 @@
 #include "comm/done_work.h"
 #include "comm/host.h"
 #include "comm/shm/reduce_kernels.h"
+#include "comm/traced.h"
 
 namespace tessera::comm {
 namespace {
@@ -345,6 +346,13 @@ ShmBackend::WorkPtr ShmBackend::run(
     bool async,
     Tensors outputs,
     std::function<void()> operation) {
+  if (at::hasCallbacks() && next_call != nullptr) { // there may be a profiler
+    operation = [operation = std::move(operation),
+                 name = trace_name(*next_call)] {
+      const TracedRange range([&] { return name; });
+      operation();
+    };
+  }
   if (!async) {
     queue_->run_now(operation);
     return c10::make_intrusive<DoneWork>(type, std::move(outputs));
