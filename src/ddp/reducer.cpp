@@ -26,6 +26,16 @@ constexpr const char* kCall = "DistributedDataParallel";
 constexpr const char* kLabel = "ddp: gradients";
 constexpr size_t kMaxNamed = 8;
 
+/// Never destroyed: models may die in static destructors.
+struct Registry {
+  std::mutex mutex;
+  std::vector<const Reducer*> reducers; // guarded by mutex
+};
+Registry& registry() {
+  static auto& instance = *new Registry;
+  return instance;
+}
+
 } // namespace
 
 Reducer::Reducer(
@@ -46,6 +56,24 @@ Reducer::Reducer(
   for (size_t i = 0; i < params_.size(); ++i) {
     hooks_.emplace_back(params_[i].tensor, [this, i] { on_gradient(i); });
   }
+  const std::scoped_lock lock(registry().mutex);
+  registry().reducers.push_back(this);
+}
+
+Reducer::~Reducer() {
+  const std::scoped_lock lock(registry().mutex);
+  std::erase(registry().reducers, this);
+}
+
+std::vector<const Reducer*> Reducer::all() {
+  const std::scoped_lock lock(registry().mutex);
+  return registry().reducers;
+}
+
+bool Reducer::reduces(const at::Tensor& param) const {
+  return std::any_of(params_.begin(), params_.end(), [&](const auto& mine) {
+    return mine.tensor.is_same(param);
+  });
 }
 
 bool Reducer::moves_data() const {

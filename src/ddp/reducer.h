@@ -66,6 +66,23 @@ class Reducer {
       std::vector<NamedParam> params,
       ReducerOptions options,
       std::function<void()> on_begin);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  /// Those of this process, for reports about a model.
+  static std::vector<const Reducer*> all();
+  bool reduces(const at::Tensor& param) const;
+  /// Calls `see(flat)` for the memory of each bucket that has some. On the
+  /// thread that runs backward, or between backwards.
+  template <class See>
+  void for_each_bucket(const See& see) const {
+    for (const Bucket& bucket : buckets_) {
+      if (bucket.flat.defined()) {
+        see(bucket.flat);
+      }
+    }
+  }
 
   /// Off: gradients add up on each rank. Counts when a backward begins.
   void set_sync(bool on) {

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <memory>
@@ -56,6 +57,10 @@ GradientHook::~GradientHook() {
 GradientHook::GradientHook(GradientHook&& other) noexcept
     : accumulator_(std::move(other.accumulator_)), key_(other.key_) {
   other.accumulator_.reset();
+}
+
+int current_backward() {
+  return torch::autograd::get_current_graph_task_id();
 }
 
 void at_end_of_backward(

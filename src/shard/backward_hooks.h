@@ -25,6 +25,9 @@ class GradientHook {
   uintptr_t key_;
 };
 
+/// A number for the backward that this thread is in; negative outside of any.
+int current_backward();
+
 /// Inside a backward: calls `done` when it has ended, on the thread that called
 /// it, or `dropped` if it ended by an exception. `dropped` must not throw.
 void at_end_of_backward(

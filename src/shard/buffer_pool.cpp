@@ -1,6 +1,7 @@
 #include "shard/buffer_pool.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/util/accumulate.h>
 
 #include <utility>
@@ -24,6 +25,9 @@ c10::DataPtr BufferPool::take(
       found->second.pop_back();
       return data;
     }
+    // A storage remembers the allocator of its first day; who has set another
+    // since then wants to see this.
+    return c10::GetCPUAllocator()->allocate(bytes);
   }
   return allocator.allocate(bytes);
 }

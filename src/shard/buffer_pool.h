@@ -33,6 +33,16 @@ class BufferPool {
   /// Keeps at most `count` of each size.
   void trim(size_t count);
 
+  /// Calls `see(data, bytes)` for all that waits for the next one who asks.
+  template <class See>
+  void for_each_idle(const See& see) const {
+    for (const auto& [bytes, idle] : idle_) {
+      for (const c10::DataPtr& data : idle) {
+        see(data, bytes);
+      }
+    }
+  }
+
  private:
   std::map<size_t, std::vector<c10::DataPtr>> idle_; // by size
 };

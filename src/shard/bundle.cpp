@@ -12,6 +12,13 @@
 #include "shard/owners.h"
 
 namespace tessera::shard {
+namespace {
+
+size_t bytes_held(const at::Tensor& tensor) {
+  return tensor.defined() ? storage_of(tensor)->nbytes() : 0;
+}
+
+} // namespace
 
 Bundle::Bundle(
     Layout layout,
@@ -295,6 +302,14 @@ void Bundle::settle() noexcept {
     }
   }
   gathered_.reset();
+}
+
+size_t Bundle::full_bytes_now() const {
+  return (shows_shard_ ? 0 : storage_->nbytes()) + bytes_held(gathered_);
+}
+
+size_t Bundle::gradient_bytes_now() const {
+  return bytes_held(gradients_) + bytes_held(reduced_) + bytes_held(partial_);
 }
 
 } // namespace tessera::shard

@@ -114,6 +114,11 @@ class Bundle {
   /// Waits for what is under way, and forgets how it ended.
   void settle() noexcept;
 
+  /// Bytes that full parameters occupy now, those on their way included, beside
+  /// the shard's; and those of gradients that wait or are being reduced.
+  size_t full_bytes_now() const;
+  size_t gradient_bytes_now() const;
+
  private:
   void show_bytes(c10::DataPtr data, size_t bytes);
   void give_bytes();

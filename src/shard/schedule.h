@@ -131,6 +131,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   BufferPool& pool() {
     return pool_;
   }
+  const BufferPool& pool() const {
+    return pool_;
+  }
 
  private:
   void make_room(std::span<Unit* const> units);

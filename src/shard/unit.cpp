@@ -1021,4 +1021,20 @@ size_t Unit::shard_bytes() const {
   return bytes;
 }
 
+size_t Unit::full_bytes_now() const {
+  size_t bytes = 0;
+  for (const Bundle& bundle : bundles_) {
+    bytes += bundle.full_bytes_now();
+  }
+  return bytes;
+}
+
+size_t Unit::gradient_bytes_now() const {
+  size_t bytes = 0;
+  for (const Bundle& bundle : bundles_) {
+    bytes += bundle.gradient_bytes_now();
+  }
+  return bytes;
+}
+
 } // namespace tessera::shard
