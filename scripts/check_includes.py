@@ -44,7 +44,7 @@ BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.S)
 # The precompiled header serves every source, so it may name c10d.
 HOMES = [
     ("torch/csrc/distributed/", ("src/comm/", "src/cli/", "src/pch.h"), "c10d"),
-    ("torch/csrc/autograd/", ("src/shard/",), "autograd"),
+    ("torch/csrc/autograd/", ("src/shard/", "src/train/trace.cpp"), "autograd"),
     ("ATen/core/dispatch/", ("src/shard/",), "dispatcher"),
     ("torch/library.h", ("src/shard/",), "dispatcher"),
 ]

@@ -24,7 +24,7 @@ struct TESSERA_API MemoryByKind {
   /// Gradients: those that optimizers see, and those on their way there (full
   /// ones that wait or are being reduced, buckets).
   int64_t gradients = 0;
-  /// State of the optimizers.
+  /// State of the optimizers, as it was when the step began.
   int64_t optimizer = 0;
   /// What the step allocated beyond all of these: saved for backward, or being
   /// computed.
@@ -66,15 +66,15 @@ struct TESSERA_API Span {
 
 /// A part of the model that is gathered as one.
 struct TESSERA_API UnitInfo {
-  std::string name; // "" is the model itself
+  std::string name; // as in errors; the model itself has its class's
   int64_t parameters = 0; // elements, without padding
   int64_t full_bytes = 0; // gathered, as it is computed with
   int64_t shard_bytes = 0; // on this rank
 };
 
 struct TESSERA_API MonitorOptions {
-  /// Collect spans. Costs a few percent of a step; a GPU is waited for at both
-  /// ends of it.
+  /// Collect spans. Costs several percent of a step; a GPU is waited for at
+  /// both ends of it.
   TORCH_ARG(bool, timeline) = false;
 };
 

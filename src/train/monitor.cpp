@@ -1,0 +1,141 @@
+#include <tessera/error.h>
+#include <tessera/train/monitor.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "train/cpu_memory.h"
+#include "train/holdings.h"
+#include "train/peak.h"
+#include "train/timeline.h"
+
+namespace tessera {
+namespace {
+
+/// The monitor that is inside a step: callbacks of LibTorch know no other way.
+std::atomic<const void*> inside_step{nullptr};
+
+UnitInfo info_of(const shard::Unit& unit) {
+  UnitInfo info{.name = unit.name()};
+  for (const shard::Bundle& bundle : unit.bundles()) {
+    const shard::Layout& layout = bundle.layout();
+    for (size_t index = 0; index < layout.num_params(); ++index) {
+      info.parameters += layout.numel(index);
+    }
+    info.full_bytes += static_cast<int64_t>(
+        static_cast<size_t>(bundle.full().numel()) *
+        bundle.full().element_size());
+  }
+  info.shard_bytes = static_cast<int64_t>(unit.shard_bytes());
+  return info;
+}
+
+} // namespace
+
+const char* name_of(Lane lane) {
+  switch (lane) {
+    case Lane::Compute:
+      return "compute";
+    case Lane::Gather:
+      return "gather";
+    case Lane::Reduce:
+      return "reduce";
+    case Lane::Wait:
+      return "wait";
+  }
+  TESSERA_INTERNAL_ASSERT(false, "a lane without a name");
+}
+
+struct StepMonitor::Impl {
+  struct Step {
+    std::chrono::steady_clock::time_point start;
+    std::optional<train::Peak> peak;
+    std::optional<train::Timeline> timeline;
+  };
+
+  Impl(torch::nn::Module& module, Optimizers optimizers)
+      : model(module), holdings(module, std::move(optimizers)) {
+    if (holdings.device().is_cpu()) {
+      train::CpuMemory::instance(); // counts from now on
+    }
+  }
+  ~Impl() {
+    leave();
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  void leave() {
+    step.reset();
+    const void* self = this;
+    inside_step.compare_exchange_strong(self, nullptr);
+  }
+
+  torch::nn::Module& model;
+  train::Holdings holdings;
+  std::optional<Step> step;
+};
+
+StepMonitor::StepMonitor(torch::nn::Module& model, Optimizers optimizers)
+    : impl_(std::make_unique<Impl>(model, std::move(optimizers))) {}
+
+StepMonitor::~StepMonitor() = default;
+
+void StepMonitor::begin_step(const MonitorOptions& options) {
+  impl_->leave();
+  const void* nobody = nullptr;
+  if (!inside_step.compare_exchange_strong(nobody, impl_.get())) {
+    raise(
+        {.call = "StepMonitor::begin_step"},
+        "another monitor of this process is inside a step. End that one first.");
+  }
+  auto& step = impl_->step.emplace();
+  step.peak.emplace(impl_->holdings);
+  if (options.timeline()) {
+    step.timeline.emplace(impl_->model, impl_->holdings);
+  }
+  step.start = std::chrono::steady_clock::now();
+}
+
+void StepMonitor::phase(const std::string& name) {
+  if (impl_->step && impl_->step->timeline) {
+    impl_->step->timeline->phase(name);
+  }
+}
+
+StepReport StepMonitor::end_step() {
+  if (!impl_->step) {
+    raise(
+        {.call = "StepMonitor::end_step"},
+        "no step has begun. Call begin_step() first.");
+  }
+  auto& step = *impl_->step;
+  StepReport report;
+  report.seconds = std::chrono::duration<double>(
+                       std::chrono::steady_clock::now() - step.start)
+                       .count();
+  if (step.timeline) {
+    report.spans = step.timeline->finish();
+  }
+  for (const Span& span : report.spans) { // of the GPU, to its last kernel
+    report.seconds = std::max(report.seconds, span.end);
+  }
+  report.memory = step.peak->finish();
+  impl_->leave();
+  return report;
+}
+
+std::vector<UnitInfo> StepMonitor::units() const {
+  std::vector<UnitInfo> result;
+  for (const auto& unit : impl_->holdings.units()) {
+    if (unit->has_params()) {
+      result.push_back(info_of(*unit));
+    }
+  }
+  return result;
+}
+
+} // namespace tessera
