@@ -50,6 +50,9 @@ def families(build):
             run + ["-n", "2", f"{build}/bin/ddp_bench"],
             peer("ddp.py", 2),
         ] + (gpu_ddp(build) if has_gpu() else []),
+        "monitor": [
+            run + ["-n", "2", f"{build}/bin/monitor_bench"],
+        ],
         "optim": [
             [f"{build}/bin/optim_bench"],
             [python_with_torch(), str(ROOT / "bench" / "peers" / "optim.py")],
