@@ -32,6 +32,7 @@
 #include <tessera/shard/deferred_init.h>
 #include <tessera/shard/sharded_tensor.h>
 #include <tessera/state/state_dict.h>
+#include <tessera/train/report.h>
 #include <tessera/train/training_state.h>
 #include <tessera/version.h>
 #include <tessera/zero/ddp_zero_hook.h>
