@@ -68,6 +68,8 @@ has_cmake() {
   new_enough_for_us "${first_line##* }"
 }
 
+has_chromium() { has_command chromium-headless-shell || has_command chromium; }
+
 has_libfuzzer() { compgen -G '/usr/lib/llvm-14/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a' >/dev/null; }
 
 can_make_venv() { [[ "$python_makes_venv" == yes ]]; }
@@ -89,6 +91,7 @@ list_missing() {
     need librapidcheck-dev "property tests" has_header rapidcheck.h
     need clang-format-14 "the layout check" has_command clang-format-14
     need openmpi-bin "tests under mpirun" has_command mpirun
+    need chromium-headless-shell "tests of the report, in a browser" has_chromium
     need iproute2 "tests with network namespaces" has_command ip
     need clang-14 "libFuzzer" has_command clang++-14
     need libclang-rt-14-dev "libFuzzer's library" has_libfuzzer

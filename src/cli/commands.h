@@ -27,4 +27,7 @@ Action add_doctor(CLI::App& app);
 /// Looks at checkpoints, checks, compares and converts them.
 Action add_ckpt(CLI::App& app);
 
+/// Makes the page that shows a training run.
+Action add_report(CLI::App& app);
+
 } // namespace tessera::cli

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <tessera/api.h>
+
+#include <filesystem>
+
+namespace tessera {
+
+/// Reads `run`/log.jsonl and writes `run`/report.html: one page that shows the
+/// run and needs nothing else. Returns the page's path.
+///
+/// Call it on one rank: it does not communicate. The page is there whole or not
+/// at all; one that was there is replaced. A log that is still being written is
+/// fine. Lines that cannot be read are named in the page and in a warning.
+/// Throws c10::Error if there is no log, or if the page cannot be written.
+TESSERA_API std::filesystem::path write_report(
+    const std::filesystem::path& run);
+
+} // namespace tessera

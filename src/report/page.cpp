@@ -1,0 +1,120 @@
+#include "report/page.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+
+#include "report/error.h"
+#include "report/page_files.h"
+
+namespace tessera::report {
+namespace {
+
+// JSON inside a script element: without '<' nothing in it can end the element
+// or begin a comment. Outside of strings JSON has none of these.
+std::string safe_in_html(const std::string& json) {
+  std::string safe;
+  safe.reserve(json.size());
+  for (const char c : json) {
+    if (c == '<') {
+      safe += "\\u003c";
+    } else if (c == '>') {
+      safe += "\\u003e";
+    } else if (c == '&') {
+      safe += "\\u0026";
+    } else {
+      safe += c;
+    }
+  }
+  return safe;
+}
+
+/// Moves the part of `rest` before `mark` to `page`, then `filling`.
+void fill(
+    std::string* page,
+    std::string_view* rest,
+    std::string_view mark,
+    std::string_view filling) {
+  const size_t place = rest->find(mark);
+  if (place == std::string_view::npos) {
+    throw std::logic_error("page.html has no " + std::string(mark));
+  }
+  *page += rest->substr(0, place);
+  *page += filling;
+  rest->remove_prefix(place + mark.size());
+}
+
+class NewFile {
+ public:
+  explicit NewFile(const std::filesystem::path& path)
+      : path_(path),
+        partial_(path.string() + ".partial-" + std::to_string(::getpid())),
+        file_(::open(
+            partial_.c_str(),
+            O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW,
+            0666)) {
+    if (file_ < 0) {
+      fail();
+    }
+  }
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+  ~NewFile() {
+    ::close(file_);
+    ::unlink(partial_.c_str()); // gone already if all went well
+  }
+
+  void write(std::string_view bytes) {
+    while (!bytes.empty()) {
+      const ssize_t count = ::write(file_, bytes.data(), bytes.size());
+      if (count < 0 && errno != EINTR) {
+        fail();
+      }
+      bytes.remove_prefix(count < 0 ? 0 : count);
+    }
+  }
+
+  void publish() {
+    if (::fsync(file_) != 0 ||
+        std::rename(partial_.c_str(), path_.c_str()) != 0) {
+      fail();
+    }
+  }
+
+ private:
+  [[noreturn]] void fail() const {
+    const std::string why = std::strerror(errno);
+    ::unlink(partial_.c_str());
+    throw ReportError(
+        "\"" + path_.string() + "\" cannot be written: " + why +
+        ". Write it elsewhere, or mend this place.");
+  }
+
+  std::filesystem::path path_;
+  std::string partial_;
+  int file_;
+};
+
+} // namespace
+
+std::string make_page(const Run& run) {
+  std::string page;
+  std::string_view rest = kPageHtml;
+  fill(&page, &rest, "{{page.css}}", kPageCss);
+  fill(&page, &rest, "{{data}}", safe_in_html(page_data(run)));
+  fill(&page, &rest, "{{page.js}}", kPageJs);
+  page += rest;
+  return page;
+}
+
+void write_page(const Run& run, const std::filesystem::path& path) {
+  const std::string page = make_page(run);
+  NewFile file(path);
+  file.write(page);
+  file.publish();
+}
+
+} // namespace tessera::report

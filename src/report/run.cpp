@@ -1,0 +1,18 @@
+#include "report/run.h"
+
+#include <numeric>
+
+namespace tessera::report {
+
+double Step::memory_total() const {
+  return std::accumulate(memory.begin(), memory.end(), 0.0);
+}
+
+double Attempt::seconds() const {
+  if (began && last_seen && *last_seen >= *began) {
+    return *last_seen - *began;
+  }
+  return step_seconds;
+}
+
+} // namespace tessera::report

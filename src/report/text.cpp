@@ -1,0 +1,92 @@
+#include "report/text.h"
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+
+namespace tessera::report {
+namespace {
+
+template <class... Values>
+std::string print(const char* format, Values... values) {
+  std::array<char, 64> buffer{};
+  std::snprintf(buffer.data(), buffer.size(), format, values...);
+  return buffer.data();
+}
+
+} // namespace
+
+std::string clipped(std::string text, size_t max_bytes) {
+  if (text.size() <= max_bytes) {
+    return text;
+  }
+  size_t end = max_bytes;
+  // Bytes 10xxxxxx go on with a character that began before.
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) {
+    --end;
+  }
+  text.resize(end);
+  return text + "...";
+}
+
+std::string printable(std::string text) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const bool is_late_control = byte == 0xC2 && i + 1 < text.size() &&
+        static_cast<unsigned char>(text[i + 1]) < 0xA0; // U+0080 to U+009F
+    if (byte < 0x20 || byte == 0x7F || is_late_control) {
+      text.replace(i, is_late_control ? 2 : 1, "?");
+    }
+  }
+  return text;
+}
+
+std::string count_text(double count) {
+  std::string digits = print("%.0f", count);
+  for (size_t i = digits.size(); i > 3; i -= 3) {
+    digits.insert(i - 3, ",");
+  }
+  return digits;
+}
+
+std::string count_text(double count, const std::string& noun) {
+  return count_text(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
+std::string number_text(double value) {
+  if (std::isnan(value)) {
+    return "nan"; // printf may add a sign
+  }
+  const double size = std::fabs(value);
+  return size >= 0.01 && size < 10000 ? print("%.4f", value)
+                                      : print("%.4g", value);
+}
+
+std::string bytes_text(double bytes) {
+  if (bytes < 1000) {
+    return count_text(bytes, "byte");
+  }
+  const std::array units{"kB", "MB", "GB", "TB", "PB"};
+  size_t unit = 0;
+  bytes /= 1000;
+  while (bytes >= 999.95 && unit + 1 < units.size()) {
+    bytes /= 1000;
+    ++unit;
+  }
+  return print("%.1f %s", bytes, units[unit]);
+}
+
+std::string duration_text(double seconds) {
+  if (seconds < 59.95) {
+    return seconds < 10 ? print("%.2f s", seconds) : print("%.1f s", seconds);
+  }
+  const double whole = std::floor(seconds + 0.5);
+  const double hours = std::floor(whole / 3600);
+  const double minutes = std::floor((whole - hours * 3600) / 60);
+  if (hours >= 1) {
+    return count_text(hours) + print(" h %02.0f min", minutes);
+  }
+  return print("%.0f min %02.0f s", minutes, whole - minutes * 60);
+}
+
+} // namespace tessera::report
