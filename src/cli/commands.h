@@ -27,4 +27,7 @@ Action add_doctor(CLI::App& app);
 /// Looks at checkpoints, checks, compares and converts them.
 Action add_ckpt(CLI::App& app);
 
+/// Says what a training run takes, before it is started.
+Action add_plan(CLI::App& app);
+
 } // namespace tessera::cli

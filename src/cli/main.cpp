@@ -24,7 +24,8 @@ int main(int argc, char** argv) {
   const std::map<std::string, tessera::cli::Action> actions{
       {"run", tessera::cli::add_run(app)},
       {"doctor", tessera::cli::add_doctor(app)},
-      {"ckpt", tessera::cli::add_ckpt(app)}};
+      {"ckpt", tessera::cli::add_ckpt(app)},
+      {"plan", tessera::cli::add_plan(app)}};
   try {
     std::vector<std::string> words(argv + 1, argv + argc);
     tessera::cli::drop_separator(words);
