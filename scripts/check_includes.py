@@ -4,6 +4,8 @@
     comm <- shard <- state <- optim <- { fsdp, ddp, zero }
     comm, shard, state, optim <- checkpoint
     all of these, report <- train      everything <- cli
+    all of these <- train      everything <- cli
+    plan: arithmetic without LibTorch, on shard/layout.h and stored checkpoints
 
 Usage: check_includes.py [--self-test]
 """
@@ -30,6 +32,8 @@ MAY_INCLUDE = {
     "train": CORE + ["fsdp", "ddp", "zero", "checkpoint", "report"],
     "launch": [],
     "cli": CORE + ["fsdp", "ddp", "zero", "checkpoint", "report", "launch"],
+    "plan": ["shard", "checkpoint"],
+    "cli": CORE + ["fsdp", "ddp", "zero", "checkpoint", "launch", "plan"],
 }
 
 # Every header straight under include/tessera/ or src/ belongs to no layer.
@@ -102,6 +106,7 @@ def has_no_torch(path):
     if path.startswith("src/comm/shm/"):
         return not posixpath.basename(path).startswith("reduce_kernels.")
     return path.startswith(("src/launch/", "src/checkpoint/format/", "src/report/"))
+    return path.startswith(("src/launch/", "src/plan/", "src/checkpoint/format/"))
 
 
 def check_spelling(path, include):
@@ -240,6 +245,8 @@ BROKEN = [
     ("src/fsdp/a.cpp", "/* one\n two */\n#include <tessera/tessera.h>\n", "umbrella", 3),
     ("src/launch/a.cpp", "#include <tessera/error.h>\n", "no-torch", 1),
     ("src/launch/a.cpp", "#include <c10/util/Half.h>\n", "no-torch", 1),
+    ("src/plan/a.cpp", '#include "shard/unit.h"\n', "no-torch", 1),
+    ("src/plan/a.cpp", '#include "launch/run.h"\n', "direction", 1),
     ("src/comm/shm/a.cpp", "#include <tessera/api.h>\n", "no-torch", 1),
     ("src/comm/shm/a.cpp", "#include <ATen/core/Tensor.h>\n", "no-torch", 1),
     ("src/comm/shm/a.cpp", '#include "comm/shm/reduce_kernels.h"\n', "no-torch", 1),

@@ -29,5 +29,7 @@ Action add_ckpt(CLI::App& app);
 
 /// Makes the page that shows a training run.
 Action add_report(CLI::App& app);
+/// Says what a training run takes, before it is started.
+Action add_plan(CLI::App& app);
 
 } // namespace tessera::cli

@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
       {"doctor", tessera::cli::add_doctor(app)},
       {"ckpt", tessera::cli::add_ckpt(app)},
       {"report", tessera::cli::add_report(app)}};
+      {"plan", tessera::cli::add_plan(app)}};
   try {
     std::vector<std::string> words(argv + 1, argv + argc);
     tessera::cli::drop_separator(words);

@@ -30,11 +30,14 @@ class MemoryMeter : c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t bytes) override;
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &release;
+  }
   void copy_data(void* to, const void* from, size_t bytes) const override;
 
  private:
   struct Block;
-  static void release(void* context);
+  static void release(void* data);
 
   c10::Allocator* wrapped_;
   const int generation_;

@@ -1,0 +1,185 @@
+#include "plan/checkpoint_model.h"
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <optional>
+#include <regex>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "checkpoint/format/error.h"
+#include "plan/checked.h"
+#include "plan/setup.h"
+
+namespace tessera::plan {
+namespace {
+
+using checkpoint::StoredTensor;
+
+/// std::regex recurses: names come from files that anyone may have written.
+constexpr size_t kLongestName = 1000;
+
+bool is_number(std::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
+    return std::isdigit(static_cast<unsigned char>(c)) != 0;
+  });
+}
+
+bool is_below(std::string_view name, std::string_view prefix) {
+  return name.size() > prefix.size() && name.starts_with(prefix) &&
+      name[prefix.size()] == '.';
+}
+
+/// "blocks.7" of "blocks.7.norm.weight"; nothing without such a list.
+std::string numbered_module(std::string_view name) {
+  size_t begin = 0;
+  for (size_t dot = name.find('.'); dot != std::string_view::npos;
+       begin = dot + 1, dot = name.find('.', begin)) {
+    if (is_number(name.substr(begin, dot - begin))) {
+      return std::string(name.substr(0, dot));
+    }
+  }
+  return {};
+}
+
+/// Finds the unit of a name.
+class Grouping {
+ public:
+  explicit Grouping(const std::string& pattern) {
+    if (pattern.empty()) {
+      return;
+    }
+    try {
+      regex_.emplace(pattern, std::regex::ECMAScript);
+    } catch (const std::regex_error& error) {
+      throw PlanError(
+          "--unit " + format::in_quotes(pattern) +
+          " is no regular expression (" + error.what() +
+          "). An example: 'layers\\.[0-9]+'.");
+    }
+  }
+
+  std::string unit_of(const std::string& name) const {
+    if (!regex_) {
+      return numbered_module(name);
+    }
+    if (name.size() > kLongestName) {
+      throw PlanError(
+          "the name " + format::in_quotes(name) + " has " +
+          std::to_string(name.size()) +
+          " characters, too many for a regular expression. Leave --unit out.");
+    }
+    std::smatch match;
+    return std::regex_search(name, match, *regex_) ? match.str() : "";
+  }
+
+ private:
+  std::optional<std::regex> regex_;
+};
+
+/// Units of a list by their numbers: "blocks.10" comes after "blocks.2".
+using OrderKey = std::tuple<std::string, size_t, std::string>;
+
+OrderKey order_key(const std::string& unit) {
+  const size_t end = unit.find_last_not_of("0123456789") + 1;
+  std::string digits = unit.substr(end);
+  digits.erase(0, digits.find_first_not_of('0'));
+  return {unit.substr(0, end), digits.size(), digits};
+}
+
+/// Kinds of a model, each once.
+class Kinds {
+ public:
+  size_t number_of(UnitKind kind) {
+    std::vector<std::pair<shard::Shape, format::DType>> key;
+    for (const Param& param : kind.params) {
+      key.emplace_back(param.shape, param.dtype);
+    }
+    const auto [found, is_new] = numbers_.emplace(key, kinds_.size());
+    if (is_new) {
+      kinds_.push_back(std::move(kind));
+    }
+    return found->second;
+  }
+  std::vector<UnitKind> take() && {
+    return std::move(kinds_);
+  }
+
+ private:
+  std::map<std::vector<std::pair<shard::Shape, format::DType>>, size_t>
+      numbers_;
+  std::vector<UnitKind> kinds_;
+};
+
+std::string selected_prefix(
+    const checkpoint::Source& source,
+    const CheckpointOptions& options) {
+  if (!options.select.empty()) {
+    return options.select;
+  }
+  const auto has = [&](const auto& property) {
+    return std::any_of(
+        source.tensors().begin(), source.tensors().end(), property);
+  };
+  const bool is_whole_run =
+      has([](const auto& one) { return one.name.starts_with("optim"); }) &&
+      has([](const auto& one) { return is_below(one.name, "model"); });
+  return is_whole_run ? "model" : "";
+}
+
+bool is_trainable(format::DType dtype) {
+  return is_floating(dtype) || dtype == format::DType::kComplex32 ||
+      dtype == format::DType::kComplex64 || dtype == format::DType::kComplex128;
+}
+
+} // namespace
+
+CheckpointModel model_of(
+    const checkpoint::Source& source,
+    const CheckpointOptions& options) {
+  const std::string prefix = selected_prefix(source, options);
+  const Grouping grouping(options.unit);
+  CheckpointModel result;
+  std::map<OrderKey, std::pair<std::string, UnitKind>> units;
+  UnitKind root;
+  for (const StoredTensor& tensor : source.tensors()) {
+    if (!prefix.empty() && !is_below(tensor.name, prefix)) {
+      ++result.num_left_out;
+      continue;
+    }
+    if (!is_trainable(tensor.dtype)) {
+      ++result.num_buffers;
+      result.model.buffer_bytes =
+          plus(result.model.buffer_bytes, static_cast<int64_t>(tensor.bytes()));
+      continue;
+    }
+    const std::string name =
+        tensor.name.substr(prefix.empty() ? 0 : prefix.size() + 1);
+    const std::string unit = grouping.unit_of(name);
+    UnitKind& kind = unit.empty() ? root : units[order_key(unit)].second;
+    if (!unit.empty()) {
+      units[order_key(unit)].first = unit;
+    }
+    kind.params.push_back(
+        {.name = name, .shape = tensor.sizes, .dtype = tensor.dtype});
+  }
+  if (units.empty() && root.params.empty()) {
+    throw PlanError(
+        "no parameters in " + format::in_quotes(source.path().string()) +
+        (prefix.empty() ? "" : " below " + format::in_quotes(prefix)) +
+        ". `tessera ckpt inspect` shows its names; --select chooses among them.");
+  }
+  Kinds kinds;
+  for (auto& [key, unit] : units) {
+    const size_t kind = kinds.number_of(std::move(unit.second));
+    result.model.units.push_back({std::move(unit.first), kind});
+  }
+  result.model.units.push_back({"root", kinds.number_of(std::move(root))});
+  result.model.kinds = std::move(kinds).take();
+  result.model.description = source.path().string();
+  return result;
+}
+
+} // namespace tessera::plan

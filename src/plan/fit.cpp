@@ -1,0 +1,111 @@
+#include "plan/fit.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "plan/checked.h"
+
+namespace tessera::plan {
+namespace {
+
+constexpr int64_t kMost = int64_t{1} << 40;
+
+/// The largest number from 1 to `most` that has a property which no number
+/// above it has.
+std::optional<int64_t> largest(
+    int64_t most,
+    const std::function<bool(int64_t)>& is_good) {
+  if (!is_good(1)) {
+    return std::nullopt;
+  }
+  int64_t good = 1;
+  int64_t bad = 2;
+  for (; bad <= most && is_good(bad); bad *= 2) {
+    good = bad;
+  }
+  bad = std::min(bad, most + 1);
+  while (bad - good > 1) {
+    const int64_t middle = good + (bad - good) / 2;
+    (is_good(middle) ? good : bad) = middle;
+  }
+  return good;
+}
+
+} // namespace
+
+bool fits(const Subject& subject, const TrainingSetup& setup, Limit limit) {
+  try {
+    const Plan plan = make_plan(subject, setup);
+    return plan.device.at_peak.total() <= limit.bytes;
+  } catch (const TooLarge&) {
+    return false;
+  }
+}
+
+std::optional<int64_t> largest_batch(
+    const GptSubject& subject,
+    const TrainingSetup& setup,
+    Limit limit) {
+  return largest(kMost, [&](int64_t batch) {
+    GptSubject other = subject;
+    other.run.batch = batch;
+    return fits(other, setup, limit);
+  });
+}
+
+std::optional<GptShape> largest_gpt(
+    const GptSubject& subject,
+    const TrainingSetup& setup,
+    Limit limit,
+    Grows grows) {
+  check(subject.shape);
+  const int64_t head_size = subject.shape.width / subject.shape.heads;
+  const auto grown = [&](int64_t size) {
+    GptSubject other = subject;
+    if (grows == Grows::Layers) {
+      other.shape.layers = size;
+    } else {
+      other.shape.heads = size;
+      other.shape.width = times(size, head_size);
+    }
+    return other;
+  };
+  const int64_t most = grows == Grows::Layers ? kMostLayers : kMost / head_size;
+  const auto size = largest(most, [&](int64_t candidate) {
+    return fits(grown(candidate), setup, limit);
+  });
+  return size ? std::optional(grown(*size).shape) : std::nullopt;
+}
+
+std::optional<int64_t> smallest_world(
+    const Subject& subject,
+    const TrainingSetup& setup,
+    Limit limit) {
+  const bool has_copies_only = setup.engine != Engine::Sharded ||
+      (setup.shards == 1 && setup.copies > 1);
+  const auto fits_on = [&](int64_t ranks) {
+    TrainingSetup other = setup;
+    (has_copies_only ? other.copies : other.shards) = ranks;
+    return fits(subject, other, limit);
+  };
+  const int64_t groups = has_copies_only ? 1 : setup.copies;
+  const int64_t most = kMostRanks / groups;
+  if (fits_on(1)) {
+    return groups;
+  }
+  int64_t good = 2;
+  while (good <= most && !fits_on(good)) {
+    good *= 2;
+  }
+  if (good > most) {
+    return std::nullopt;
+  }
+  int64_t bad = good / 2;
+  while (good - bad > 1) {
+    const int64_t middle = bad + (good - bad) / 2;
+    (fits_on(middle) ? good : bad) = middle;
+  }
+  return good * groups;
+}
+
+} // namespace tessera::plan

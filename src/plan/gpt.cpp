@@ -1,0 +1,272 @@
+#include "plan/gpt.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "plan/checked.h"
+
+namespace tessera::plan {
+namespace {
+
+constexpr int64_t kIdBytes = 8;
+constexpr int64_t kFloatBytes = 4;
+/// Of the CPU's generator.
+constexpr int64_t kRandomStateBytes = 5056;
+
+/// Positions in the kinds that model_of() makes.
+namespace block_param {
+enum : size_t {
+  kNorm1Weight,
+  kNorm1Bias,
+  kQkvWeight,
+  kQkvBias,
+  kOutWeight,
+  kOutBias,
+  kNorm2Weight,
+  kNorm2Bias,
+  kUpWeight,
+  kUpBias,
+  kDownWeight,
+  kDownBias,
+};
+} // namespace block_param
+namespace root_param {
+enum : size_t { kTokens, kPositions, kNormWeight, kNormBias, kHead };
+} // namespace root_param
+
+void check_size(const char* name, int64_t value, int64_t most) {
+  if (value < 1 || value > most) {
+    throw PlanError(
+        std::string(name) + " is " + std::to_string(value) +
+        ": expected 1 to " + std::to_string(most) + ".");
+  }
+}
+
+Param param(std::string name, shard::Shape shape) {
+  return {.name = std::move(name), .shape = std::move(shape)};
+}
+
+} // namespace
+
+void check(const GptShape& shape) {
+  constexpr int64_t kMost = int64_t{1} << 40;
+  check_size("layers", shape.layers, kMostLayers);
+  check_size("width", shape.width, kMost);
+  check_size("heads", shape.heads, kMost);
+  check_size("vocabulary", shape.vocabulary, kMost);
+  check_size("length", shape.length, kMost);
+  if (shape.width % shape.heads != 0) {
+    throw PlanError(
+        "width " + std::to_string(shape.width) + " is no multiple of " +
+        std::to_string(shape.heads) +
+        " heads: each head has width / heads elements. Change one of them.");
+  }
+}
+
+Model model_of(const GptShape& shape) {
+  check(shape);
+  const int64_t w = shape.width;
+  Model model;
+  model.kinds.push_back(
+      {{param("norm1.weight", {w}),
+        param("norm1.bias", {w}),
+        param("qkv.weight", {times(3, w), w}),
+        param("qkv.bias", {3 * w}),
+        param("out.weight", {w, w}),
+        param("out.bias", {w}),
+        param("norm2.weight", {w}),
+        param("norm2.bias", {w}),
+        param("up.weight", {4 * w, w}),
+        param("up.bias", {4 * w}),
+        param("down.weight", {w, 4 * w}),
+        param("down.bias", {w})}});
+  model.kinds.push_back(
+      {{param("tokens.weight", {shape.vocabulary, w}),
+        param("positions.weight", {shape.length, w}),
+        param("norm.weight", {w}),
+        param("norm.bias", {w})}});
+  if (!shape.is_tied) {
+    model.kinds.back().params.push_back(
+        param("head.weight", {shape.vocabulary, w}));
+  }
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    model.units.push_back({"blocks." + std::to_string(layer), 0});
+  }
+  model.units.push_back({"root", 1});
+  model.description = "GPT, " + std::to_string(shape.layers) +
+      " layers of width " + std::to_string(w) + ", " +
+      std::to_string(shape.heads) + " heads, vocabulary " +
+      std::to_string(shape.vocabulary) + ", length " +
+      std::to_string(shape.length) + (shape.is_tied ? ", tied" : ", untied");
+  return model;
+}
+
+GptProgram::GptProgram(
+    const GptShape& shape,
+    const GptRun& run,
+    format::DType compute,
+    Device device)
+    : shape_(shape), recomputes_(run.recomputes) {
+  check(shape);
+  check_size("batch", run.batch, int64_t{1} << 40);
+  const int64_t element = format::element_bytes(compute);
+  const format::DType loss = run.loss_dtype.value_or(compute);
+  const int64_t count = times(run.batch, shape.length);
+  // On the CPU a norm keeps what it is computed in.
+  const int64_t stat =
+      device == Device::Cpu ? element : std::max(element, kFloatBytes);
+  tokens_ = times(count, kIdBytes);
+  states_ = times(count, shape.width, element);
+  stats_ = times(count, 2, stat);
+  log_sum_exp_ = times(count, shape.heads, std::max(element, kFloatBytes));
+  random_state_ = device == Device::Cpu ? kRandomStateBytes : 0;
+  positions_ = times(shape.length, shape.width, element);
+  position_ids_ = times(shape.length, kIdBytes);
+  logits_ = times(count, shape.vocabulary, element);
+  loss_logits_ = times(count, shape.vocabulary, format::element_bytes(loss));
+  casts_logits_ = loss != compute;
+  times(states_, 64); // what a block has at most, so that sums need no check
+}
+
+size_t GptProgram::root() const {
+  return static_cast<size_t>(shape_.layers);
+}
+
+void GptProgram::forward(Rank& rank, Ledger& ledger) const {
+  constexpr Kind kind = Kind::Activations;
+  ledger.add(kind, 2 * tokens_); // ids and targets
+  rank.touch(root());
+  ledger.add(kind, states_); // of the tokens
+  ledger.add(kind, position_ids_ + positions_);
+  ledger.add(kind, states_); // their sum
+  ledger.drop(kind, states_ + positions_);
+  for (size_t block = 0; block < root(); ++block) {
+    if (recomputes_) {
+      recomputed_forward(rank, ledger, block);
+    } else {
+      block_forward(rank, ledger, block);
+    }
+  }
+  rank.touch(root());
+  ledger.add(kind, states_ + stats_); // the last norm
+  ledger.add(kind, logits_);
+  if (casts_logits_) {
+    ledger.add(kind, loss_logits_);
+  }
+  ledger.add(kind, loss_logits_); // log-softmax
+  ledger.drop(kind, logits_ + (casts_logits_ ? loss_logits_ : 0));
+}
+
+/// Its input is there, and is kept. Leaves its output and what it saves.
+void GptProgram::block_forward(Rank& rank, Ledger& ledger, size_t unit) const {
+  constexpr Kind kind = Kind::Activations;
+  rank.touch(unit);
+  ledger.add(kind, states_ + stats_); // norm1
+  ledger.add(kind, 3 * states_); // qkv
+  ledger.add(kind, states_ + log_sum_exp_); // attention
+  ledger.add(kind, 2 * states_); // out, and its sum with the input
+  ledger.drop(kind, states_);
+  ledger.add(kind, states_ + stats_); // norm2
+  ledger.add(kind, 4 * states_); // up
+  ledger.add(kind, 4 * states_); // gelu
+  ledger.add(kind, 2 * states_); // down, and the output
+  ledger.drop(kind, states_);
+}
+
+/// Takes what block_forward() saved, its input too. The gradient of its output
+/// is there; leaves that of its input.
+void GptProgram::block_backward(Rank& rank, Ledger& ledger, size_t unit) const {
+  constexpr Kind kind = Kind::Activations;
+  using namespace block_param; // NOLINT: names of one enum
+  rank.touch(unit);
+  ledger.add(kind, 4 * states_); // down
+  rank.add_gradient(unit, kDownBias);
+  rank.add_gradient(unit, kDownWeight);
+  ledger.drop(kind, 4 * states_); // what gelu gave
+  ledger.add(kind, 4 * states_); // gelu
+  ledger.drop(kind, 8 * states_);
+  ledger.add(kind, states_); // up
+  rank.add_gradient(unit, kUpBias);
+  rank.add_gradient(unit, kUpWeight);
+  ledger.drop(kind, 5 * states_);
+  ledger.add(kind, states_); // norm2
+  rank.add_gradient(unit, kNorm2Weight);
+  rank.add_gradient(unit, kNorm2Bias);
+  ledger.drop(kind, 2 * states_ + stats_);
+  // Added to the gradient of the output, which recompute() still holds.
+  ledger.drop(kind, recomputes_ ? 0 : states_);
+  ledger.add(kind, states_); // out
+  rank.add_gradient(unit, kOutBias);
+  rank.add_gradient(unit, kOutWeight);
+  ledger.add(kind, 3 * states_); // attention
+  ledger.drop(kind, 5 * states_ + log_sum_exp_);
+  ledger.add(kind, 3 * states_); // its parts as one
+  ledger.drop(kind, 3 * states_);
+  ledger.touch(kind, 3 * states_); // laid out as qkv was
+  ledger.add(kind, states_); // qkv
+  rank.add_gradient(unit, kQkvBias);
+  rank.add_gradient(unit, kQkvWeight);
+  ledger.drop(kind, 4 * states_);
+  ledger.add(kind, states_); // norm1
+  rank.add_gradient(unit, kNorm1Weight);
+  rank.add_gradient(unit, kNorm1Bias);
+  ledger.drop(kind, 2 * states_ + stats_);
+  // Added to the gradient of the input.
+  ledger.drop(kind, recomputes_ ? 2 * states_ : states_);
+  rank.finish_unit(unit);
+}
+
+/// Runs with a graph, which is then let go: the input and the output stay.
+void GptProgram::recomputed_forward(Rank& rank, Ledger& ledger, size_t unit)
+    const {
+  ledger.add(Kind::Activations, random_state_);
+  block_forward(rank, ledger, unit);
+  ledger.drop(Kind::Activations, 15 * states_ + 2 * stats_ + log_sum_exp_);
+}
+
+void GptProgram::recomputed_backward(Rank& rank, Ledger& ledger, size_t unit)
+    const {
+  ledger.add(Kind::Activations, random_state_); // of now
+  block_forward(rank, ledger, unit);
+  ledger.drop(Kind::Activations, random_state_ + states_); // and the output
+  block_backward(rank, ledger, unit);
+  ledger.drop(Kind::Activations, random_state_); // of then
+}
+
+void GptProgram::backward(Rank& rank, Ledger& ledger) const {
+  constexpr Kind kind = Kind::Activations;
+  using namespace root_param; // NOLINT: names of one enum
+  ledger.add(kind, loss_logits_); // of the log-softmax
+  ledger.add(kind, loss_logits_); // of its input
+  ledger.drop(kind, 2 * loss_logits_);
+  if (casts_logits_) {
+    ledger.add(kind, logits_);
+    ledger.drop(kind, loss_logits_);
+  }
+  rank.touch(root());
+  ledger.add(kind, states_); // head
+  rank.add_gradient(root(), shape_.is_tied ? kTokens : kHead);
+  ledger.drop(kind, logits_ + states_);
+  ledger.add(kind, states_); // norm
+  rank.add_gradient(root(), kNormWeight);
+  rank.add_gradient(root(), kNormBias);
+  ledger.drop(kind, 2 * states_ + stats_);
+  for (size_t block = root(); block-- > 0;) {
+    if (recomputes_) {
+      recomputed_backward(rank, ledger, block);
+    } else {
+      block_backward(rank, ledger, block);
+    }
+  }
+  rank.touch(root());
+  ledger.add(kind, positions_);
+  rank.add_gradient(root(), kPositions);
+  ledger.drop(kind, positions_ + position_ids_);
+  rank.add_gradient(root(), kTokens);
+  ledger.drop(kind, states_);
+  rank.finish_unit(root());
+  ledger.drop(kind, 2 * tokens_);
+}
+
+} // namespace tessera::plan

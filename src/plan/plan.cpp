@@ -1,0 +1,117 @@
+#include "plan/plan.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "plan/checked.h"
+#include "plan/program.h"
+#include "plan/rank.h"
+#include "plan/unit_sizes.h"
+
+namespace tessera::plan {
+namespace {
+
+/// The first one has no optimizer state and foresees no gather; in the second,
+/// buffers still come that the third finds.
+constexpr int kSteps = 3;
+
+/// Forwards and backwards of a step. Those in the middle are all alike: one of
+/// them stands for all.
+void walk_step(
+    const Program& program,
+    const TrainingSetup& setup,
+    Rank& rank,
+    Account& account,
+    Plan& plan) {
+  plan.at_rest = account.device.now();
+  const int64_t walked = std::min<int64_t>(setup.accumulate, 3);
+  for (int64_t i = 0; i < walked; ++i) {
+    const bool is_last = i + 1 == walked;
+    account.wire.set_repeats(i == 1 && !is_last ? setup.accumulate - 2 : 1);
+    plan.before_forward = account.device.now();
+    rank.begin_forward();
+    program.forward(rank, account.device);
+    plan.after_forward = account.device.now();
+    rank.begin_backward(setup.syncs_always || is_last);
+    program.backward(rank, account.device);
+    rank.end_backward();
+    plan.after_backward = account.device.now();
+  }
+  account.wire.set_repeats(1);
+  rank.step();
+}
+
+std::vector<UnitLine> lines_of(const Model& model, const TrainingSetup& setup) {
+  const auto sizes = sizes_of(model, setup);
+  const bool is_whole = setup.engine != Engine::Sharded;
+  std::vector<UnitLine> lines;
+  std::optional<size_t> last_kind;
+  for (const NamedUnit& unit : model.units) {
+    if (last_kind == unit.kind) {
+      lines.back().last = unit.name;
+      ++lines.back().count;
+      continue;
+    }
+    last_kind = unit.kind;
+    lines.push_back(
+        {.name = unit.name,
+         .last = {},
+         .count = 1,
+         .numel = model.kinds[unit.kind].numel(),
+         .shard_bytes = sizes[unit.kind].shard(),
+         .full_bytes = is_whole ? 0 : sizes[unit.kind].full()});
+  }
+  return lines;
+}
+
+Plan walk(
+    const Model& model,
+    const Program& program,
+    const TrainingSetup& setup) {
+  Account account;
+  const auto rank = make_rank(model, setup, account);
+  Plan plan;
+  for (int step = 0; step < kSteps; ++step) {
+    account.device.reset_peak();
+    account.host.reset_peak();
+    account.wire.reset();
+    walk_step(program, setup, *rank, account, plan);
+  }
+  plan.description = model.description;
+  plan.numel = model.numel();
+  plan.num_params = model.num_params();
+  plan.device = {account.device.peak(), account.device.highest()};
+  plan.host = {account.host.peak(), account.host.highest()};
+  plan.wire = account.wire;
+  plan.units = lines_of(model, setup);
+  return plan;
+}
+
+Plan plan_of(const GptSubject& subject, const TrainingSetup& setup) {
+  const Model model = model_of(subject.shape);
+  const format::DType stored = setup.dtype.value_or(format::DType::kFloat32);
+  const GptProgram program(
+      subject.shape,
+      subject.run,
+      setup.param_dtype.value_or(stored),
+      setup.device);
+  return walk(model, program, setup);
+}
+
+Plan plan_of(const ModelSubject& subject, const TrainingSetup& setup) {
+  const UnitsProgram program(
+      subject.model, subject.activation_bytes.value_or(0));
+  Plan plan = walk(subject.model, program, setup);
+  plan.knows_activations = subject.activation_bytes.has_value();
+  return plan;
+}
+
+} // namespace
+
+Plan make_plan(const Subject& subject, const TrainingSetup& setup) {
+  check(setup);
+  return std::visit(
+      [&](const auto& one) { return plan_of(one, setup); }, subject);
+}
+
+} // namespace tessera::plan

@@ -1,0 +1,68 @@
+// What a training run takes on each rank.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "plan/gpt.h"
+#include "plan/ledger.h"
+#include "plan/model.h"
+#include "plan/setup.h"
+#include "plan/wire.h"
+
+namespace tessera::plan {
+
+/// A GPT by its shape: activations are derived from it.
+struct GptSubject {
+  GptShape shape;
+  GptRun run;
+};
+
+/// Any model: activations are what the user says, or not known.
+struct ModelSubject {
+  Model model;
+  std::optional<int64_t> activation_bytes = std::nullopt;
+};
+
+using Subject = std::variant<GptSubject, ModelSubject>;
+
+/// Units of one kind.
+struct UnitLine {
+  std::string name; // of the first
+  std::string last; // empty if there is one
+  int64_t count = 0;
+  int64_t numel = 0; // of each
+  int64_t shard_bytes = 0;
+  int64_t full_bytes = 0; // 0: full parameters are the shard itself
+};
+
+/// What a place holds at most, in a step after the first two.
+struct Peak {
+  Memory at_peak; // when the total is the highest
+  Memory highest; // each kind at its own moment
+};
+
+struct Plan {
+  std::string description;
+  int64_t numel = 0;
+  int64_t num_params = 0;
+  Peak device;
+  Peak host; // what offload moves there
+  // On the device, in that step.
+  Memory at_rest; // between steps
+  Memory before_forward; // the last one of the step
+  Memory after_forward;
+  Memory after_backward;
+  Wire wire; // of a step: all its forwards and backwards
+  std::vector<UnitLine> units; // in the order of forward
+  bool knows_activations = true;
+};
+
+/// Walks through three steps, see [Note: walking through a step], of the rank
+/// that has the most. Throws PlanError.
+Plan make_plan(const Subject& subject, const TrainingSetup& setup);
+
+} // namespace tessera::plan

@@ -1,0 +1,42 @@
+#include "plan/program.h"
+
+namespace tessera::plan {
+
+int64_t UnitsProgram::share_of(size_t unit) const {
+  const auto count = static_cast<int64_t>(model_.units.size());
+  const int64_t share = activation_bytes_ / count;
+  return unit == model_.root() ? activation_bytes_ - share * (count - 1)
+                               : share;
+}
+
+void UnitsProgram::forward(Rank& rank, Ledger& ledger) const {
+  rank.touch(model_.root());
+  for (size_t unit = 0; unit < model_.units.size(); ++unit) { // root again
+    rank.touch(unit);
+    ledger.add(Kind::Activations, share_of(unit));
+  }
+}
+
+void UnitsProgram::add_gradients(Rank& rank, size_t unit) const {
+  const size_t count = model_.kind_of(unit).params.size();
+  for (size_t param = count; param-- > 0;) {
+    rank.add_gradient(unit, param);
+  }
+}
+
+void UnitsProgram::backward(Rank& rank, Ledger& ledger) const {
+  // The root has parameters on both ends: its gradients are complete last.
+  const size_t root = model_.root();
+  rank.touch(root);
+  add_gradients(rank, root);
+  ledger.drop(Kind::Activations, share_of(root));
+  for (size_t unit = root; unit-- > 0;) {
+    rank.touch(unit);
+    add_gradients(rank, unit);
+    rank.finish_unit(unit);
+    ledger.drop(Kind::Activations, share_of(unit));
+  }
+  rank.finish_unit(root);
+}
+
+} // namespace tessera::plan

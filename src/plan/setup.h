@@ -1,0 +1,71 @@
+// How a model is trained: over which ranks, in which dtypes, with what.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "checkpoint/format/dtype.h"
+#include "plan/model.h"
+#include "shard/layout.h"
+
+namespace tessera::plan {
+
+constexpr int64_t kMostRanks = 1 << 24;
+
+enum class Engine {
+  Sharded, // fully_shard, FSDP
+  Ddp, // DistributedDataParallel
+  Zero, // the same with a ZeroRedundancyOptimizer
+};
+
+enum class Optimizer { AdamW, Sgd, SgdMomentum, Adagrad, RmsProp, None };
+
+/// "adamw", "sgd-momentum".
+const char* name_of(Optimizer optimizer);
+
+enum class Device { Cpu, Cuda };
+
+struct TrainingSetup {
+  Engine engine = Engine::Sharded;
+  /// Copies of the model, and ranks that share one. Ddp and Zero: shards is 1.
+  int64_t copies = 1;
+  int64_t shards = 1;
+  bool reshard_after_forward = true;
+  shard::Layout::Kind layout = shard::Layout::Kind::Flat;
+  /// Of the shards; default: as the model says.
+  std::optional<format::DType> dtype = std::nullopt;
+  /// Of full parameters and activations; default: the shards'.
+  std::optional<format::DType> param_dtype = std::nullopt;
+  /// Of gradients on their way; default: the shards'.
+  std::optional<format::DType> reduce_dtype = std::nullopt;
+  Optimizer optimizer = Optimizer::AdamW;
+  /// Forwards and backwards for each step of the optimizer, and whether all of
+  /// these backwards reduce, or the last one only.
+  int64_t accumulate = 1;
+  bool syncs_always = true;
+  /// Shards, their gradients and optimizer state lie in host memory.
+  bool offload = false;
+  Device device = Device::Cuda;
+
+  int64_t world() const {
+    return copies * shards;
+  }
+  format::DType shard_dtype(const Param& param) const {
+    return dtype.value_or(param.dtype);
+  }
+};
+
+/// It can have gradients, and is cast in mixed precision.
+bool is_floating(format::DType dtype);
+
+/// Throws PlanError for what the engines do not have, and for absurd numbers.
+void check(const TrainingSetup& setup);
+
+/// Tensors like the parameters that an optimizer keeps.
+int64_t states_of(Optimizer optimizer);
+/// Tensors like the parameters that a step makes and frees.
+int64_t temporaries_of(Optimizer optimizer, Device device);
+/// It counts its steps, in a float32 for each parameter.
+bool counts_steps(Optimizer optimizer);
+
+} // namespace tessera::plan

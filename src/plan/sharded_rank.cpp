@@ -1,0 +1,245 @@
+#include "plan/sharded_rank.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "plan/checked.h"
+
+namespace tessera::plan {
+namespace {
+
+/// As in shard/schedule.cpp.
+constexpr int kKeptInBackward = 1;
+constexpr int64_t kStepBytes = 4;
+/// A hash and a flag from each rank, see Schedule::compare_hash().
+constexpr int64_t kOrderBytes = 16;
+
+} // namespace
+
+ShardedRank::ShardedRank(
+    const Model& model,
+    const TrainingSetup& setup,
+    Account& account)
+    : setup_(setup),
+      account_(account),
+      home_(
+          setup.offload && setup.device != Device::Cpu ? account.host
+                                                       : account.device),
+      pool_(account.device, setup.device == Device::Cpu),
+      sizes_(sizes_of(model, setup)) {
+  for (const NamedUnit& unit : model.units) {
+    const UnitSizes& sizes = sizes_[unit.kind];
+    units_.push_back({.sizes = &sizes});
+    units_.back().has_gradient.resize(sizes.full_gradients.size());
+    home_.add(Kind::Shards, sizes.shard());
+  }
+}
+
+void ShardedRank::begin_forward() {
+  in_backward_ = false;
+  order_ = std::exchange(next_order_, {});
+}
+
+void ShardedRank::begin_backward(bool reduces) {
+  in_backward_ = true;
+  reduces_ = reduces;
+}
+
+void ShardedRank::touch(size_t unit) {
+  make_room(unit);
+  if (units_[unit].state == State::Full) {
+    return;
+  }
+  start_gather(unit);
+  finish_gather(unit);
+  gather_ahead(unit);
+}
+
+void ShardedRank::make_room(size_t unit) {
+  if (!setup_.reshard_after_forward) {
+    return; // all of them stay
+  }
+  int kept = 0;
+  const std::vector<size_t> newest_first(full_.rbegin(), full_.rend());
+  for (const size_t other : newest_first) {
+    const bool needed = is_root(other) || other == unit ||
+        units_[other].state == State::Gathering;
+    if (needed || (in_backward_ && kept++ < kKeptInBackward)) {
+      continue;
+    }
+    reshard(other);
+  }
+}
+
+void ShardedRank::start_gather(size_t unit) {
+  if (units_[unit].state != State::Sharded) {
+    return;
+  }
+  units_[unit].state = State::Gathering;
+  full_.push_back(unit);
+  for (const BundleSizes& bundle : units_[unit].sizes->bundles) {
+    if (bundle.shows_shard) {
+      continue;
+    }
+    pool_.take(bundle.gathered, Kind::Full);
+    account_.wire.count(
+        in_backward_ ? Operation::GatherBackward : Operation::GatherForward,
+        bundle.gathered,
+        setup_.shards);
+  }
+}
+
+void ShardedRank::finish_gather(size_t unit) {
+  if (units_[unit].state != State::Gathering) {
+    return;
+  }
+  units_[unit].state = State::Full;
+  for (const BundleSizes& bundle : units_[unit].sizes->bundles) {
+    if (!bundle.shows_shard && setup_.layout == shard::Layout::Kind::Dim0) {
+      pool_.take(bundle.full, Kind::Full);
+      pool_.give(bundle.gathered, Kind::Full);
+    } // Flat: the same memory
+  }
+}
+
+/// Starts the gather that followed this one in the last iteration.
+void ShardedRank::gather_ahead(size_t unit) {
+  const size_t next = next_order_.size() + 1;
+  next_order_.push_back(unit);
+  const bool is_worth_it = setup_.shards > 1 || setup_.offload;
+  if (is_worth_it && next < order_.size()) {
+    start_gather(order_[next]);
+  }
+}
+
+void ShardedRank::reshard(size_t unit) {
+  finish_gather(unit); // the memory is still being written
+  if (units_[unit].state != State::Full) {
+    return;
+  }
+  units_[unit].state = State::Sharded;
+  for (const BundleSizes& bundle : units_[unit].sizes->bundles) {
+    if (!bundle.shows_shard) {
+      pool_.give(bundle.full, Kind::Full);
+    }
+  }
+  full_.erase(std::prev(std::find(full_.rbegin(), full_.rend(), unit).base()));
+}
+
+void ShardedRank::add_gradient(size_t unit, size_t param) {
+  Unit& owner = units_[unit];
+  const int64_t bytes = owner.sizes->full_gradients[param];
+  if (owner.has_gradient[param]) { // added to the one that is there
+    account_.device.touch(Kind::Gradients, bytes);
+    return;
+  }
+  owner.has_gradient[param] = true;
+  owner.gradient_bytes += bytes;
+  account_.device.add(Kind::Gradients, bytes);
+}
+
+/// Copies the full gradients to a buffer, in the dtype of the reduction.
+void ShardedRank::store_gradients(Unit& unit) {
+  for (const BundleSizes& bundle : unit.sizes->bundles) {
+    if (setup_.shards == 1) { // becomes the shard's gradient
+      account_.device.add(Kind::Gradients, bundle.gradients);
+    } else {
+      pool_.take(bundle.gradients, Kind::Gradients);
+    }
+    if (unit.waits && setup_.shards == 1) { // was added to the new one
+      account_.device.drop(Kind::Gradients, bundle.gradients);
+    } else if (unit.waits) {
+      pool_.give(bundle.gradients, Kind::Gradients);
+    }
+  }
+  account_.device.drop(Kind::Gradients, unit.gradient_bytes);
+  unit.gradient_bytes = 0;
+  unit.has_gradient.assign(unit.has_gradient.size(), false);
+  unit.waits = true;
+}
+
+void ShardedRank::finish_unit(size_t unit) {
+  finish_reduction();
+  store_gradients(units_[unit]);
+  if (!is_root(unit)) {
+    reshard(unit);
+  }
+  if (reduces_) {
+    start_reduction(unit);
+  }
+}
+
+void ShardedRank::start_reduction(size_t unit) {
+  reducing_ = unit;
+  for (const BundleSizes& bundle : units_[unit].sizes->bundles) {
+    if (setup_.shards > 1) {
+      account_.device.add(Kind::Gradients, bundle.reduced);
+      account_.wire.count(
+          Operation::ReduceScatter, bundle.gradients, setup_.shards);
+    }
+    account_.wire.count(Operation::AllReduce, bundle.reduced, setup_.copies);
+  }
+}
+
+void ShardedRank::finish_reduction() {
+  if (!reducing_) {
+    return;
+  }
+  Unit& unit = units_[*reducing_];
+  reducing_.reset();
+  unit.waits = false;
+  for (const BundleSizes& bundle : unit.sizes->bundles) {
+    if (setup_.shards > 1) {
+      pool_.give(bundle.gradients, Kind::Gradients);
+    }
+    if (bundle.converts_gradient) {
+      home_.add(Kind::Gradients, bundle.shard_gradient);
+      account_.device.drop(Kind::Gradients, bundle.reduced);
+    }
+  }
+  if (unit.has_shard_gradient) { // added to that of earlier backwards
+    for (const BundleSizes& bundle : unit.sizes->bundles) {
+      home_.drop(Kind::Gradients, bundle.shard_gradient);
+    }
+  }
+  unit.has_shard_gradient = true;
+}
+
+void ShardedRank::end_backward() {
+  finish_reduction();
+  for (const size_t unit : std::vector<size_t>(full_)) {
+    reshard(unit);
+  }
+  pool_.trim();
+  account_.wire.count(
+      Operation::Agreement, times(kOrderBytes, setup_.world()), setup_.world());
+}
+
+void ShardedRank::step() {
+  int64_t like_params = 0;
+  for (Unit& unit : units_) {
+    like_params = plus(like_params, unit.sizes->own());
+    for (const BundleSizes& bundle : unit.sizes->bundles) {
+      if (!has_state_ && counts_steps(setup_.optimizer)) {
+        home_.add(Kind::Optimizer, kStepBytes * bundle.num_own);
+      }
+    }
+  }
+  if (!has_state_) {
+    home_.add(Kind::Optimizer, times(like_params, states_of(setup_.optimizer)));
+    has_state_ = true;
+  }
+  home_.touch(
+      Kind::Optimizer,
+      times(like_params, temporaries_of(setup_.optimizer, setup_.device)));
+  for (Unit& unit : units_) {
+    if (unit.has_shard_gradient) {
+      for (const BundleSizes& bundle : unit.sizes->bundles) {
+        home_.drop(Kind::Gradients, bundle.shard_gradient);
+      }
+    }
+    unit.has_shard_gradient = false;
+  }
+}
+
+} // namespace tessera::plan

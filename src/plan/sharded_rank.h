@@ -1,0 +1,65 @@
+// A rank of fully_shard or FSDP: the states of shard::Unit and the decisions of
+// shard::Schedule, see [Note: schedule] there.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "plan/pool.h"
+#include "plan/rank.h"
+#include "plan/unit_sizes.h"
+
+namespace tessera::plan {
+
+class ShardedRank : public Rank {
+ public:
+  ShardedRank(const Model& model, const TrainingSetup& setup, Account& account);
+
+  void begin_forward() override;
+  void begin_backward(bool reduces) override;
+  void touch(size_t unit) override;
+  void add_gradient(size_t unit, size_t param) override;
+  void finish_unit(size_t unit) override;
+  void end_backward() override;
+  void step() override;
+
+ private:
+  enum class State { Sharded, Gathering, Full };
+  struct Unit {
+    const UnitSizes* sizes;
+    State state = State::Sharded;
+    std::vector<bool> has_gradient; // by parameter: full, in this backward
+    int64_t gradient_bytes = 0; // of these
+    bool waits = false; // a gradient buffer waits for a reduction
+    bool has_shard_gradient = false;
+  };
+
+  bool is_root(size_t unit) const {
+    return unit + 1 == units_.size();
+  }
+  void make_room(size_t unit);
+  void start_gather(size_t unit);
+  void finish_gather(size_t unit);
+  void gather_ahead(size_t unit);
+  void reshard(size_t unit);
+  void store_gradients(Unit& unit);
+  void start_reduction(size_t unit);
+  void finish_reduction();
+
+  const TrainingSetup& setup_;
+  Account& account_;
+  Ledger& home_; // where shards are
+  Pool pool_;
+  const std::vector<UnitSizes> sizes_; // by kind
+  std::vector<Unit> units_;
+  std::vector<size_t> full_; // Full or Gathering, oldest first
+  std::optional<size_t> reducing_;
+  std::vector<size_t> order_; // of gathers in the last iteration
+  std::vector<size_t> next_order_; // in this one
+  bool in_backward_ = false;
+  bool reduces_ = true;
+  bool has_state_ = false; // the optimizer
+};
+
+} // namespace tessera::plan

@@ -1,0 +1,43 @@
+// What a unit takes on a rank in each of its states.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/model.h"
+#include "plan/setup.h"
+
+namespace tessera::plan {
+
+/// Parameters of one dtype in a unit, as shard::Bundle has them; in bytes.
+struct BundleSizes {
+  int64_t shard = 0;
+  int64_t gathered = 0; // what an all-gather fills, in the compute dtype
+  int64_t full = 0; // what faces view; Flat: the same memory
+  int64_t gradients = 0; // what a reduce-scatter takes, in the reduce dtype
+  int64_t reduced = 0; // this rank's part of that
+  int64_t shard_gradient = 0; // the same in the shard's dtype
+  int64_t own = 0; // of the shard, without padding, of the fullest rank
+  int64_t num_own = 0; // parameters that rank has something of
+  /// Full parameters are the shard itself: one rank, one dtype, no offload.
+  bool shows_shard = false;
+  /// A reduced gradient is copied to become the shard's.
+  bool converts_gradient = false;
+};
+
+struct UnitSizes {
+  std::vector<BundleSizes> bundles;
+  /// Of each parameter's gradient as backward makes it.
+  std::vector<int64_t> full_gradients;
+
+  int64_t shard() const;
+  int64_t full() const; // 0 where it shows the shard
+  int64_t own() const;
+};
+
+/// Throws TooLarge.
+UnitSizes sizes_of(const UnitKind& kind, const TrainingSetup& setup);
+/// By kind of the model.
+std::vector<UnitSizes> sizes_of(const Model& model, const TrainingSetup& setup);
+
+} // namespace tessera::plan

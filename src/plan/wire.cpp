@@ -1,0 +1,79 @@
+#include "plan/wire.h"
+
+#include "plan/checked.h"
+
+namespace tessera::plan {
+namespace {
+
+/// bytes * (ranks - 1) / ranks, rounded up, without overflow.
+int64_t others_part(int64_t bytes, int64_t ranks) {
+  return bytes - bytes / ranks;
+}
+
+} // namespace
+
+const char* name_of(Operation operation) {
+  switch (operation) {
+    case Operation::GatherForward:
+      return "all-gather, forward";
+    case Operation::GatherBackward:
+      return "all-gather, backward";
+    case Operation::ReduceScatter:
+      return "reduce-scatter";
+    case Operation::AllReduce:
+      return "all-reduce";
+    case Operation::SendParams:
+      return "owners' parameters";
+    case Operation::Agreement:
+      return "agreement";
+  }
+  return "?";
+}
+
+const char* key_of(Operation operation) {
+  switch (operation) {
+    case Operation::GatherForward:
+      return "all_gather_forward";
+    case Operation::GatherBackward:
+      return "all_gather_backward";
+    case Operation::ReduceScatter:
+      return "reduce_scatter";
+    case Operation::AllReduce:
+      return "all_reduce";
+    case Operation::SendParams:
+      return "send_params";
+    case Operation::Agreement:
+      return "agreement";
+  }
+  return "?";
+}
+
+void Wire::count(
+    Operation operation,
+    int64_t tensor_bytes,
+    int64_t ranks,
+    int64_t collectives) {
+  if (ranks == 1) {
+    return;
+  }
+  const int64_t once = others_part(tensor_bytes, ranks);
+  const int64_t sent =
+      operation == Operation::AllReduce ? times(once, 2) : once;
+  Traffic& traffic = traffic_[static_cast<size_t>(operation)];
+  traffic.collectives = plus(traffic.collectives, times(collectives, repeats_));
+  traffic.tensor_bytes =
+      plus(traffic.tensor_bytes, times(tensor_bytes, repeats_));
+  traffic.sent_bytes = plus(traffic.sent_bytes, times(sent, repeats_));
+}
+
+Traffic Wire::total() const {
+  Traffic total;
+  for (const Traffic& traffic : traffic_) {
+    total.collectives = plus(total.collectives, traffic.collectives);
+    total.tensor_bytes = plus(total.tensor_bytes, traffic.tensor_bytes);
+    total.sent_bytes = plus(total.sent_bytes, traffic.sent_bytes);
+  }
+  return total;
+}
+
+} // namespace tessera::plan

@@ -1,0 +1,181 @@
+// The pieces that plans are made of.
+#include "plan/buckets.h"
+#include "plan/checked.h"
+#include "plan/ledger.h"
+#include "plan/partition.h"
+#include "plan/pool.h"
+#include "plan/unit_sizes.h"
+#include "plan/wire.h"
+#include "zero/partition.h"
+
+namespace tessera::plan {
+namespace {
+
+using format::DType;
+using ::testing::ElementsAre;
+
+TEST(LedgerTest, PeakIsTheMomentOfTheHighestTotal) {
+  Ledger ledger;
+  ledger.add(Kind::Shards, 10);
+  ledger.add(Kind::Activations, 100);
+  ledger.drop(Kind::Activations, 60);
+  ledger.add(Kind::Gradients, 55); // 105 in all
+  EXPECT_EQ(ledger.peak().total(), 110);
+  EXPECT_EQ(ledger.peak().of(Kind::Gradients), 0);
+  EXPECT_EQ(ledger.highest().of(Kind::Gradients), 55);
+  ledger.touch(Kind::Full, 6);
+  EXPECT_EQ(ledger.peak().total(), 111);
+  EXPECT_EQ(ledger.peak().of(Kind::Activations), 40);
+  ledger.reset_peak();
+  EXPECT_EQ(ledger.peak().total(), 105);
+  EXPECT_EQ(ledger.highest().of(Kind::Activations), 40);
+}
+
+TEST(LedgerTest, RejectsMoreThanCanBeCounted) {
+  Ledger ledger;
+  ledger.add(Kind::Shards, INT64_MAX - 1);
+  EXPECT_THROW(ledger.add(Kind::Full, 2), TooLarge);
+}
+
+TEST(PoolTest, KeepsThreeOfASizeAndTwoBetweenSteps) {
+  Ledger ledger;
+  Pool pool(ledger, /*keeps=*/true);
+  for (int i = 0; i < 4; ++i) {
+    pool.take(8, Kind::Full);
+  }
+  for (int i = 0; i < 4; ++i) {
+    pool.give(8, Kind::Full);
+  }
+  EXPECT_EQ(ledger.now().of(Kind::Full), 0);
+  EXPECT_EQ(ledger.now().of(Kind::Buffers), 24);
+  pool.trim();
+  EXPECT_EQ(ledger.now().of(Kind::Buffers), 16);
+  pool.take(8, Kind::Gradients); // one of those
+  EXPECT_EQ(ledger.now().of(Kind::Buffers), 8);
+  EXPECT_EQ(ledger.now().total(), 16);
+  EXPECT_EQ(ledger.peak().total(), 32);
+}
+
+TEST(PoolTest, KeepsNothingWhereAllocatorsDo) {
+  Ledger ledger;
+  Pool pool(ledger, /*keeps=*/false);
+  pool.take(8, Kind::Full);
+  pool.give(8, Kind::Full);
+  EXPECT_EQ(ledger.now().total(), 0);
+}
+
+TEST(WireTest, RanksSendAllButTheirOwnPart) {
+  Wire wire;
+  wire.count(Operation::GatherForward, 400, 4);
+  wire.count(Operation::AllReduce, 400, 4);
+  wire.count(Operation::ReduceScatter, 400, 1); // nobody to send to
+  EXPECT_EQ(wire.of(Operation::GatherForward).sent_bytes, 300);
+  EXPECT_EQ(wire.of(Operation::AllReduce).sent_bytes, 600);
+  EXPECT_EQ(wire.of(Operation::ReduceScatter).collectives, 0);
+  EXPECT_EQ(wire.total().tensor_bytes, 800);
+  EXPECT_EQ(wire.total().collectives, 2);
+}
+
+TEST(BucketsTest, TheFirstIsSmallAndDtypesHaveTheirOwn) {
+  constexpr int64_t kMb = 1 << 20;
+  const DType half = DType::kBFloat16;
+  EXPECT_THAT(
+      buckets_of(
+          {{kMb / 2},
+           {kMb},
+           {20 * kMb},
+           {1, half},
+           {10 * kMb},
+           {5},
+           {2, half}}),
+      ElementsAre(kMb + kMb / 2, 30 * kMb, 3, 5));
+}
+
+TEST(PartitionTest, IsThatOfTheOptimizer) {
+  torch::manual_seed(3);
+  std::vector<at::Tensor> tensors;
+  std::vector<int64_t> sizes;
+  for (int i = 0; i < 40; ++i) {
+    sizes.push_back(torch::randint(1, 50, {1}).item<int64_t>());
+    tensors.push_back(torch::empty({sizes.back()}));
+  }
+  for (const int ranks : {1, 3, 7, 60}) {
+    zero::Partition real(ranks);
+    real.add_group(tensors);
+    const auto parts = parts_of(sizes, ranks);
+    for (size_t rank = 0; rank < real.owned().size(); ++rank) {
+      std::vector<int64_t> owned;
+      for (const at::Tensor& tensor : real.owned()[rank]) {
+        owned.push_back(tensor.numel());
+      }
+      EXPECT_EQ(
+          rank < parts.size() ? parts[rank].params : std::vector<int64_t>(),
+          owned)
+          << rank << " of " << ranks;
+    }
+  }
+}
+
+TEST(PartitionTest, SmallTensorsArePacked) {
+  constexpr int64_t kMb = 1 << 20;
+  EXPECT_EQ(num_broadcasts({{0, {3 * kMb, 2 * kMb, 10, 5}}, {0, {7}}}), 4);
+  EXPECT_EQ(num_broadcasts({{0, std::vector<int64_t>(26, kMb - 1)}}), 2);
+}
+
+UnitKind kind_of(std::vector<shard::Shape> shapes) {
+  UnitKind kind;
+  for (shard::Shape& shape : shapes) {
+    kind.params.push_back({.name = "p", .shape = std::move(shape)});
+  }
+  return kind;
+}
+
+TEST(UnitSizesTest, CountsPaddingAndDtypes) {
+  // 7 * 15 elements, then 3 at an offset of 112: 115 over 2 ranks are 58, 64
+  // with padding.
+  const TrainingSetup setup{
+      .shards = 2, .param_dtype = DType::kBFloat16, .device = Device::Cuda};
+  const UnitSizes sizes = sizes_of(kind_of({{7, 15}, {3}}), setup);
+  ASSERT_EQ(sizes.bundles.size(), 1);
+  EXPECT_EQ(sizes.shard(), 64 * 4);
+  EXPECT_EQ(sizes.full(), 128 * 2);
+  EXPECT_EQ(sizes.bundles[0].gradients, 128 * 4);
+  EXPECT_EQ(sizes.bundles[0].reduced, 64 * 4);
+  EXPECT_EQ(sizes.own(), 64 * 4); // all of it is of the first parameter
+  EXPECT_FALSE(sizes.bundles[0].converts_gradient);
+  EXPECT_THAT(sizes.full_gradients, ElementsAre(105 * 2, 3 * 2));
+}
+
+TEST(UnitSizesTest, OneRankShowsItsShardUnlessItComputesInAnotherDtype) {
+  TrainingSetup setup;
+  EXPECT_EQ(sizes_of(kind_of({{8, 8}}), setup).full(), 0);
+  setup.param_dtype = DType::kFloat16;
+  EXPECT_EQ(sizes_of(kind_of({{8, 8}}), setup).full(), 128);
+}
+
+TEST(UnitSizesTest, DtypesHaveBuffersOfTheirOwn) {
+  UnitKind kind = kind_of({{16}, {16}, {16}});
+  kind.params[1].dtype = DType::kBFloat16;
+  kind.params[2].dtype = DType::kComplex64; // is not cast
+  const TrainingSetup setup{
+      .shards = 1, .param_dtype = DType::kBFloat16, .offload = true};
+  const UnitSizes sizes = sizes_of(kind, setup);
+  EXPECT_EQ(sizes.bundles.size(), 3);
+  EXPECT_EQ(sizes.shard(), 64 + 32 + 128);
+  EXPECT_EQ(sizes.full(), 32 + 32 + 128);
+}
+
+TEST(UnitSizesTest, RejectsWhatOverflows) {
+  const int64_t huge = int64_t{1} << 40;
+  for (const auto& shape : std::vector<shard::Shape>{
+           {huge, huge}, {huge, 1 << 20}, {1, int64_t{1} << 58}}) {
+    for (const auto layout :
+         {shard::Layout::Kind::Flat, shard::Layout::Kind::Dim0}) {
+      const TrainingSetup setup{.shards = kMostRanks, .layout = layout};
+      EXPECT_THROW(sizes_of(kind_of({shape}), setup), TooLarge);
+    }
+  }
+}
+
+} // namespace
+} // namespace tessera::plan
