@@ -1,7 +1,7 @@
 # Every target makes sure first that what it needs is installed; with nothing
 # to install that is silent and takes a fraction of a second.
 #   make build JOBS=8         parallel compiles (default: all cores)
-#   make bench ONLY=step      one family of benchmarks
+#   make bench ONLY=step,ddp  some families of benchmarks
 #   make fuzz FOR=600         seconds for each fuzzer (default: 30)
 
 SHELL := /bin/bash
@@ -14,7 +14,7 @@ RELEASE := build/release
 .DEFAULT_GOAL := help
 # Two builds in one folder at a time would fight over it.
 .NOTPARALLEL:
-.PHONY: help setup build demo test bench format lint asan tsan fuzz offline-deps clean
+.PHONY: help setup build demo test bench record format lint asan tsan fuzz offline-deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,11 +37,14 @@ test: ## lint, build and run every test; the last line is the count
 	@scripts/setup.sh test
 	@JOBS=$(JOBS) scripts/test.sh
 
-bench: ## run the benchmarks; ONLY=family runs one family
+bench: ## run the benchmarks beside their peers; ONLY=step,ddp runs these families
 	@scripts/setup.sh bench
 	@scripts/configure.sh release bench
 	cmake --build $(RELEASE) -j $(JOBS)
 	python3 bench/run.py --build $(RELEASE) --only "$(ONLY)"
+
+record: bench ## make bench, then docs/performance.md from its results
+	python3 bench/record.py --take build/bench/results.jsonl
 
 format: ## lay out the sources with clang-format 14
 	@scripts/setup.sh test

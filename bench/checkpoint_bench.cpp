@@ -8,100 +8,32 @@
 #include <torch/torch.h>
 
 #include <fcntl.h>
-#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gpt.h"
+#include "harness.h"
 
 namespace {
 
 namespace fs = std::filesystem;
 namespace ckpt = tessera::checkpoint;
+using bench::Arguments;
+using bench::extra_megabytes;
+using bench::milliseconds;
+using bench::Samples;
 
-constexpr int kRepeats = 7;
+constexpr int kRepeats = 4; // a round
 constexpr size_t kRawBytes = size_t{16} << 20; // of one raw write or read
-constexpr double kMega = 1e6;
-
-double megabytes_in_status(const char* field) {
-  std::ifstream status("/proc/self/status");
-  std::string word;
-  double kilobytes = 0;
-  while (status >> word) {
-    if (word == field) {
-      status >> kilobytes;
-    }
-  }
-  return kilobytes * 1024 / kMega;
-}
-
-/// Memory that a call took at most, beyond what was there.
-double extra_megabytes(const std::function<void()>& body) {
-  malloc_trim(0);
-  std::ofstream("/proc/self/clear_refs") << "5";
-  const double before = megabytes_in_status("VmHWM:");
-  body();
-  return megabytes_in_status("VmHWM:") - before;
-}
-
-double slowest(const tessera::Group& world, double value) {
-  auto all = torch::full({1}, value, torch::kDouble);
-  world.all_reduce(all, tessera::ReduceOp::Max);
-  return all.item<double>();
-}
-
-double milliseconds(
-    const tessera::Group& world,
-    const std::function<void()>& body) {
-  world.barrier();
-  const auto start = std::chrono::steady_clock::now();
-  body();
-  const std::chrono::duration<double, std::milli> elapsed =
-      std::chrono::steady_clock::now() - start;
-  return slowest(world, elapsed.count());
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-double spread(const std::vector<double>& values) {
-  const auto [least, most] = std::minmax_element(values.begin(), values.end());
-  return (*most - *least) / median(values);
-}
-
-void print_row(
-    const std::string& name,
-    const char* unit,
-    const std::vector<double>& values,
-    const std::vector<double>& limits = {}) {
-  std::printf(
-      "{\"name\": \"checkpoint/%s\", \"unit\": \"%s\", \"ours\": %.3f, "
-      "\"peers\": {}, ",
-      name.c_str(),
-      unit,
-      median(values));
-  if (!limits.empty()) {
-    std::printf(
-        "\"limit\": %.3f, \"limit_spread\": %.2f, ",
-        median(limits),
-        spread(limits));
-  }
-  std::printf(
-      "\"repeats\": %zu, \"spread\": %.2f}\n", values.size(), spread(values));
-  std::fflush(stdout);
-}
 
 /// All tensors of this rank, as bytes.
 std::vector<std::pair<char*, size_t>> memory_of(
@@ -168,15 +100,21 @@ void raw_commit(const fs::path& folder) {
   sync(folder);
 }
 
+/// A GPT that trains.
 struct Run {
-  explicit Run(bool sharded) {
+  Run(const Arguments& arguments, bool sharded)
+      : config{
+            .vocabulary = 1024,
+            .width = arguments.is_quick() ? 96 : 768,
+            .heads = 12,
+            .layers = 12,
+            .length = 64,
+            .batch = 1} {
     torch::manual_seed(0);
     gpt = bench::Gpt(config);
     if (sharded) {
-      for (auto& block : gpt->children()) {
-        if (dynamic_cast<bench::BlockImpl*>(block.get()) != nullptr) {
-          tessera::fully_shard(*block);
-        }
+      for (const auto& block : *gpt->blocks) {
+        tessera::fully_shard(*block);
       }
       tessera::fully_shard(*gpt);
     }
@@ -184,161 +122,210 @@ struct Run {
         tessera::parameters(*gpt), 1e-4);
     ids = torch::randint(config.vocabulary, {config.batch, config.length});
   }
+
   void step() {
     gpt->forward(ids).square().mean().backward();
     optimizer->step();
     optimizer->zero_grad();
   }
+
   tessera::StateDict state() {
     auto state = tessera::get_state_dict(*gpt, {*optimizer});
     return {{"model", state.model}, {"optim", state.optimizer}};
   }
 
-  const bench::GptConfig config{
-      .vocabulary = 1024,
-      .width = 768,
-      .heads = 12,
-      .layers = 12,
-      .length = 64,
-      .batch = 1};
+  const bench::GptConfig config;
   bench::Gpt gpt{nullptr};
   std::unique_ptr<tessera::optim::AdamW> optimizer;
   torch::Tensor ids;
 };
 
-void load_world1(const tessera::Group& world, const fs::path& folder) {
-  Run run(false);
+void load_world1(
+    const Arguments& arguments,
+    const tessera::Group& world,
+    const fs::path& folder) {
+  Run run(arguments, false);
   tessera::StateDict state = run.state();
   const auto parts = memory_of(state);
   const std::string path = folder / "raw_world1";
   raw(path, parts, true);
-  std::vector<double> loads;
-  std::vector<double> limits;
-  for (int i = 0; i < kRepeats; ++i) {
-    limits.push_back(milliseconds(world, [&] { raw(path, parts, false); }));
-    loads.push_back(
+  bench::Row row{"checkpoint/load_world1/1GB/cpu1", "ms", {}};
+  for (int i = 0; i < arguments.times(kRepeats); ++i) {
+    row.limit.push_back(milliseconds(world, [&] { raw(path, parts, false); }));
+    row.ours.push_back(
         milliseconds(world, [&] { ckpt::load(state, folder / "kept"); }));
   }
   fs::remove(path);
-  print_row("load_world1/1GB", "ms", loads, limits);
+  bench::print(row);
 }
 
-void save_and_load(const tessera::Group& world, const fs::path& folder) {
-  Run run(true);
-  run.step();
-  run.step();
-  tessera::StateDict state = run.state();
-  const auto clean = [&] {
-    world.barrier();
-    if (world.rank() == 0) {
-      fs::remove_all(folder / "c");
+/// Saving and loading by all ranks, into and from `folder`.
+class Saves {
+ public:
+  Saves(
+      const Arguments& arguments,
+      const tessera::Group& world,
+      const fs::path& folder)
+      : repeats_(arguments.times(kRepeats)),
+        warming_files_(arguments.times(4)),
+        world_(world),
+        folder_(folder),
+        raw_path_(folder / ("raw" + std::to_string(world.rank()))),
+        run_(arguments, true) {
+    run_.step();
+    run_.step();
+    state_ = run_.state();
+    parts_ = memory_of(state_);
+  }
+
+  /// Against raw writes and reads.
+  void measure_calls() {
+    bench::Row saves = row_of("save", "ms");
+    bench::Row loads = row_of("load", "ms");
+    bench::Row save_memory = row_of("peak-memory/save", "MB");
+    bench::Row load_memory = row_of("peak-memory/load", "MB");
+    save_memory.ours = {extra_megabytes([&] { save(); })};
+    load_memory.ours = {extra_megabytes([&] { load(); })};
+    warm_disk();
+    for (int i = 0; i < repeats_; ++i) {
+      fs::remove(raw_path_);
+      // In turns: what comes second finds the disk busier.
+      if (i % 2 == 0) {
+        saves.limit.push_back(time_raw_write());
+        saves.ours.push_back(time_save());
+      } else {
+        saves.ours.push_back(time_save());
+        saves.limit.push_back(time_raw_write());
+        time_save(); // the raw write has removed it
+      }
+      loads.limit.push_back(
+          milliseconds(world_, [&] { raw(raw_path_, parts_, false); }));
+      loads.ours.push_back(milliseconds(world_, [&] { load(); }));
+    }
+    fs::remove(raw_path_);
+    print({saves, loads, save_memory, load_memory});
+  }
+
+  /// Behind training: the call, and the step that follows it.
+  void measure_async() {
+    bench::Row stalls = row_of("async_stall", "ms");
+    bench::Row ends = row_of("async_until_done", "ms");
+    bench::Row steps = row_of("async_next_step", "ms");
+    bench::Row memory = row_of("peak-memory/async", "MB");
+    for (int i = 0; i < repeats_; ++i) {
+      clean();
+      steps.limit.push_back(milliseconds(world_, [&] { run_.step(); }));
+      const tessera::StateDict now = run_.state();
+      ckpt::AsyncSave saving;
+      const auto save_and_step = [&] {
+        stalls.ours.push_back(milliseconds(
+            world_, [&] { saving = ckpt::async_save(now, folder_ / "c"); }));
+        steps.ours.push_back(milliseconds(world_, [&] { run_.step(); }));
+        saving.wait();
+      };
+      memory.ours.push_back(extra_megabytes(
+          [&] { ends.ours.push_back(milliseconds(world_, save_and_step)); }));
+    }
+    print({stalls, ends, steps, memory});
+  }
+
+  /// The last one, for load_world1.
+  void keep() {
+    world_.barrier();
+    if (world_.rank() == 0) {
+      fs::remove_all(folder_ / "kept");
+      fs::rename(folder_ / "c", folder_ / "kept");
+    }
+  }
+
+ private:
+  bench::Row row_of(const std::string& what, const char* unit) const {
+    const std::string ranks = std::to_string(world_.size());
+    return {"checkpoint/" + what + "/1GB/cpu" + ranks, unit, {}};
+  }
+
+  void print(const std::vector<bench::Row>& rows) const {
+    for (const auto& row : rows) {
+      if (world_.rank() == 0) {
+        bench::print(row);
+      }
+    }
+  }
+
+  void save() {
+    ckpt::save(state_, folder_ / "c", ckpt::SaveOptions().overwrite(true));
+  }
+
+  void load() {
+    ckpt::load(state_, folder_ / "c");
+  }
+
+  double time_save() {
+    clean();
+    return milliseconds(world_, [&] { save(); });
+  }
+
+  double time_raw_write() {
+    clean();
+    return milliseconds(world_, [&] {
+      raw(raw_path_, parts_, true);
+      world_.barrier();
+      if (world_.rank() == 0) {
+        raw_commit(folder_);
+      }
+      world_.barrier();
+    });
+  }
+
+  void clean() const {
+    world_.barrier();
+    if (world_.rank() == 0) {
+      fs::remove_all(folder_ / "c");
       ::sync();
     }
-    world.barrier();
-  };
-  const std::string raw_path = folder / ("raw" + std::to_string(world.rank()));
-  const auto parts = memory_of(state);
-  const double save_memory =
-      extra_megabytes([&] { ckpt::save(state, folder / "c"); });
-  const double load_memory =
-      extra_megabytes([&] { ckpt::load(state, folder / "c"); });
+    world_.barrier();
+  }
 
-  std::vector<double> saves;
-  std::vector<double> raw_writes;
-  std::vector<double> loads;
-  std::vector<double> raw_reads;
-  const auto write_raw = [&] {
-    clean();
-    raw_writes.push_back(milliseconds(world, [&] {
-      raw(raw_path, parts, true);
-      world.barrier();
-      if (world.rank() == 0) {
-        raw_commit(folder);
-      }
-      world.barrier();
-    }));
-  };
-  const auto save = [&] {
-    clean();
-    saves.push_back(
-        milliseconds(world, [&] { ckpt::save(state, folder / "c"); }));
-  };
-  // A virtual disk is slow where nothing was ever written.
-  for (int i = 0; i < 4; ++i) {
-    raw(raw_path + "_warm" + std::to_string(i), parts, true);
-  }
-  for (int i = 0; i < 4; ++i) {
-    fs::remove(raw_path + "_warm" + std::to_string(i));
-  }
-  for (int i = 0; i < kRepeats; ++i) {
-    fs::remove(raw_path);
-    // In turns: what comes second finds the disk busier.
-    if (i % 2 == 0) {
-      write_raw();
-      save();
-    } else {
-      save();
-      write_raw();
-      save(); // write_raw() has removed it
-      saves.pop_back();
+  /// A virtual disk is slow where nothing was ever written.
+  void warm_disk() const {
+    const auto path = [&](int i) {
+      return raw_path_ + "_warm" + std::to_string(i);
+    };
+    for (int i = 0; i < warming_files_; ++i) {
+      raw(path(i), parts_, true);
     }
-    raw_reads.push_back(
-        milliseconds(world, [&] { raw(raw_path, parts, false); }));
-    loads.push_back(
-        milliseconds(world, [&] { ckpt::load(state, folder / "c"); }));
+    for (int i = 0; i < warming_files_; ++i) {
+      fs::remove(path(i));
+    }
   }
-  fs::remove(raw_path);
 
-  // Behind training: the call, and the step that follows it.
-  std::vector<double> stalls;
-  std::vector<double> steps_after;
-  std::vector<double> steps;
-  std::vector<double> ends;
-  double stage_memory = 0;
-  for (int i = 0; i < kRepeats; ++i) {
-    clean();
-    steps.push_back(milliseconds(world, [&] { run.step(); }));
-    ckpt::AsyncSave saving;
-    const tessera::StateDict now = run.state();
-    const auto start = std::chrono::steady_clock::now();
-    stage_memory = std::max(
-        stage_memory, extra_megabytes([&] {
-          stalls.push_back(milliseconds(
-              world, [&] { saving = ckpt::async_save(now, folder / "c"); }));
-          steps_after.push_back(milliseconds(world, [&] { run.step(); }));
-          saving.wait();
-        }));
-    const std::chrono::duration<double, std::milli> elapsed =
-        std::chrono::steady_clock::now() - start;
-    ends.push_back(slowest(world, elapsed.count()));
-  }
-  world.barrier();
-  if (world.rank() == 0) {
-    fs::rename(folder / "c", folder / "kept");
-    const std::string place = "/1GB/cpu" + std::to_string(world.size());
-    print_row("save" + place, "ms", saves, raw_writes);
-    print_row("load" + place, "ms", loads, raw_reads);
-    print_row("async_stall" + place, "ms", stalls);
-    print_row("async_until_done" + place, "ms", ends);
-    print_row("async_next_step" + place, "ms", steps_after, steps);
-    print_row("peak-memory/save" + place, "MB", {save_memory});
-    print_row("peak-memory/load" + place, "MB", {load_memory});
-    print_row("peak-memory/async" + place, "MB", {stage_memory});
-  }
-}
+  const int repeats_;
+  const int warming_files_;
+  const tessera::Group world_;
+  const fs::path folder_;
+  const std::string raw_path_;
+  Run run_;
+  tessera::StateDict state_;
+  std::vector<std::pair<char*, size_t>> parts_;
+};
 
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) {
+  const Arguments arguments(argc, argv);
+  const std::string folder = arguments.word(0, "");
+  if (folder.empty()) {
     std::fprintf(stderr, "usage: checkpoint_bench FOLDER [load_world1]\n");
     return 2;
   }
   const auto world = tessera::init();
-  if (argc > 2) {
-    load_world1(world, argv[1]);
+  if (arguments.word(1, "") == "load_world1") {
+    load_world1(arguments, world, folder);
   } else {
-    save_and_load(world, argv[1]);
+    Saves saves(arguments, world, folder);
+    saves.measure_calls();
+    saves.measure_async();
+    saves.keep();
   }
   return 0;
 }

@@ -2,28 +2,27 @@
 //
 //   tessera run -n 2 comm_bench
 //
-// One JSON row a collective and size, as bench/README.md says. The sides take
-// turns within each repeat.
+// One row a collective and size. The sides take turns within each repeat.
 #include <tessera/tessera.h>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "harness.h"
+
 namespace {
 
+using bench::Arguments;
 using tessera::Group;
 using tessera::InitOptions;
 using tessera::ReduceOp;
 
 constexpr int kRepeats = 7;
+constexpr int64_t kQuickBytes = 1 << 20; // --quick leaves larger ones out
 
 struct Size {
   const char* name;
@@ -40,36 +39,6 @@ constexpr Size kSizes[] = {
     {"16MB", 16 << 20, 3},
     {"64MB", 64 << 20, 1}};
 
-/// Microseconds an iteration on the slowest rank.
-double measure(
-    const Group& clock,
-    int iterations,
-    const std::function<void()>& body) {
-  clock.barrier();
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < iterations; ++i) {
-    body();
-  }
-  const std::chrono::duration<double, std::micro> elapsed =
-      std::chrono::steady_clock::now() - start;
-  auto slowest = at::full({1}, elapsed.count() / iterations, at::kDouble);
-  clock.all_reduce(slowest, ReduceOp::Max);
-  return slowest.item<double>();
-}
-
-struct Samples {
-  std::vector<double> values;
-
-  double median() {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-  }
-  double spread() {
-    const double middle = median();
-    return (values.back() - values.front()) / middle;
-  }
-};
-
 struct Buffers {
   at::Tensor full;
   at::Tensor other;
@@ -78,7 +47,8 @@ struct Buffers {
 
 using Collective = std::function<void(const Group&, Buffers&)>;
 
-void bench(
+void measure(
+    const Arguments& arguments,
     const std::string& name,
     const Size& size,
     const Collective& collective,
@@ -89,52 +59,51 @@ void bench(
       at::full({numel}, 1.0f, at::kFloat),
       at::full({numel}, 0.0f, at::kFloat),
       at::full({numel / shm.size()}, 1.0f, at::kFloat)};
-  Samples ours;
-  Samples theirs;
-  Samples limit;
+  const auto copy = [&] {
+    std::memcpy(
+        buffers.other.mutable_data_ptr(),
+        buffers.full.const_data_ptr(),
+        static_cast<size_t>(size.bytes));
+  };
+  const int iterations = arguments.times(size.iterations);
+  /// Microseconds an iteration on the slowest rank.
+  const auto microseconds = [&](const std::function<void()>& body) {
+    return 1e3 / iterations * bench::milliseconds(shm, [&] {
+             for (int i = 0; i < iterations; ++i) {
+               body();
+             }
+           });
+  };
   collective(shm, buffers);
   collective(gloo, buffers);
-  for (int repeat = 0; repeat < kRepeats; ++repeat) {
-    ours.values.push_back(
-        measure(shm, size.iterations, [&] { collective(shm, buffers); }));
-    theirs.values.push_back(
-        measure(shm, size.iterations, [&] { collective(gloo, buffers); }));
-    limit.values.push_back(measure(shm, size.iterations, [&] {
-      std::memcpy(
-          buffers.other.mutable_data_ptr(),
-          buffers.full.const_data_ptr(),
-          static_cast<size_t>(size.bytes));
-    }));
+  bench::Row row{
+      "comm/" + name + "/" + size.name + "/" + std::to_string(shm.size()),
+      "us",
+      {}};
+  for (int repeat = 0; repeat < arguments.times(kRepeats); ++repeat) {
+    row.ours.push_back(microseconds([&] { collective(shm, buffers); }));
+    row.peers["gloo"].push_back(
+        microseconds([&] { collective(gloo, buffers); }));
+    row.limit.push_back(microseconds(copy));
   }
   if (shm.rank() == 0) {
-    std::printf(
-        "{\"name\": \"comm/%s/%s/%d\", \"unit\": \"us\", \"ours\": %.2f, "
-        "\"peers\": {\"gloo\": %.2f}, \"limit\": %.2f, \"repeats\": %d, "
-        "\"spread\": %.2f}\n",
-        name.c_str(),
-        size.name,
-        shm.size(),
-        ours.median(),
-        theirs.median(),
-        limit.median(),
-        kRepeats,
-        ours.spread());
-    std::fflush(stdout);
+    bench::print(row);
   }
 }
 
 } // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const Arguments arguments(argc, argv);
   // Two worlds of the same ranks, one over each backend.
   const auto shm = tessera::init(InitOptions().backend("shm"));
   tessera::shutdown();
   const auto gloo = tessera::init(InitOptions().backend("gloo"));
-  struct Row {
+  struct Named {
     const char* name;
     Collective collective;
   };
-  const std::vector<Row> rows{
+  const std::vector<Named> collectives{
       {"all_gather",
        [](const Group& group, Buffers& b) {
          group.all_gather_into(b.full, b.shard);
@@ -149,9 +118,11 @@ int main() {
        }},
       {"broadcast",
        [](const Group& group, Buffers& b) { group.broadcast(b.full, 0); }}};
-  for (const Row& row : rows) {
+  for (const auto& [name, collective] : collectives) {
     for (const Size& size : kSizes) {
-      bench(row.name, size, row.collective, shm, gloo);
+      if (!arguments.is_quick() || size.bytes <= kQuickBytes) {
+        measure(arguments, name, size, collective, shm, gloo);
+      }
     }
   }
   return 0;

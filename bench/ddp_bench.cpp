@@ -12,83 +12,23 @@
 
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "gpt.h"
+#include "harness.h"
+#include "setting.h"
 
 namespace {
 
-constexpr int kRepeats = 9;
+constexpr int kRepeats = 3; // a round
 constexpr int kStepsARepeat = 8;
 constexpr int kWarmUp = 4;
 constexpr double kLearningRate = 1e-4;
 
-struct Setting {
-  std::string name = "tiny";
-  bench::GptConfig config;
-  torch::Device device = torch::kCPU;
-
-  bool is_cuda() const {
-    return device.is_cuda();
-  }
-};
-
-Setting parse(int argc, char** argv) {
-  const std::map<std::string, bench::GptConfig> configs{
-      {"tiny", {}}, {"124M", {50304, 768, 12, 12, 1024, 8}}};
-  Setting setting;
-  setting.name = argc > 1 ? argv[1] : "tiny";
-  setting.config = configs.at(setting.name);
-  setting.device = torch::Device(argc > 2 ? argv[2] : "cpu");
-  return setting;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-/// Milliseconds on the slowest rank.
-double time_of(const tessera::Group& world, const std::function<void()>& body) {
-  world.barrier();
-  const auto start = std::chrono::steady_clock::now();
-  body();
-  const std::chrono::duration<double, std::milli> elapsed =
-      std::chrono::steady_clock::now() - start;
-  const auto slowest = torch::full({1}, elapsed.count(), torch::kDouble);
-  world.all_reduce(slowest, tessera::ReduceOp::Max);
-  return slowest.item<double>();
-}
-
-void print_row(
-    const tessera::Group& world,
-    const std::string& name,
-    const std::vector<double>& ours,
-    double limit,
-    const char* device = "cpu") {
-  if (world.rank() != 0) {
-    return;
-  }
-  const auto [least, most] = std::minmax_element(ours.begin(), ours.end());
-  std::printf(
-      "{\"name\": \"%s/%s%d\", \"unit\": \"ms\", \"ours\": %.2f, \"peers\": {}, "
-      "\"limit\": %.2f, \"repeats\": %zu, \"spread\": %.2f}\n",
-      name.c_str(),
-      device,
-      world.size(),
-      median(ours),
-      limit,
-      ours.size(),
-      (*most - *least) / median(ours));
-}
+using bench::Arguments;
+using bench::Setting;
 
 enum class Kind { Plain, Ddp, Zero, ZeroOverlap };
 
@@ -97,8 +37,7 @@ class Trainer {
   Trainer(const tessera::Group& world, const Setting& setting, Kind kind)
       : setting_(setting), kind_(kind) {
     torch::manual_seed(0);
-    const auto& config = setting.config;
-    model_ = bench::Gpt(config);
+    model_ = bench::Gpt(setting.config);
     model_->to(setting.device);
     if (setting.is_cuda()) {
       model_->to(torch::kBFloat16);
@@ -108,17 +47,11 @@ class Trainer {
           model_, tessera::DDPOptions().gradient_as_bucket_view(true));
     }
     make_optimizer(world);
-    ids_ =
-        torch::randint(
-            0, config.vocabulary, {config.batch, config.length}, torch::kLong)
-            .to(setting.device);
+    ids_ = setting.make_ids();
   }
 
   void step() {
-    const auto logits = model_->forward(ids_);
-    torch::cross_entropy_loss(
-        logits.view({-1, logits.size(-1)}).to(torch::kFloat), ids_.view({-1}))
-        .backward();
+    bench::loss_of(model_, ids_).backward();
     if (kind_ != Kind::ZeroOverlap) {
       optimizer_->step();
     }
@@ -126,15 +59,15 @@ class Trainer {
   }
 
   /// Milliseconds a step on the slowest rank.
-  double measure(const tessera::Group& world) {
-    synchronize();
-    const auto body = [this] {
-      for (int i = 0; i < kStepsARepeat; ++i) {
+  double measure(const tessera::Group& world, int steps) {
+    bench::synchronize(setting_.device);
+    const auto body = [&] {
+      for (int i = 0; i < steps; ++i) {
         step();
       }
-      synchronize();
+      bench::synchronize(setting_.device);
     };
-    return time_of(world, body) / kStepsARepeat;
+    return bench::milliseconds(world, body) / steps;
   }
 
  private:
@@ -160,12 +93,6 @@ class Trainer {
     optimizer_ = std::move(zero);
   }
 
-  void synchronize() const {
-    if (setting_.is_cuda()) {
-      torch::cuda::synchronize();
-    }
-  }
-
   const Setting setting_;
   const Kind kind_;
   bench::Gpt model_{nullptr};
@@ -174,38 +101,38 @@ class Trainer {
   torch::Tensor ids_;
 };
 
-void bench_steps(const tessera::Group& world, const Setting& setting) {
+void measure_steps(
+    const Arguments& arguments,
+    const tessera::Group& world,
+    const Setting& setting) {
   std::vector<std::unique_ptr<Trainer>> trainers;
   for (const Kind kind :
        {Kind::Plain, Kind::Ddp, Kind::Zero, Kind::ZeroOverlap}) {
     trainers.push_back(std::make_unique<Trainer>(world, setting, kind));
   }
-  std::vector<std::vector<double>> times(trainers.size());
-  for (int i = 0; i < kWarmUp; ++i) {
+  for (int i = 0; i < arguments.times(kWarmUp); ++i) {
     for (const auto& trainer : trainers) {
       trainer->step();
     }
   }
-  for (int repeat = 0; repeat < kRepeats; ++repeat) {
+  std::vector<bench::Samples> times(trainers.size());
+  for (int repeat = 0; repeat < arguments.times(kRepeats); ++repeat) {
     for (size_t i = 0; i < trainers.size(); ++i) {
-      times[i].push_back(trainers[i]->measure(world));
+      times[i].push_back(
+          trainers[i]->measure(world, arguments.times(kStepsARepeat)));
     }
   }
-  const double plain = median(times[0]);
-  const char* device = setting.is_cuda() ? "cuda" : "cpu";
-  const char* const names[] = {"", "ddp", "zero", "zero_overlap"};
-  for (size_t i = 1; i < times.size(); ++i) {
-    print_row(
-        world,
-        std::string(names[i]) + "/gpt-" + setting.name,
-        times[i],
-        plain,
-        device);
+  const std::string names[] = {"plain", "ddp", "zero", "zero_overlap"};
+  for (size_t i = 1; world.rank() == 0 && i < times.size(); ++i) {
+    bench::print(
+        {names[i] + "/" + setting.place(world), "ms", times[i], times[0]});
   }
 }
 
 /// The limit: a copy of the result.
-void bench_consolidation(const tessera::Group& world) {
+void measure_consolidation(
+    const Arguments& arguments,
+    const tessera::Group& world) {
   std::vector<torch::Tensor> params;
   for (int i = 0; i < 150; ++i) { // as bench/peers/ddp.py
     params.push_back(torch::zeros({i % 2 == 0 ? 520 * 512 : 512}));
@@ -214,31 +141,33 @@ void bench_consolidation(const tessera::Group& world) {
   tessera::ZeroRedundancyOptimizer zero(
       params, tessera::optimizer_class<tessera::optim::AdamW>(kLearningRate));
   zero.step();
-  std::vector<double> ours;
-  std::vector<double> copies;
-  for (int repeat = 0; repeat <= kRepeats; ++repeat) {
-    const double time = time_of(world, [&] { zero.consolidate_state_dict(); });
-    const double copy = time_of(world, [&] {
-      if (world.rank() == 0) {
-        zero.state_dict().clone();
-      }
-    });
-    if (repeat > 0) {
-      ours.push_back(time);
-      copies.push_back(copy);
+  const auto copy = [&] {
+    if (world.rank() == 0) {
+      zero.state_dict().clone();
     }
+  };
+  bench::Row row{
+      "zero/consolidate/20M/cpu" + std::to_string(world.size()), "ms", {}};
+  zero.consolidate_state_dict(); // warms up
+  for (int repeat = 0; repeat < arguments.times(kRepeats); ++repeat) {
+    row.ours.push_back(
+        bench::milliseconds(world, [&] { zero.consolidate_state_dict(); }));
+    row.limit.push_back(bench::milliseconds(world, copy));
   }
-  print_row(world, "zero/consolidate/20M", ours, median(copies));
+  if (world.rank() == 0) {
+    bench::print(row);
+  }
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
-  const Setting setting = parse(argc, argv);
+  const Arguments arguments(argc, argv);
+  const Setting setting(arguments);
   const auto world = tessera::init();
-  bench_steps(world, setting);
+  measure_steps(arguments, world, setting);
   if (!setting.is_cuda()) {
-    bench_consolidation(world);
+    measure_consolidation(arguments, world);
   }
   return 0;
 }

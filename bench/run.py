@@ -1,26 +1,31 @@
 #!/usr/bin/env python3
-"""Runs benchmarks and prints one table.
+"""Runs benchmarks beside their peers, prints one table and writes the results.
 
-Each family is a list of commands that print rows as JSON, one object a line. A
-row with peers alone belongs to the one of that name. Rows go to
-build/bench/results.jsonl; those of the families that ran replace the earlier
-ones, the others stay. See bench/README.md.
+    bench/run.py                                   all that this machine can run
+    bench/run.py --only step,ddp --device cuda --out h200.jsonl
+    bench/run.py --quick --without-peers           see that the programs run
+
+Commands of a contest take turns, round by round: ours, peer, ours, peer. Each
+prints rows as lines of JSON, with all its samples; medians are taken over all
+rounds. See bench/README.md.
 """
 
 import argparse
 import atexit
+import dataclasses
 import functools
 import json
 import os
-import pathlib
-import platform
 import re
 import subprocess
 import sys
 import tempfile
+import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "build" / "bench" / "results.jsonl"
+import results
+from results import number
+
+RESULTS = results.ROOT / "build" / "bench" / "results.jsonl"
 
 
 def families(build):
@@ -64,6 +69,63 @@ def families(build):
             peer("units.py", 2),
         ],
     }
+@dataclasses.dataclass
+class Contest:
+    """Commands that take turns. `seconds`: what a round takes, about."""
+
+    family: str
+    device: str
+    seconds: int
+    commands: list
+    rounds: int = 3
+
+
+def contests(build):
+    def ranks(count, program, *words):
+        launcher = [f"{build}/bin/tessera", "run", "--cpu-threads", "1", "-n", str(count)]
+        return launcher + [f"{build}/bin/{program}", *words]
+
+    def alone(program, *words):
+        return [f"{build}/bin/{program}", *words]
+
+    def both(program, peer_program, size):
+        """Ours and the peer's, on one rank of a GPU."""
+        options = ["--config", size, "--device", "cuda"]
+        return [alone(program, size, "cuda"), peer(peer_program, "--ranks", "1", *options)]
+
+    folder = checkpoint_folder()
+    return [
+        Contest(
+            "checkpoint",
+            "cpu",
+            65,
+            [
+                ranks(2, "checkpoint_bench", folder),
+                peer("checkpoint.py", "--ranks", "2", folder),
+                alone("checkpoint_bench", folder, "load_world1"),
+                peer("checkpoint.py", "--ranks", "1", folder),
+            ],
+            rounds=2,
+        ),
+        Contest("comm", "cpu", 15, [ranks(2, "comm_bench")], rounds=1),
+        Contest("comm", "cpu", 55, [ranks(4, "comm_bench")], rounds=1),
+        Contest("state", "cpu", 22, [ranks(2, "state_bench"), peer("state.py", "--ranks", "2")]),
+        Contest("step", "cpu", 32, [ranks(2, "step_bench"), peer("steps.py", "--ranks", "2")]),
+        Contest("step", "cuda", 30, both("step_bench", "steps.py", "124M")),
+        Contest("step", "cuda", 80, both("step_bench", "steps.py", "774M"), rounds=2),
+        Contest("ddp", "cpu", 40, [ranks(2, "ddp_bench"), peer("ddp.py", "--ranks", "2")]),
+        Contest("ddp", "cuda", 35, both("ddp_bench", "ddp.py", "124M")),
+        Contest("optim", "cpu", 8, [alone("optim_bench"), peer("optim.py")]),
+        Contest("optim", "cuda", 8, [alone("optim_bench", "cuda"), peer("optim.py", "--device", "cuda")]),
+        Contest("units", "cpu", 8, [ranks(1, "units_bench"), peer("units.py", "--ranks", "1")]),
+        Contest("units", "cpu", 20, [ranks(2, "units_bench"), peer("units.py", "--ranks", "2")]),
+        Contest(
+            "units",
+            "cuda",
+            12,
+            [alone("units_bench", "cuda"), peer("units.py", "--ranks", "1", "--device", "cuda")],
+        ),
+    ]
 
 
 @functools.cache
@@ -74,47 +136,32 @@ def checkpoint_folder():
     return folder.name
 
 
-def has_gpu():
-    return os.path.exists("/dev/nvidiactl")
+def peer(program, *words):
+    """A Python program of bench/peers, by the Python that set-up found LibTorch in."""
+    python = results.recorded("python") or sys.executable
+    return [python, str(results.ROOT / "bench" / "peers" / program), *words]
 
 
-def gpu_steps(build):
-    """One rank on a GPU, in bfloat16, at sizes that fill it."""
-    commands = []
-    for size in ("124M", "774M"):
-        commands.append([f"{build}/bin/step_bench", size, "cuda"])
-        commands.append(peer("steps.py", 1) + ["--config", size, "--device", "cuda"])
-    return commands
+def is_peer(command):
+    return any(word.endswith(".py") for word in command)
 
 
-def gpu_ddp(build):
-    return [
-        [f"{build}/bin/ddp_bench", "124M", "cuda"],
-        peer("ddp.py", 1) + ["--config", "124M", "--device", "cuda"],
-    ]
+# ---- Running ---------------------------------------------------------------
 
 
-def peer(program, ranks):
-    """A Python program of bench/peers."""
-    return [python_with_torch(), str(ROOT / "bench" / "peers" / program), "--ranks", str(ranks)]
+class Failed(Exception):
+    pass
 
 
-def python_with_torch():
-    """The Python that set-up found LibTorch in."""
-    recorded = ROOT / "build" / "python"
-    return (recorded.read_text().strip() if recorded.exists() else "") or sys.executable
-
-
-def cpu_name():
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
+def shown(command):
+    """As a user would type it in the checkout."""
+    words = ["python3", *command[1:]] if is_peer(command) else command
+    inside = [os.path.relpath(w, results.ROOT) if w.startswith(str(results.ROOT)) else w for w in words]
+    return " ".join("FOLDER" if word == checkpoint_folder() else word for word in inside)
 
 
 def rows_of(command):
     """Runs one command; yields its rows as they come."""
-    print("$ " + " ".join(os.path.relpath(w) if w.startswith("/") else w for w in command), flush=True)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     for line in process.stdout:
         line = re.sub(r"^\[ *\d+\] ", "", line)
@@ -123,67 +170,161 @@ def rows_of(command):
         else:
             sys.stdout.write(line)
     if process.wait() != 0:
-        sys.exit(f"the command failed with exit code {process.returncode}")
+        raise Failed(f"exit code {process.returncode} from: {shown(command)}")
 
 
-def print_row(row):
-    larger_is_better = row["unit"].endswith("/s")
-    cells = [f"{row['name']:<34}", f"{row['ours']:>11.2f} {row['unit']:<4}"]
-    for peer, value in row["peers"].items():
-        ratio = row["ours"] / value if larger_is_better else value / row["ours"]
-        cells.append(f"{peer} {value:>11.2f} ({ratio:.2f}x)")
-    if row.get("limit"):
-        limit = row["limit"]
-        share = row["ours"] / limit if larger_is_better else limit / row["ours"]
-        spread = row.get("limit_spread", 0)
-        note = f", unresolved: it spreads by {spread:.0%}" if spread > 0.2 else ""
-        cells.append(f"limit {limit:>10.2f} ({share:.0%}{note})")
-    cells.append(f"spread {row['spread']:.0%}")
-    print("  ".join(cells), flush=True)
+def take(row, samples, commands, command):
+    """Adds a row's samples to those of earlier rounds and other commands."""
+    name = row["name"]
+    if "ours" in row:
+        own = samples.setdefault(name, {**row, "ours": [], "limit": [], "peers": {}})
+        own["ours"] += row["ours"]
+        own["limit"] += row.get("limit", [])
+    elif name not in samples:
+        raise Failed(f"a peer has a row that we have not, {name}: {shown(command)}")
+    for peer_name, values in row["peers"].items():
+        samples[name]["peers"].setdefault(peer_name, []).extend(values)
+    if shown(command) not in commands.setdefault(name, []):
+        commands[name].append(shown(command))
 
 
-def load_results():
-    if not RESULTS.exists():
-        return []
-    return [json.loads(line) for line in RESULTS.read_text().splitlines() if line]
+def run_contest(contest, rounds, on_round):
+    """The rows of a contest. Calls on_round() before each round."""
+    samples, commands = {}, {}
+    for i in range(rounds):
+        on_round(i)
+        for command in contest.commands:
+            print("$ " + shown(command), flush=True)
+            for row in rows_of(command):
+                take(row, samples, commands, command)
+    if not samples:
+        raise Failed(f"no row came from: {shown(contest.commands[0])}")
+    return [{**results.summarize(own), "commands": commands[name]} for name, own in samples.items()]
+
+
+class Progress:
+    """Where a run is, and when it may be through."""
+
+    def __init__(self, chosen):
+        self.families = list(dict.fromkeys(contest.family for contest, _ in chosen))
+        self.left = sum(contest.seconds * rounds for contest, rounds in chosen)
+        self.started = time.monotonic()
+
+    def show(self, contest, i, rounds):
+        place = f"{self.families.index(contest.family) + 1} of {len(self.families)}"
+        elapsed = time.monotonic() - self.started
+        print(
+            f"== family {place}: {contest.family} on {contest.device}, round {i + 1} of {rounds}; "
+            f"{minutes(elapsed)} gone, about {minutes(self.left)} to go",
+            flush=True,
+        )
+        self.left -= contest.seconds
+
+
+def minutes(seconds):
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d} min"
+
+
+# ---- Printing --------------------------------------------------------------
+
+
+def cells_of(row):
+    cells = [row["name"], f"{number(row['ours'])} {row['unit']}"]
+    peers = [
+        f"{peer} {number(value)} ({number(results.times_as_fast(row, value))}x)"
+        for peer, value in row["peers"].items()
+    ]
+    cells.append(", ".join(peers))
+    limit = ""
+    if "limit" in row:
+        unresolved = f", spreads by {row['limit_spread']:.0%}" if row["limit_spread"] > 0.2 else ""
+        limit = f"limit {number(row['limit'])} ({results.times_as_fast(row, row['limit']):.0%}{unresolved})"
+    return cells + [limit, f"spread {row['spread']:.0%}"]
+
+
+def print_table(rows):
+    table = [cells_of(row) for row in rows]
+    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
+    for line in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip(), flush=True)
+
+
+# ---- Main ------------------------------------------------------------------
+
+
+def choose(args):
+    """(contest, rounds), with the commands that were asked for."""
+    known = contests(os.path.abspath(args.build))
+    families = {contest.family for contest in known}
+    wanted = set(args.only.split(",")) if args.only else families
+    if wanted - families:
+        sys.exit(f"there is no family {', '.join(sorted(wanted - families))}; choose of: {', '.join(sorted(families))}")
+    if args.device == "cuda" and not results.has_gpu():
+        sys.exit("--device cuda: there is no GPU here (no /dev/nvidiactl)")
+    devices = [args.device] if args.device else ["cpu", "cuda"] if results.has_gpu() else ["cpu"]
+    chosen = []
+    for contest in known:
+        if contest.family not in wanted or contest.device not in devices:
+            continue
+        if args.without_peers:
+            contest.commands = [command for command in contest.commands if not is_peer(command)]
+        if args.quick:
+            contest.commands = [command + ["--quick"] for command in contest.commands]
+        chosen.append((contest, 1 if args.quick else args.rounds or contest.rounds))
+    if not chosen:
+        sys.exit(f"none of {', '.join(sorted(wanted))} runs on {args.device}")
+    return chosen
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", default="build/release", help="where the programs are")
+    parser.add_argument("--only", default="", help="families, with commas between them")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: all that there are")
+    parser.add_argument("--rounds", type=int, help="how often commands take turns")
+    parser.add_argument("--out", default=str(RESULTS), help="rows of other families in it stay, unless all are run")
+    parser.add_argument("--quick", action="store_true", help="everything once and short: does it run?")
+    parser.add_argument("--without-peers", action="store_true", help="leave the Python programs out")
+    return parser.parse_args()
+
+
+def command_line(args):
+    """What gives such a run again; where it writes is left out."""
+    words = ["python3", "bench/run.py"]
+    for option in ("only", "device", "rounds"):
+        if getattr(args, option):
+            words += [f"--{option}", str(getattr(args, option))]
+    return " ".join(words + ["--without-peers"] * args.without_peers + ["--quick"] * args.quick)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build", default="build/release")
-    parser.add_argument("--only", default="", help="one family")
-    args = parser.parse_args()
-    known = families(os.path.abspath(args.build))
-    if args.only and args.only not in known:
-        sys.exit(f"there is no family \"{args.only}\"; choose one of: {', '.join(known)}")
-    chosen = [args.only] if args.only else list(known)
-
-    version = subprocess.run(
-        [f"{args.build}/bin/tessera", "--version"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    print(f"{version}; {cpu_name()}, {len(os.sched_getaffinity(0))} cores; {platform.platform()}")
-    print("(Nx): how many times faster than the peer; (N%): share of the limit's speed")
-    rows = {}
-    for family in chosen:
-        own = []
-        waits_for_peers = len(known[family]) > 1 and family != "comm"
-        for command in known[family]:
-            for row in rows_of(command):
-                if "ours" in row:
-                    rows[row["name"]] = row
-                    own.append(row)
-                else:
-                    rows[row["name"]]["peers"].update(row["peers"])
-                if not waits_for_peers:
-                    print_row(row)
-        if waits_for_peers:
-            for row in own:
-                print_row(row)
-
-    kept = [r for r in load_results() if r["name"].split("/")[0] not in chosen and r["name"] not in rows]
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *rows.values()]))
-    print(f"{len(rows)} rows in {os.path.relpath(RESULTS)}")
+    args = parse()
+    chosen = choose(args)
+    # A run of everything starts the file anew; others replace their rows.
+    is_part = args.only or args.device or args.without_peers
+    earlier = results.load(args.out) if is_part and os.path.exists(args.out) else []
+    run = results.describe_run(args.build, command_line(args), args.quick)
+    print(", ".join(f"{key} {value}" for key, value in run.items()))
+    progress = Progress(chosen)
+    rows, failures = [], []
+    for contest, rounds in chosen:
+        try:
+            own = run_contest(contest, rounds, lambda i: progress.show(contest, i, rounds))
+        except Failed as failure:
+            failures.append(str(failure))
+            print(f"FAILED: {failure}", flush=True)
+            continue
+        print_table(own)
+        rows += own
+    if rows:
+        measured = {row["name"] for row in rows}
+        kept = results.keep(earlier, lambda row: row["name"] not in measured)
+        results.write(args.out, [*kept, (run, rows)])
+        print("\n(Nx): how many times faster than the peer; (N%): share of the limit's speed")
+        print_table(rows)
+        print(f"{len(rows)} rows in {os.path.relpath(args.out)}, {minutes(time.monotonic() - progress.started)}")
+    if failures:
+        sys.exit("failed:\n  " + "\n  ".join(failures))
 
 
 if __name__ == "__main__":

@@ -6,98 +6,38 @@
 
 #include <torch/torch.h>
 
-#include <malloc.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <fstream>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "gpt.h"
+#include "harness.h"
 
 namespace {
 
-constexpr int kRepeats = 9;
-constexpr double kMega = 1e6;
+constexpr int kRepeats = 3; // a round
 
-/// The most memory this process had, since the last call of forget_peak().
-double peak_megabytes() {
-  std::ifstream status("/proc/self/status");
-  std::string word;
-  double kilobytes = 0;
-  while (status >> word) {
-    if (word == "VmHWM:") {
-      status >> kilobytes;
-    }
-  }
-  return kilobytes * 1024 / kMega;
-}
-
-void forget_peak() {
-  std::ofstream("/proc/self/clear_refs") << "5";
-}
+struct Call {
+  std::string name;
+  std::function<double()> run; // milliseconds
+  std::function<double()> limit = nullptr; // may be none
+  double peak = 0; // megabytes
+  bench::Samples times = {};
+  bench::Samples limits = {};
+};
 
 /// Milliseconds on the slowest rank. What `body` returns is dropped afterwards.
 template <class Body>
 double measure(const tessera::Group& world, const Body& body) {
-  world.barrier();
-  const auto start = std::chrono::steady_clock::now();
-  const auto result = body();
-  const std::chrono::duration<double, std::milli> elapsed =
-      std::chrono::steady_clock::now() - start;
-  auto slowest = torch::full({1}, elapsed.count(), torch::kDouble);
-  world.all_reduce(slowest, tessera::ReduceOp::Max);
-  return slowest.item<double>();
-}
-
-/// Megabytes that `body` took at most on this rank, its result included.
-double measure_peak(const std::function<double()>& body) {
-  malloc_trim(0); // so that it takes new memory
-  forget_peak();
-  const double before = peak_megabytes();
-  body();
-  return peak_megabytes() - before;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-struct Series {
-  std::string name;
-  std::function<double()> run;
-  std::function<double()> limit; // may be none
-  std::vector<double> times = {};
-  std::vector<double> limits = {};
-  double peak = 0;
-};
-
-void print_row(
-    const std::string& name,
-    const char* unit,
-    const std::vector<double>& values,
-    const std::vector<double>& limits) {
-  const auto [least, most] = std::minmax_element(values.begin(), values.end());
-  std::printf(
-      "{\"name\": \"%s\", \"unit\": \"%s\", \"ours\": %.3f, \"peers\": {}, "
-      "%s\"repeats\": %d, \"spread\": %.2f}\n",
-      name.c_str(),
-      unit,
-      median(values),
-      limits.empty()
-          ? ""
-          : ("\"limit\": " + std::to_string(median(limits)) + ", ").c_str(),
-      kRepeats,
-      (*most - *least) / std::max(median(values), 1e-9));
+  decltype(body()) result;
+  return bench::milliseconds(world, [&] { result = body(); });
 }
 
 } // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const bench::Arguments arguments(argc, argv);
   const auto world = tessera::init();
   torch::manual_seed(0);
   const bench::GptConfig config{
@@ -133,48 +73,44 @@ int main() {
       return copies;
     });
   };
-  std::vector<Series> series;
-  series.push_back(
+  std::vector<Call> calls{
       {"full",
        [&] {
          return measure(world, [&] {
            return tessera::full_optim_state_dict(*model, optim);
          });
        },
-       copy_everything});
-  series.push_back(
+       copy_everything},
       {"sharded",
        [&] {
          return measure(world, [&] {
            return tessera::sharded_optim_state_dict(*model, optim);
          });
-       },
-       nullptr});
-  series.push_back(
-      {"scatter",
-       [&] {
+       }},
+      {"scatter", [&] {
          return measure(world, [&] {
            return tessera::scatter_full_optim_state_dict(
                to_scatter, *model, {.optim = &optim});
          });
-       },
-       nullptr});
-  for (Series& one : series) { // warms up, too
-    one.peak = measure_peak(one.run);
+       }}};
+  for (Call& call : calls) { // warms up, too
+    call.peak = bench::extra_megabytes([&] { call.run(); });
   }
-  for (int repeat = 0; repeat < kRepeats; ++repeat) {
-    for (Series& one : series) {
-      one.times.push_back(one.run());
-      if (one.limit) {
-        one.limits.push_back(one.limit());
+  for (int repeat = 0; repeat < arguments.times(kRepeats); ++repeat) {
+    for (Call& call : calls) {
+      call.times.push_back(call.run());
+      if (call.limit) {
+        call.limits.push_back(call.limit());
       }
     }
   }
   if (world.rank() == 0) {
     const std::string place = "/20M/cpu" + std::to_string(world.size());
-    for (const Series& one : series) {
-      print_row("state/" + one.name + place, "ms", one.times, one.limits);
-      print_row("state/peak-memory/" + one.name + place, "MB", {one.peak}, {});
+    for (const Call& call : calls) {
+      bench::print(
+          {"state/" + call.name + place, "ms", call.times, call.limits});
+      bench::print(
+          {"state/peak-memory/" + call.name + place, "MB", {call.peak}});
     }
   }
   return 0;

@@ -2,30 +2,32 @@
 // model.
 //
 //   tessera run -n 2 units_bench
+//   units_bench cuda                  # alone, on a GPU
 #include <tessera/tessera.h>
 
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
 #include <memory>
-#include <vector>
+#include <string>
+
+#include "harness.h"
+#include "setting.h"
 
 namespace {
 
 constexpr int kUnits = 64;
 constexpr int kWidth = 16;
-constexpr int kRepeats = 9;
+constexpr int kRepeats = 3; // a round
 constexpr int kStepsARepeat = 50;
 
 class Trainer {
  public:
-  explicit Trainer(bool sharded) {
+  Trainer(const torch::Device& device, bool sharded) : device_(device) {
     torch::manual_seed(0);
     for (int i = 0; i < kUnits; ++i) {
       model_->push_back(torch::nn::Linear(kWidth, kWidth));
     }
+    model_->to(device);
     if (sharded) {
       for (const auto& layer : *model_) {
         tessera::fully_shard(*layer.ptr());
@@ -34,7 +36,7 @@ class Trainer {
     }
     optimizer_ = std::make_unique<tessera::optim::AdamW>(
         tessera::parameters(*model_), 1e-4);
-    input_ = torch::randn({8, kWidth});
+    input_ = torch::randn({8, kWidth}, device);
   }
 
   void step() {
@@ -44,21 +46,18 @@ class Trainer {
   }
 
   /// Microseconds a step on the slowest rank.
-  double measure(const tessera::Group& world) {
-    world.barrier();
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < kStepsARepeat; ++i) {
-      step();
-    }
-    const std::chrono::duration<double, std::micro> elapsed =
-        std::chrono::steady_clock::now() - start;
-    auto slowest =
-        torch::full({1}, elapsed.count() / kStepsARepeat, torch::kDouble);
-    world.all_reduce(slowest, tessera::ReduceOp::Max);
-    return slowest.item<double>();
+  double measure(const tessera::Group& world, int steps) {
+    bench::synchronize(device_);
+    return 1e3 / steps * bench::milliseconds(world, [&] {
+             for (int i = 0; i < steps; ++i) {
+               step();
+             }
+             bench::synchronize(device_);
+           });
   }
 
  private:
+  const torch::Device device_;
   torch::nn::Sequential model_;
   std::unique_ptr<tessera::optim::AdamW> optimizer_;
   torch::Tensor input_;
@@ -66,28 +65,25 @@ class Trainer {
 
 } // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const bench::Arguments arguments(argc, argv);
+  const torch::Device device(arguments.word(0, "cpu"));
   const auto world = tessera::init();
-  Trainer sharded(true);
-  Trainer plain(false);
-  std::vector<double> overheads; // of a unit
-  for (int repeat = 0; repeat <= kRepeats; ++repeat) {
-    const double ours = sharded.measure(world);
-    const double limit = plain.measure(world);
+  Trainer sharded(device, true);
+  Trainer plain(device, false);
+  const std::string place = device.is_cuda() ? "cuda" : "cpu";
+  bench::Row row{
+      "units/linear16x64/" + place + std::to_string(world.size()), "us", {}};
+  const int steps = arguments.times(kStepsARepeat);
+  for (int repeat = 0; repeat <= arguments.times(kRepeats); ++repeat) {
+    const double ours = sharded.measure(world, steps);
+    const double limit = plain.measure(world, steps);
     if (repeat > 0) { // the first warms up
-      overheads.push_back((ours - limit) / kUnits);
+      row.ours.push_back((ours - limit) / kUnits);
     }
   }
   if (world.rank() == 0) {
-    std::sort(overheads.begin(), overheads.end());
-    const double median = overheads[overheads.size() / 2];
-    std::printf(
-        "{\"name\": \"units/linear16x64/world%d\", \"unit\": \"us\", "
-        "\"ours\": %.2f, \"peers\": {}, \"repeats\": %d, \"spread\": %.2f}\n",
-        world.size(),
-        median,
-        kRepeats,
-        (overheads.back() - overheads.front()) / median);
+    bench::print(row);
   }
   return 0;
 }

@@ -99,6 +99,13 @@ check_headers() {
   cmake --build "$release" -j "$jobs" --target all_verify_interface_header_sets
 }
 
+# Each benchmark once, short, so that it never rots; and what the documents say
+# of speed is what the records have.
+check_bench() {
+  bench/record.py --self-test && bench/record.py --check &&
+    bench/run.py --build "$release" --quick --without-peers --out build/bench/quick.jsonl
+}
+
 # All formats of checkpoints at once, half a minute each.
 run_fuzzers() {
   scripts/configure.sh fuzz tests && JOBS="$jobs" scripts/fuzz.sh
@@ -113,6 +120,7 @@ fi
 # A failed test is counted from its own XML, or from ctest's report.
 phase tests run_tests || true
 counted fuzz run_fuzzers
+counted bench check_bench
 counted install check_install
 counted headers check_headers
 finish --ctest "$ctest_report"

@@ -8,39 +8,31 @@ Prints partial rows; bench/run.py puts them beside ours. FSDP2 with AdamW, Gloo,
 one thread a rank. Values are loaded in place into changed tensors and compared.
 """
 
-import argparse
 import gc
-import json
-import logging
 import os
 import shutil
-import statistics
-import tempfile
 import time
-import warnings
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from steps import Gpt
+import ranks
+from gpt import Gpt
 
-CONFIG = (1024, 768, 12, 12, 64, 1)  # as in checkpoint_bench.cpp
-REPEATS = 7
+REPEATS = 4
+
+
+def config(args):
+    """As in checkpoint_bench.cpp."""
+    return 1024, 96 if args.quick else 768, 12, 12, 64, 1
 
 
 def measure(call):
-    """Milliseconds on the slowest rank, and what it returned."""
     gc.collect()
-    dist.barrier()
-    start = time.perf_counter()
-    result = call()
-    elapsed = torch.tensor([(time.perf_counter() - start) * 1e3])
-    dist.all_reduce(elapsed, op=dist.ReduceOp.MAX)
-    return elapsed.item(), result
+    return ranks.milliseconds(call)
 
 
 def local(tensor):
@@ -58,93 +50,89 @@ def tensors(value):
             yield from tensors(item)
 
 
-def run(rank, size, rendezvous, folder, results):
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
-    torch.manual_seed(0)
-    model = Gpt(*CONFIG)
-    for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
-    optim = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    for param in model.parameters():
-        param.grad = torch.ones_like(param)
-    optim.step()
-    optim.zero_grad(set_to_none=True)
-    model_state, optim_state = get_state_dict(model, optim)
-    state = {"model": model_state, "optim": optim_state}
-    times = {}
+class Saves:
+    """A sharded GPT and its optimizer, saved to and loaded from a folder."""
 
-    def keep(name, milliseconds):
-        times.setdefault(name, []).append(milliseconds)
+    def __init__(self, args):
+        torch.manual_seed(0)
+        self.folder = args.folder
+        model = Gpt(*config(args))
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        optim = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        for param in model.parameters():
+            param.grad = torch.ones_like(param)
+        optim.step()
+        optim.zero_grad(set_to_none=True)
+        model_state, optim_state = get_state_dict(model, optim)
+        self.state = {"model": model_state, "optim": optim_state}
+        self.apart = dist.new_group(backend="gloo")
+        self.times = {}
 
-    def clean(name):
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def keep(self, name, milliseconds):
+        self.times.setdefault(name, []).append(milliseconds)
+
+    def clean(self, name):
         dist.barrier()
-        if rank == 0:
-            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+        if dist.get_rank() == 0:
+            shutil.rmtree(self.path(name), ignore_errors=True)
             os.sync()
         dist.barrier()
 
-    def load_checked(name):
-        before = [tensor.clone() for tensor in tensors(state)]
-        for tensor in tensors(state):
-            tensor.zero_()
-        milliseconds, _ = measure(lambda: dcp.load(state, checkpoint_id=os.path.join(folder, "py")))
-        keep(name, milliseconds)
-        assert all(torch.equal(a, b) for a, b in zip(before, tensors(state)))
+    def save(self):
+        self.clean("py")
+        return measure(lambda: dcp.save(self.state, checkpoint_id=self.path("py")))
 
-    if size == 1:
-        for _ in range(REPEATS):
-            milliseconds, _ = measure(
-                lambda: dcp.load(state, checkpoint_id=os.path.join(folder, "py"))
-            )
-            keep("load_world1/1GB", milliseconds)
-    else:
-        apart = dist.new_group(backend="gloo")
-        place = f"/1GB/cpu{size}"
-        for repeat in range(-1, REPEATS):
-            clean("py")
-            milliseconds, _ = measure(
-                lambda: dcp.save(state, checkpoint_id=os.path.join(folder, "py"))
-            )
-            if repeat < 0:
-                continue  # warms up
-            keep("save" + place, milliseconds)
-            load_checked("load" + place)
-            clean("async")
-            start = time.perf_counter()
-            milliseconds, future = measure(
-                lambda: dcp.async_save(
-                    state, checkpoint_id=os.path.join(folder, "async"), process_group=apart
+    def load(self):
+        """Into changed tensors, which must then be what they were."""
+        before = [tensor.clone() for tensor in tensors(self.state)]
+        for tensor in tensors(self.state):
+            tensor.zero_()
+        elapsed = measure(lambda: dcp.load(self.state, checkpoint_id=self.path("py")))
+        assert all(torch.equal(a, b) for a, b in zip(before, tensors(self.state)))
+        return elapsed
+
+    def save_behind(self):
+        self.clean("async")
+        futures = []
+        start = time.perf_counter()
+        stall = measure(
+            lambda: futures.append(
+                dcp.async_save(
+                    self.state, checkpoint_id=self.path("async"), process_group=self.apart
                 )
             )
-            future.result()
-            keep("async_stall" + place, milliseconds)
-            keep("async_until_done" + place, (time.perf_counter() - start) * 1e3)
-        clean("async")
-    if rank == 0:
-        for name, values in times.items():
-            results.put({"name": "checkpoint/" + name, "peers": {"dcp": statistics.median(values)}})
-    dist.barrier()
-    os._exit(0) if rank else None
+        )
+        futures[0].result()
+        self.keep("async_stall", stall)
+        self.keep("async_until_done", (time.perf_counter() - start) * 1e3)
+
+
+def run(_rank, args):
+    saves = Saves(args)
+    if args.ranks == 1:
+        for _ in range(ranks.times(args, REPEATS)):
+            saves.keep("load_world1", saves.load())
+    else:
+        saves.save()  # warms up
+        for _ in range(ranks.times(args, REPEATS)):
+            saves.keep("save", saves.save())
+            saves.keep("load", saves.load())
+            saves.save_behind()
+        saves.clean("async")
+    for name, values in saves.times.items():
+        ranks.print_row(f"checkpoint/{name}/1GB/cpu{args.ranks}", {"dcp": values})
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
+    parser = ranks.parser(__doc__)
     parser.add_argument("folder")
     args = parser.parse_args()
-    results = mp.get_context("spawn").Queue()
-    with tempfile.TemporaryDirectory() as scratch:
-        mp.spawn(
-            run,
-            (args.ranks, os.path.join(scratch, "rendezvous"), args.folder, results),
-            nprocs=args.ranks,
-        )
-        while not results.empty():
-            print(json.dumps(results.get()), flush=True)
+    ranks.on_ranks(run, args)
     if args.ranks == 1:
         shutil.rmtree(os.path.join(args.folder, "py"), ignore_errors=True)
 

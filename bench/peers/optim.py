@@ -2,43 +2,53 @@
 """A step of Python's fused AdamW: the peer of bench/optim_bench.cpp.
 
     python3 bench/peers/optim.py
+    python3 bench/peers/optim.py --device cuda
 
 The same 150 tensors, one thread. Prints one partial row.
 """
 
-import json
+import argparse
 import statistics
-import sys
 import time
 
 import torch
 
+import ranks
+
 TENSORS, LARGE, SMALL = 150, 520 * 512, 512
-REPEATS, STEPS = 11, 5
+REPEATS, STEPS = 5, 5
 
 
-def make_params():
+def make_params(device):
     torch.manual_seed(0)
-    params = [torch.nn.Parameter(torch.randn(SMALL if i % 2 else LARGE)) for i in range(TENSORS)]
+    sizes = [SMALL if i % 2 else LARGE for i in range(TENSORS)]
+    params = [torch.nn.Parameter(torch.randn(size, device=device)) for size in sizes]
     for param in params:
         param.grad = torch.randn_like(param) * 1e-3
     return params
 
 
-def timed(step):
-    start = time.perf_counter()
-    step()
-    return (time.perf_counter() - start) * 1e3
-
-
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    optimizer = torch.optim.AdamW(make_params(), lr=1e-4, fused=True)
-    repeats = [statistics.median(timed(optimizer.step) for _ in range(STEPS)) for _ in range(REPEATS + 1)]
-    fused = statistics.median(repeats[1:])  # the first warms up
-    print(json.dumps({"name": "optim/adamw/20M", "peers": {"python_fused": round(fused, 3)}}))
-    return 0
+    optimizer = torch.optim.AdamW(make_params(args.device), lr=1e-4, fused=True)
+
+    def milliseconds():
+        start = time.perf_counter()
+        optimizer.step()
+        ranks.synchronize(args.device)
+        return (time.perf_counter() - start) * 1e3
+
+    def repeat():
+        return statistics.median(milliseconds() for _ in range(ranks.times(args, STEPS)))
+
+    repeat()  # warms up
+    fused = [repeat() for _ in range(ranks.times(args, REPEATS))]
+    ranks.print_row(f"optim/adamw/20M/{args.device}", {"python_fused": fused})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

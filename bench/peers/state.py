@@ -8,26 +8,18 @@ parameters, since with original ones it returns wrong moments on the CPU. Gloo,
 one thread a rank.
 """
 
-import argparse
 import ctypes
 import gc
-import json
-import logging
-import os
-import statistics
-import sys
-import tempfile
-import time
-import warnings
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from steps import Block, Gpt
+import ranks
+from gpt import Block, Gpt
 
 CONFIG = (2560, 384, 6, 10, 64, 4)  # as in state_bench.cpp
-REPEATS = 5
+REPEATS = 3
 
 
 def peak_megabytes():
@@ -43,15 +35,10 @@ def forget_peak():
 
 
 def measure(call):
-    """Milliseconds on the slowest rank."""
+    """Milliseconds; what it returns is dropped after the clock has stopped."""
     gc.collect()
-    dist.barrier()
-    start = time.perf_counter()
-    result = call()
-    elapsed = torch.tensor([(time.perf_counter() - start) * 1e3])
-    dist.all_reduce(elapsed, op=dist.ReduceOp.MAX)
-    del result
-    return elapsed.item()
+    kept = []
+    return ranks.milliseconds(lambda: kept.append(call()))
 
 
 def measure_peak(call):
@@ -64,14 +51,7 @@ def measure_peak(call):
     return peak_megabytes() - before
 
 
-def run(rank, size, rendezvous, results):
-    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
+def run(rank, args):
     torch.manual_seed(0)
     model = FSDP(
         Gpt(*CONFIG), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.device("cpu")
@@ -92,29 +72,14 @@ def run(rank, size, rendezvous, results):
     }
     peaks = {name: measure_peak(call) for name, call in calls.items()}  # warms up, too
     times = {name: [] for name in calls}
-    for _ in range(REPEATS):
+    for _ in range(ranks.times(args, REPEATS)):
         for name, call in calls.items():
             times[name].append(measure(call))
-    if rank == 0:
-        results.put({name: (statistics.median(times[name]), peaks[name]) for name in calls})
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    args = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    results = mp.get_context("spawn").SimpleQueue()
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run, args=(args.ranks, os.path.join(folder, "meet"), results), nprocs=args.ranks)
-    for name, (time_taken, peak) in results.get().items():
+    for name in calls:
         place = f"{name}/20M/cpu{args.ranks}"
-        print(json.dumps({"name": f"state/{place}", "peers": {"fsdp1": round(time_taken, 2)}}))
-        print(json.dumps({"name": f"state/peak-memory/{place}", "peers": {"fsdp1": round(peak, 1)}}))
-    return 0
+        ranks.print_row(f"state/{place}", {"fsdp1": times[name]})
+        ranks.print_row(f"state/peak-memory/{place}", {"fsdp1": [peaks[name]]})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ranks.on_ranks(run, ranks.parser(__doc__).parse_args())

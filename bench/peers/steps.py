@@ -4,65 +4,20 @@
     python3 bench/peers/steps.py --ranks 2
     python3 bench/peers/steps.py --ranks 1 --config 124M --device cuda
 
-Prints one partial row; bench/run.py puts it beside ours. AdamW(fused=True), the
+Prints partial rows; bench/run.py puts them beside ours. AdamW(fused=True), the
 same model and data shapes. On the CPU one thread a rank and Gloo; on a GPU NCCL
 and bfloat16 (FSDP's mixed precision, autocast for DDP).
 """
 
-import argparse
-import json
-import os
-import statistics
-import sys
-import tempfile
-import time
-
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn as nn
-import torch.nn.functional as F
 
-# vocabulary, width, heads, layers, length, batch
-CONFIGS = {
-    "tiny": (256, 128, 4, 12, 64, 4),
-    "124M": (50304, 768, 12, 12, 1024, 8),
-    "774M": (50304, 1280, 20, 36, 1024, 8),
-}
-REPEATS, STEPS, WARM_UP = 5, 6, 4
+import ranks
+from gpt import CONFIGS, Block, Gpt, add_setting, loss_of, make_ids
+
+REPEATS, STEPS, WARM_UP = 3, 6, 3
 VARIANTS = ("fsdp2", "fsdp1", "ddp")
-
-
-class Block(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class Gpt(nn.Module):
-    def __init__(self, vocabulary, width, heads, layers, length, _batch):
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, ids):
-        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
 
 
 def wrap(variant, config, device):
@@ -93,77 +48,45 @@ def wrap(variant, config, device):
     return nn.parallel.DistributedDataParallel(model)
 
 
-def measure(variant, config, device):
+def measure(variant, args):
     """Milliseconds a step, and peak megabytes on a GPU; one variant at a time, as
     memory is not endless."""
+    device, config = args.device, CONFIGS[args.config]
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     model = wrap(variant, config, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    vocabulary, length, batch = config[0], config[4], config[5]
-    ids = torch.randint(0, vocabulary, (batch, length), device=device)
+    ids = make_ids(config, device)
     casts = device == "cuda" and variant == "ddp"
 
     def step():
         with torch.autocast(device, dtype=torch.bfloat16, enabled=casts):
-            logits = model(ids)
-        F.cross_entropy(logits.view(-1, vocabulary).float(), ids.view(-1)).backward()
+            loss = loss_of(model, ids)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    def synchronize():
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    for _ in range(WARM_UP):
+    for _ in range(ranks.times(args, WARM_UP)):
         step()
-    times = []
-    for _ in range(REPEATS):
-        dist.barrier()
-        synchronize()
-        start = time.perf_counter()
-        for _ in range(STEPS):
-            step()
-        synchronize()
-        times.append((time.perf_counter() - start) / STEPS * 1e3)
+    times = [
+        ranks.milliseconds_a_step(step, ranks.times(args, STEPS), device)
+        for _ in range(ranks.times(args, REPEATS))
+    ]
     peak = torch.cuda.max_memory_allocated() / 1e6 if device == "cuda" else None
-    return statistics.median(times), peak
+    return times, peak
 
 
-def run(rank, size, rendezvous, config, device, results):
-    torch.set_num_threads(1)
-    backend = "nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=size)
-    times = {variant: measure(variant, config, device) for variant in VARIANTS}
-    if rank == 0:
-        results.put(times)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--config", choices=CONFIGS, default="tiny")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    args = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    context = mp.get_context("spawn")
-    results = context.SimpleQueue()
-    with tempfile.TemporaryDirectory() as folder:
-        meet = os.path.join(folder, "meet")
-        config = CONFIGS[args.config]
-        mp.spawn(run, args=(args.ranks, meet, config, args.device, results), nprocs=args.ranks)
-    measured = results.get()
+def run(_rank, args):
+    measured = {variant: measure(variant, args) for variant in VARIANTS}
     place = f"gpt-{args.config}/{args.device}{args.ranks}"
-    peers = {variant: round(time, 2) for variant, (time, _) in measured.items()}
-    print(json.dumps({"name": f"step/{place}", "peers": peers}))
+    ranks.print_row(f"step/{place}", {variant: times for variant, (times, _) in measured.items()})
     if args.device == "cuda":
-        peers = {variant: round(peak) for variant, (_, peak) in measured.items()}
-        print(json.dumps({"name": f"step/peak-memory/{place}", "peers": peers}))
-    return 0
+        peaks = {variant: [peak] for variant, (_, peak) in measured.items()}
+        ranks.print_row(f"step/peak-memory/{place}", peaks)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = ranks.parser(__doc__)
+    add_setting(parser)
+    ranks.on_ranks(run, parser.parse_args())

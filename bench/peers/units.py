@@ -2,77 +2,59 @@
 """What a unit costs under Python's FSDP2: the peer of bench/units_bench.cpp.
 
     python3 bench/peers/units.py --ranks 2
+    python3 bench/peers/units.py --ranks 1 --device cuda
 """
-
-import argparse
-import json
-import os
-import statistics
-import sys
-import tempfile
-import time
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn as nn
 
+import ranks
+
 UNITS, WIDTH = 64, 16
-REPEATS, STEPS = 5, 10
+REPEATS, STEPS = 3, 10
 
 
-def make(sharded):
+def make_step(device, sharded):
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(UNITS)))
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(UNITS))).to(device)
     if sharded:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        mesh = init_device_mesh(device, (dist.get_world_size(),))
         for layer in model:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    data = torch.randn(8, WIDTH, device=device)
+
+    def step():
+        model(data).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
 
 
-def run(rank, size, rendezvous, results):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size)
-    data = torch.randn(8, WIDTH)
-
-    def measure(model, optimizer):
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(STEPS):
-            model(data).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return (time.perf_counter() - start) / STEPS * 1e6
-
-    sharded, plain = make(True), make(False)
+def run(_rank, args):
+    sharded, plain = make_step(args.device, True), make_step(args.device, False)
     overheads = []
-    for repeat in range(REPEATS + 1):  # the sides take turns; the first warms up
-        ours, limit = measure(*sharded), measure(*plain)
+    for repeat in range(ranks.times(args, REPEATS) + 1):  # the sides take turns; the first warms up
+        ours, limit = (
+            1e3 * ranks.milliseconds_a_step(step, ranks.times(args, STEPS), args.device)
+            for step in (sharded, plain)
+        )
         if repeat > 0:
             overheads.append((ours - limit) / UNITS)
-    if rank == 0:
-        results.put(statistics.median(overheads))
-    dist.barrier()
-    dist.destroy_process_group()
+    ranks.print_row(f"units/linear16x64/{args.device}{args.ranks}", {"fsdp2": overheads})
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
-    args = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    results = mp.get_context("spawn").SimpleQueue()
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(run, args=(args.ranks, os.path.join(folder, "meet"), results), nprocs=args.ranks)
-    name = f"units/linear16x64/world{args.ranks}"
-    print(json.dumps({"name": name, "peers": {"fsdp2": round(results.get(), 1)}}))
-    return 0
+    parser = ranks.parser(__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    ranks.on_ranks(run, parser.parse_args())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

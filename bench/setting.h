@@ -1,0 +1,68 @@
+// Which GPT to train, and where: the first two words of step_bench, ddp_bench.
+#pragma once
+
+#include <torch/torch.h>
+
+#include <map>
+#include <stdexcept>
+#include <string>
+
+#include "gpt.h"
+#include "harness.h"
+
+namespace bench {
+
+/// Waits for a GPU, where that is what computes.
+inline void synchronize(const torch::Device& device) {
+  if (device.is_cuda()) {
+    torch::cuda::synchronize();
+  }
+}
+
+struct Setting {
+  explicit Setting(const Arguments& arguments)
+      : name(arguments.word(0, "tiny")), device(arguments.word(1, "cpu")) {
+    const std::map<std::string, GptConfig> configs{
+        {"tiny", {}},
+        {"124M", {50304, 768, 12, 12, 1024, 8}},
+        {"774M", {50304, 1280, 20, 36, 1024, 8}}};
+    const auto found = configs.find(name);
+    if (found == configs.end()) {
+      throw std::invalid_argument("there is no GPT of size " + name);
+    }
+    config = found->second;
+  }
+
+  bool is_cuda() const {
+    return device.is_cuda();
+  }
+
+  /// The end of a row's name: "gpt-tiny/cpu2".
+  std::string place(const tessera::Group& world) const {
+    return "gpt-" + name + (is_cuda() ? "/cuda" : "/cpu") +
+        std::to_string(world.size());
+  }
+
+  /// Tokens to learn: (batch, length).
+  torch::Tensor make_ids() const {
+    return torch::randint(
+               0,
+               config.vocabulary,
+               {config.batch, config.length},
+               torch::kLong)
+        .to(device);
+  }
+
+  std::string name;
+  torch::Device device;
+  GptConfig config;
+};
+
+/// How well the model tells each token from the tokens up to it.
+inline torch::Tensor loss_of(Gpt& model, const torch::Tensor& ids) {
+  const auto logits = model->forward(ids);
+  return torch::cross_entropy_loss(
+      logits.view({-1, logits.size(-1)}).to(torch::kFloat), ids.view({-1}));
+}
+
+} // namespace bench
