@@ -14,7 +14,7 @@ RELEASE := build/release
 .DEFAULT_GOAL := help
 # Two builds in one folder at a time would fight over it.
 .NOTPARALLEL:
-.PHONY: help setup build demo test bench format lint asan tsan fuzz offline-deps clean
+.PHONY: help setup build demo test docs bench format lint asan tsan fuzz offline-deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +36,10 @@ demo: ## train a small GPT on 2 ranks, beside a plain run of the same steps
 test: ## lint, build and run every test; the last line is the count
 	@scripts/setup.sh test
 	@JOBS=$(JOBS) scripts/test.sh
+
+docs: ## the documentation as a site, in build/site
+	@scripts/setup.sh docs
+	@scripts/build_docs.sh
 
 bench: ## run the benchmarks; ONLY=family runs one family
 	@scripts/setup.sh bench

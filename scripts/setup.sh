@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Usage: scripts/setup.sh build|test|bench|fuzz
+# Usage: scripts/setup.sh build|test|bench|fuzz|docs
 #
 # Makes sure that what the profile needs is there: Debian packages, then
 # LibTorch. Silent when nothing is to do. Everything is looked at before
@@ -15,9 +15,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 profile="${1:-}"
 case "$profile" in
-  build | test | bench | fuzz) ;;
+  build | test | bench | fuzz | docs) ;;
   *)
-    echo "usage: scripts/setup.sh build|test|bench|fuzz" >&2
+    echo "usage: scripts/setup.sh build|test|bench|fuzz|docs" >&2
     exit 2
     ;;
 esac
@@ -70,6 +70,9 @@ has_cmake() {
 
 has_libfuzzer() { compgen -G '/usr/lib/llvm-14/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a' >/dev/null; }
 
+# Of the Python that Debian's mkdocs runs on.
+has_pygments() { /usr/bin/python3 -c 'import pygments' 2>/dev/null; }
+
 can_make_venv() { [[ "$python_makes_venv" == yes ]]; }
 
 list_missing() {
@@ -92,6 +95,13 @@ list_missing() {
     need iproute2 "tests with network namespaces" has_command ip
     need clang-14 "libFuzzer" has_command clang++-14
     need libclang-rt-14-dev "libFuzzer's library" has_libfuzzer
+  fi
+  if [[ "$profile" == test || "$profile" == docs ]]; then
+    # Debian's mkdocs brings no fonts and scripts from a network, and its version
+    # stays what it is.
+    need mkdocs "the documentation as a site" has_command mkdocs
+    need python3-pygments "colours in its code" has_pygments
+    need doxygen "the pages of the API" has_command doxygen
   fi
   if [[ "$torch_from" == new-venv ]]; then
     need python3-venv "makes .venv for LibTorch" can_make_venv
