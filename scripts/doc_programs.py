@@ -16,8 +16,8 @@ Every block of ```cpp in README.md and docs/ is one of these:
                                     prelude `training` in tests/docs/preludes.inc
     <!-- code: continues -->        after the block before it, in the same function
     <!-- code: at file scope -->    declarations; visible in later blocks of the page
-  `, throws` behind it says that it must throw. A block of text after it, under
-  <!-- code: thrown -->, is the message: on rank 0 of two, numbers aside, "..." for
+  `, throws` behind it says that it must throw, on rank 0 of two. A block of text
+  after it, under <!-- code: thrown -->, is the message: numbers aside, "..." for
   anything.
 - Not C++ that could run here: <!-- code: not compiled: REASON -->. There are few.
 """

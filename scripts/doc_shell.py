@@ -10,7 +10,8 @@ FOLDER has the built programs; it comes first in PATH. Blocks under the comment
   one shell. The lines below a command must come in its output, in this order;
   numbers may differ, "..." stands for anything. A command that fails must be
   followed by `echo $?`.
-- ```python: a program for PYTHON, which has torch.
+- ```python: a program for PYTHON, which has torch; with none ("") it is named and
+  left out.
 
 Blocks without the comment are checked by check_docs.py alone: their flags exist.
 """
@@ -116,6 +117,9 @@ def run_page(page, folder, environment, python):
             if block.language == "console":
                 run_console(block, folder, environment)
             elif block.language == "python":
+                if not python:
+                    print(f"{block.page}:{block.line}: not run, there is no Python with torch here")
+                    continue
                 run_python(block, folder, environment, python)
             else:
                 raise Wrong(f"a block of {block.language or 'text'} cannot be run: console or python")

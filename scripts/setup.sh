@@ -2,7 +2,7 @@
 # Usage: scripts/setup.sh build|test|bench|fuzz|docs
 #
 # Makes sure that what the profile needs is there: Debian packages, then
-# LibTorch. Silent when nothing is to do. Everything is looked at before
+# LibTorch (not for docs). Silent when nothing is to do. Everything is looked at before
 # anything is changed, and the user's own Python is never changed.
 #
 # Leaves behind, each rewritten only when it changes:
@@ -78,14 +78,16 @@ can_make_venv() { [[ "$python_makes_venv" == yes ]]; }
 list_missing() {
   missing=()
   missing_lines=()
-  need g++ "the C++ compiler" has_command "${CXX:-g++}"
-  need cmake "configures the build (3.24 or newer)" has_cmake
-  need ninja-build "runs the build" has_command ninja
   need python3 "finds LibTorch and runs the scripts" has_command python3
-  need libgloo-dev "Gloo's headers, which LibTorch leaves out" has_header gloo/algorithm.h
-  need libxxhash-dev "checksums" has_header xxhash.h
-  need nlohmann-json3-dev "JSON, in checkpoints" has_header nlohmann/json.hpp
-  need libcli11-dev "the command line" has_header CLI/CLI.hpp
+  if [[ "$profile" != docs ]]; then
+    need g++ "the C++ compiler" has_command "${CXX:-g++}"
+    need cmake "configures the build (3.24 or newer)" has_cmake
+    need ninja-build "runs the build" has_command ninja
+    need libgloo-dev "Gloo's headers, which LibTorch leaves out" has_header gloo/algorithm.h
+    need libxxhash-dev "checksums" has_header xxhash.h
+    need nlohmann-json3-dev "JSON, in checkpoints" has_header nlohmann/json.hpp
+    need libcli11-dev "the command line" has_header CLI/CLI.hpp
+  fi
   if [[ "$profile" == test || "$profile" == fuzz ]]; then
     need libgtest-dev "the tests" has_header gtest/gtest.h
     need libgmock-dev "the tests" has_header gmock/gmock.h
@@ -107,7 +109,7 @@ list_missing() {
     need python3-venv "makes .venv for LibTorch" can_make_venv
   fi
   # Worth having, not worth failing for: it comes along with the others.
-  if ((${#missing[@]})); then
+  if ((${#missing[@]})) && [[ "$profile" != docs ]]; then
     need ccache "makes rebuilds fast" has_command ccache
   fi
 }
@@ -332,18 +334,28 @@ record() {
   mv "$1.new" "$1"
 }
 
-find_torch
+# The documentation is built without it.
+look_for_torch() {
+  if [[ "$profile" != docs ]]; then
+    find_torch
+  fi
+}
+
+look_for_torch
 list_missing
 if [[ "$torch_from" == new-venv ]]; then
   check_venv
 fi
 if ((${#missing[@]})); then
   install_missing
-  find_torch
+  look_for_torch
   list_missing
   if ((${#missing[@]})); then
     give_up "apt-get installed them, and they still do not work from this PATH."
   fi
+fi
+if [[ "$profile" == docs ]]; then
+  exit
 fi
 if [[ "$torch_from" == new-venv ]]; then
   [[ -z "$skipped" ]] || say "$skipped"
