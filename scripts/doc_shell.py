@@ -169,6 +169,8 @@ def main():
     if options.self_test:
         return self_test()
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    # Threads that wait for each other by spinning are slow where cores are short.
+    environment["OMP_NUM_THREADS"] = "1"
     environment["PATH"] = f"{options.bin.resolve()}:{environment['PATH']}"
     failed, total = 0, 0
     for path, text in markdown.pages(markdown.root()).items():
