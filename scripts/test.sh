@@ -99,7 +99,8 @@ check_install() {
 # of the tests.
 check_docs() {
   scripts/check_docs.py --self-test && scripts/doc_programs.py --self-test &&
-    scripts/doc_shell.py --self-test && scripts/build_docs.sh &&
+    scripts/doc_shell.py --self-test && scripts/docs/doxygen_filter.py --self-test &&
+    scripts/build_docs.sh --self-test && scripts/build_docs.sh &&
     scripts/check_docs.py --program "$release/bin/tessera" &&
     scripts/doc_shell.py --bin "$release/bin" --python "$(<build/python)"
 }

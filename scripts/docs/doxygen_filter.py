@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Shows Doxygen a header the way its readers see it.
 
-Usage: doxygen_filter.py HEADER
+Usage: doxygen_filter.py HEADER | --self-test
 
 - A comment stands for all declarations up to the next blank line or comment:
   overloads and kin get a copy of its first paragraph.
@@ -13,6 +13,7 @@ Usage: doxygen_filter.py HEADER
 
 Lines keep their numbers, so that warnings point into the header.
 """
+import difflib
 import itertools
 import pathlib
 import re
@@ -115,5 +116,81 @@ def filtered(source):
     return "\n".join(out)
 
 
+EXAMPLE = """\
+#define TWO \\
+  2
+namespace a {
+/// First.
+///
+/// More.
+int one(
+    int x);
+int one(double x);
+
+int bare();
+class C : public A,
+          public B {
+ public:
+  ~C();
+  C(const C&) = delete;
+  /// With a comment.
+  C(C&& other) noexcept;
+  int size() const; // how many
+  int names[3]; // NOLINT: no description
+  /// An option.
+  TORCH_ARG(std::optional<int>, width) = std::nullopt;
+  TESSERA_OPTION(Betas, betas){{0.9, 0.999}};
+};
+enum class E {
+  Red, // as blood
+  Blue,
+};
+}
+"""
+SHOWN = """\
+#define TWO \\
+  2
+namespace a {
+/// First.
+///
+/// More.
+int one(
+    int x);
+/** First. */ int one(double x);
+
+int bare();
+class C : public A,
+          public B {
+ public:
+
+
+  /// With a comment.
+  C(C&& other) noexcept;
+  int size() const; ///< how many
+/** With a comment. */   int names[3]; // NOLINT: no description
+  /// An option.
+std::optional<int> width = std::nullopt;
+/** An option. */ Betas betas {{0.9, 0.999}};
+};
+enum class E {
+  Red, ///< as blood
+  Blue,
+};
+}
+"""
+
+
+def self_test():
+    found = filtered(EXAMPLE)
+    if found == SHOWN:
+        print("doxygen_filter self-test: a header is shown as it should be")
+        return 0
+    for line in difflib.unified_diff(SHOWN.split("\n"), found.split("\n"), "wanted", "found", lineterm=""):
+        print(line)
+    return 1
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--self-test":
+        sys.exit(self_test())
     sys.stdout.write(filtered(pathlib.Path(sys.argv[1]).read_text()))
