@@ -15,6 +15,7 @@ RELEASE := build/release
 # Two builds in one folder at a time would fight over it.
 .NOTPARALLEL:
 .PHONY: help setup build demo test bench record format lint asan tsan fuzz offline-deps clean
+.PHONY: help setup build demo test docs bench format lint asan tsan fuzz offline-deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +39,11 @@ test: ## lint, build and run every test; the last line is the count
 	@JOBS=$(JOBS) scripts/test.sh
 
 bench: ## run the benchmarks beside their peers; ONLY=step,ddp runs these families
+docs: ## the documentation as a site, in build/site
+	@scripts/setup.sh docs
+	@scripts/build_docs.sh
+
+bench: ## run the benchmarks; ONLY=family runs one family
 	@scripts/setup.sh bench
 	@scripts/configure.sh release bench
 	cmake --build $(RELEASE) -j $(JOBS)

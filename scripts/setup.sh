@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Usage: scripts/setup.sh build|test|bench|fuzz
+# Usage: scripts/setup.sh build|test|bench|fuzz|docs
 #
 # Makes sure that what the profile needs is there: Debian packages, then
-# LibTorch. Silent when nothing is to do. Everything is looked at before
+# LibTorch (not for docs). Silent when nothing is to do. Everything is looked at before
 # anything is changed, and the user's own Python is never changed.
 #
 # Leaves behind, each rewritten only when it changes:
@@ -15,9 +15,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 profile="${1:-}"
 case "$profile" in
-  build | test | bench | fuzz) ;;
+  build | test | bench | fuzz | docs) ;;
   *)
-    echo "usage: scripts/setup.sh build|test|bench|fuzz" >&2
+    echo "usage: scripts/setup.sh build|test|bench|fuzz|docs" >&2
     exit 2
     ;;
 esac
@@ -72,19 +72,24 @@ has_chromium() { has_command chromium-headless-shell || has_command chromium; }
 
 has_libfuzzer() { compgen -G '/usr/lib/llvm-14/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a' >/dev/null; }
 
+# Of the Python that Debian's mkdocs runs on.
+has_pygments() { /usr/bin/python3 -c 'import pygments' 2>/dev/null; }
+
 can_make_venv() { [[ "$python_makes_venv" == yes ]]; }
 
 list_missing() {
   missing=()
   missing_lines=()
-  need g++ "the C++ compiler" has_command "${CXX:-g++}"
-  need cmake "configures the build (3.24 or newer)" has_cmake
-  need ninja-build "runs the build" has_command ninja
   need python3 "finds LibTorch and runs the scripts" has_command python3
-  need libgloo-dev "Gloo's headers, which LibTorch leaves out" has_header gloo/algorithm.h
-  need libxxhash-dev "checksums" has_header xxhash.h
-  need nlohmann-json3-dev "JSON, in checkpoints" has_header nlohmann/json.hpp
-  need libcli11-dev "the command line" has_header CLI/CLI.hpp
+  if [[ "$profile" != docs ]]; then
+    need g++ "the C++ compiler" has_command "${CXX:-g++}"
+    need cmake "configures the build (3.24 or newer)" has_cmake
+    need ninja-build "runs the build" has_command ninja
+    need libgloo-dev "Gloo's headers, which LibTorch leaves out" has_header gloo/algorithm.h
+    need libxxhash-dev "checksums" has_header xxhash.h
+    need nlohmann-json3-dev "JSON, in checkpoints" has_header nlohmann/json.hpp
+    need libcli11-dev "the command line" has_header CLI/CLI.hpp
+  fi
   if [[ "$profile" == test || "$profile" == fuzz ]]; then
     need libgtest-dev "the tests" has_header gtest/gtest.h
     need libgmock-dev "the tests" has_header gmock/gmock.h
@@ -96,11 +101,18 @@ list_missing() {
     need clang-14 "libFuzzer" has_command clang++-14
     need libclang-rt-14-dev "libFuzzer's library" has_libfuzzer
   fi
+  if [[ "$profile" == test || "$profile" == docs ]]; then
+    # Debian's mkdocs brings no fonts and scripts from a network, and its version
+    # stays what it is.
+    need mkdocs "the documentation as a site" has_command mkdocs
+    need python3-pygments "colours in its code" has_pygments
+    need doxygen "the pages of the API" has_command doxygen
+  fi
   if [[ "$torch_from" == new-venv ]]; then
     need python3-venv "makes .venv for LibTorch" can_make_venv
   fi
   # Worth having, not worth failing for: it comes along with the others.
-  if ((${#missing[@]})); then
+  if ((${#missing[@]})) && [[ "$profile" != docs ]]; then
     need ccache "makes rebuilds fast" has_command ccache
   fi
 }
@@ -325,18 +337,28 @@ record() {
   mv "$1.new" "$1"
 }
 
-find_torch
+# The documentation is built without it.
+look_for_torch() {
+  if [[ "$profile" != docs ]]; then
+    find_torch
+  fi
+}
+
+look_for_torch
 list_missing
 if [[ "$torch_from" == new-venv ]]; then
   check_venv
 fi
 if ((${#missing[@]})); then
   install_missing
-  find_torch
+  look_for_torch
   list_missing
   if ((${#missing[@]})); then
     give_up "apt-get installed them, and they still do not work from this PATH."
   fi
+fi
+if [[ "$profile" == docs ]]; then
+  exit
 fi
 if [[ "$torch_from" == new-venv ]]; then
   [[ -z "$skipped" ]] || say "$skipped"

@@ -95,6 +95,16 @@ check_install() {
   fi
 }
 
+# The site, and that the documents tell the truth. Their C++ is in doc_code, one
+# of the tests.
+check_docs() {
+  scripts/check_docs.py --self-test && scripts/doc_programs.py --self-test &&
+    scripts/doc_shell.py --self-test && scripts/docs/doxygen_filter.py --self-test &&
+    scripts/build_docs.sh --self-test && scripts/build_docs.sh &&
+    scripts/check_docs.py --program "$release/bin/tessera" &&
+    scripts/doc_shell.py --bin "$release/bin" --python "$(<build/python)"
+}
+
 check_headers() {
   cmake --build "$release" -j "$jobs" --target all_verify_interface_header_sets
 }
@@ -123,4 +133,5 @@ counted fuzz run_fuzzers
 counted bench check_bench
 counted install check_install
 counted headers check_headers
+counted docs check_docs
 finish --ctest "$ctest_report"

@@ -12,14 +12,14 @@ namespace tessera {
 
 /// Where an error happened. Empty fields are left out of the message.
 struct ErrorSite {
-  std::string_view call =
-      {}; // public call, as the user wrote it: "fully_shard"
-  int rank = -1;
-  int world_size = -1;
-  std::string_view group;
-  std::string_view unit;
-  std::string_view parameter;
-  std::string_view path;
+  /// The public call, as the user wrote it: "fully_shard".
+  std::string_view call = {};
+  int rank = -1; // of the world
+  int world_size = -1; // with rank: "rank 2/8"
+  std::string_view group; // its name
+  std::string_view unit; // of a sharded model
+  std::string_view parameter; // below the unit
+  std::string_view path; // of a file or folder
 };
 
 /// Builds the text that every Tessera error shows:

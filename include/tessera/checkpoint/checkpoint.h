@@ -66,6 +66,7 @@ class TESSERA_API Stateful {
 /// reads, not after the call or AsyncSave::wait() has returned.
 using Progress = std::function<void(uint64_t done, uint64_t total)>;
 
+/// Of save() and async_save().
 struct TESSERA_API SaveOptions {
   /// Who saves; default: the world, or this process alone before init().
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
@@ -74,6 +75,7 @@ struct TESSERA_API SaveOptions {
   /// Files that a rank writes at the same time; 0: as many as it has cores of
   /// its own, at most 4.
   TORCH_ARG(int, files_per_rank) = 0;
+  /// Called as bytes are written.
   TORCH_ARG(Progress, progress) = {};
 };
 
@@ -114,6 +116,7 @@ class [[nodiscard]] TESSERA_API AsyncSave {
   uint64_t staged_bytes() const;
 
   class Impl;
+  /// For async_save(); not part of the public contract.
   explicit AsyncSave(std::shared_ptr<Impl> impl);
 
  private:
@@ -146,9 +149,10 @@ TESSERA_API AsyncSave async_save(
 enum class Verify {
   WhileReading, ///< costs little; damage is found when some is loaded already
   First, ///< reads twice; nothing is loaded if anything is damaged
-  Never,
+  Never, ///< trusts the files
 };
 
+/// Of load() and CheckpointManager::load_latest().
 struct TESSERA_API LoadOptions {
   /// Who loads; default: the world, or this process alone before init().
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
@@ -164,13 +168,16 @@ struct TESSERA_API LoadOptions {
   TORCH_ARG(std::function<bool(const std::string&)>, filter) = {};
   /// Names that `strict` does not ask for, on either side.
   TORCH_ARG(std::function<bool(const std::string&)>, optional) = {};
+  /// When checksums are compared.
   TORCH_ARG(Verify, verify) = Verify::WhileReading;
   /// Threads that read; 0: as many as this rank has cores of its own, at most
   /// 4.
   TORCH_ARG(int, threads) = 0;
+  /// Called as bytes are read.
   TORCH_ARG(Progress, progress) = {};
 };
 
+/// What load() did.
 struct TESSERA_API LoadReport {
   /// Names of the target that were not there, and of the parts of the
   /// checkpoint that it has, those that were not asked for; both without

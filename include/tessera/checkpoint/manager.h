@@ -16,6 +16,7 @@
 
 namespace tessera {
 
+/// Which checkpoints a manager keeps.
 struct TESSERA_API ManagerOptions {
   /// Who saves and loads; default: the world, or this process alone.
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
@@ -49,6 +50,7 @@ class TESSERA_API CheckpointManager {
   CheckpointManager(const CheckpointManager&) = delete;
   CheckpointManager& operator=(const CheckpointManager&) = delete;
 
+  /// Where all checkpoints are, and where that of a step is or would be.
   const std::filesystem::path& folder() const {
     return folder_;
   }
@@ -68,9 +70,10 @@ class TESSERA_API CheckpointManager {
   /// For the save under way. Throws what went wrong with it. Collective.
   void wait();
 
+  /// A checkpoint that was found.
   struct Entry {
-    int64_t step = 0;
-    std::filesystem::path path;
+    int64_t step = 0; // in its name
+    std::filesystem::path path; // of its folder
     /// Why it cannot be loaded; empty where nothing speaks against it. Sizes
     /// and descriptions are looked at, the bytes of tensors are not.
     std::string problem;

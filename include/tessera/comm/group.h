@@ -21,6 +21,7 @@ class GroupImpl;
 class PendingCall;
 } // namespace comm
 
+/// What is no tensor, as it travels.
 using Bytes = std::vector<uint8_t>;
 
 /// A collective under way. Its tensors stay alive inside it; their contents
@@ -30,6 +31,7 @@ class [[nodiscard]] TESSERA_API Work {
  public:
   /// A finished one.
   Work() = default;
+  /// For Group's calls; not part of the public contract.
   explicit Work(std::shared_ptr<comm::PendingCall> pending);
 
   /// Blocks until the operation is complete on this rank (for CUDA tensors:
@@ -63,20 +65,24 @@ class TESSERA_API Group {
  public:
   /// No group; every call except valid() throws.
   Group() = default;
+  /// For the layers above; not part of the public contract.
   explicit Group(std::shared_ptr<comm::GroupImpl> impl);
 
+  /// False for a Group() that stands for none. Not collective, like all up to
+  /// timeout().
   bool valid() const {
     return impl_ != nullptr;
   }
 
-  int rank() const; // within this group
-  int size() const;
-  const std::string& name() const;
+  int rank() const; // this process's number within this group
+  int size() const; // how many ranks it has
+  const std::string& name() const; // as messages call it
   /// Ranks of the world that form this group, in its order.
   const std::vector<int>& global_ranks() const;
   /// "shm", "gloo", "nccl" or "fake"; "none" in a group of one. For a device
   /// without a backend of its own: that of the CPU, which it goes through.
   std::string backend(c10::DeviceType device = c10::DeviceType::CPU) const;
+  /// How long a call may wait for a peer.
   std::chrono::milliseconds timeout() const;
 
   /// output: size() times input's elements; rank r's input ends up as r-th
@@ -152,6 +158,7 @@ class TESSERA_API Group {
       const std::vector<std::vector<at::Tensor>>& inputs,
       std::string_view label = {}) const;
 
+  /// Returns when all ranks have called it.
   void barrier(std::string_view label = {}) const;
   Work barrier_async(std::string_view label = {}) const;
 

@@ -23,11 +23,11 @@ class TESSERA_API Mesh {
       std::vector<int64_t> shape,
       std::vector<std::string> axis_names = {});
 
-  int64_t ndim() const;
+  int64_t ndim() const; // axes
   int64_t size() const; // ranks in all
-  int64_t size(std::string_view axis) const;
-  const std::vector<int64_t>& shape() const;
-  const std::vector<std::string>& axis_names() const;
+  int64_t size(std::string_view axis) const; // ranks on that axis
+  const std::vector<int64_t>& shape() const; // ranks on each axis
+  const std::vector<std::string>& axis_names() const; // first to last
 
   /// This rank's place on each axis, or on one.
   const std::vector<int64_t>& coordinate() const;
@@ -42,6 +42,7 @@ class TESSERA_API Mesh {
   /// others. Collective over the mesh where more than one axis is named, since
   /// a group is made.
   Mesh submesh(const std::vector<std::string>& axes) const;
+  /// The mesh of one axis. Not collective.
   Mesh operator[](const std::string& axis) const;
 
   /// Ranks of the world, row-major.

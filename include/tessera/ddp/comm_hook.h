@@ -16,6 +16,7 @@ namespace tessera {
 /// are of one dtype and device.
 class TESSERA_API GradBucket {
  public:
+  /// For whoever reduces; hooks are given one.
   GradBucket(
       size_t index,
       bool is_last,
@@ -32,6 +33,7 @@ class TESSERA_API GradBucket {
   size_t index() const {
     return index_;
   }
+  /// Whether it is the last one of this backward.
   bool is_last() const {
     return is_last_;
   }
@@ -43,6 +45,7 @@ class TESSERA_API GradBucket {
   const std::vector<at::Tensor>& gradients() const {
     return gradients_;
   }
+  /// Whose gradients these are, in the same order.
   const std::vector<at::Tensor>& parameters() const {
     return parameters_;
   }

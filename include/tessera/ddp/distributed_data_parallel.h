@@ -16,6 +16,8 @@
 
 namespace tessera {
 
+/// DistributedDataParallel's constructor options, with Python's names and
+/// defaults.
 struct TESSERA_API DDPOptions {
   /// The ranks that train copies of the model; default: the world.
   TORCH_ARG(std::optional<Group>, process_group) = std::nullopt;
@@ -62,9 +64,11 @@ class TESSERA_API DdpHandle : public Joinable {
     DdpHandle& handle_;
     const bool before_;
   };
+  /// Holds gradients back while what it returns lives.
   NoSync no_sync() {
     return NoSync(*this);
   }
+  /// Off: backwards add up on each rank, as under no_sync().
   void set_requires_gradient_sync(bool on);
 
   /// Reduces buckets with `hook` from the next backward on. Throws if there is
@@ -77,13 +81,16 @@ class TESSERA_API DdpHandle : public Joinable {
   /// A rank without inputs contributes zeros, and takes the model of a rank
   /// that trained to the end. Averages are still over all ranks.
   std::unique_ptr<JoinHook> join_hook(const JoinArguments& arguments) override;
+  /// See Joinable.
   at::Device join_device() const override;
   Group join_process_group() const override;
 
  protected:
+  /// For DistributedDataParallel, which knows the module's type.
   DdpHandle(
       std::shared_ptr<torch::nn::Module> module,
       const DDPOptions& options);
+  /// Buffers, and Join's notice.
   void before_forward();
 
  private:
@@ -121,6 +128,7 @@ class TESSERA_API DdpHandle : public Joinable {
 template <class M>
 class DistributedDataParallel : public detail::DdpHandle {
  public:
+  /// Shares the module. Collective.
   explicit DistributedDataParallel(
       std::shared_ptr<M> module,
       const DDPOptions& options = {})
@@ -144,6 +152,7 @@ class DistributedDataParallel : public detail::DdpHandle {
   M& operator*() const {
     return *typed_;
   }
+  /// The module it was made of.
   const std::shared_ptr<M>& module() const {
     return typed_;
   }

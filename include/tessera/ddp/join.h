@@ -38,10 +38,13 @@ using JoinArguments = std::map<std::string, std::any>;
 class TESSERA_API Joinable {
  public:
   virtual ~Joinable();
+  /// What this rank does once it has no more inputs. Called when a Join is
+  /// made. Not collective.
   virtual std::unique_ptr<JoinHook> join_hook(
       const JoinArguments& arguments) = 0;
   /// Where the tensors of Join's own collectives lie.
   virtual at::Device join_device() const = 0;
+  /// The ranks that iterate together.
   virtual Group join_process_group() const = 0;
 
   /// The Join that it is in; nullptr if there is none.
@@ -54,11 +57,13 @@ class TESSERA_API Joinable {
   Join* join_ = nullptr;
 };
 
+/// Of Join, with Python's names.
 struct TESSERA_API JoinOptions {
   /// Off: everything here does nothing, for inputs known to be even.
   TORCH_ARG(bool, enable) = true;
   /// All ranks throw when the first one has no more inputs.
   TORCH_ARG(bool, throw_on_early_termination) = false;
+  /// Handed to every join_hook().
   TORCH_ARG(JoinArguments, arguments) = {};
 };
 
@@ -93,6 +98,7 @@ class TESSERA_API Join {
   /// rank has no more inputs.
   static void notify_join_context(Joinable& joinable);
 
+  /// As given.
   const JoinOptions& options() const {
     return options_;
   }

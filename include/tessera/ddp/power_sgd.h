@@ -32,6 +32,7 @@ struct TESSERA_API PowerSGDOptions {
   TORCH_ARG(bool, warm_start) = true;
   /// Added to norms, against division by zero; 0: by QR, which needs none.
   TORCH_ARG(double, orthogonalization_epsilon) = 0;
+  /// Of the first factors; the same on all ranks.
   TORCH_ARG(int64_t, random_seed) = 0;
 };
 
@@ -44,9 +45,11 @@ class TESSERA_API PowerSGDState {
       const Group& group,
       const PowerSGDOptions& options = {});
 
+  /// As given.
   const Group& group() const {
     return group_;
   }
+  /// As given.
   const PowerSGDOptions& options() const {
     return options_;
   }

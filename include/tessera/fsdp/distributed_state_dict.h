@@ -34,6 +34,7 @@ struct TESSERA_API StateDictOptions {
   TORCH_ARG(bool, flatten_optimizer_state_dict) = false;
 };
 
+/// References, as a braced list makes them: {*model->blocks}, {optimizer}.
 using Submodules = std::vector<std::reference_wrapper<torch::nn::Module>>;
 using Optimizers = std::vector<std::reference_wrapper<torch::optim::Optimizer>>;
 
@@ -56,10 +57,14 @@ TESSERA_API StateDict get_optimizer_state_dict(
     const StateDictOptions& options = {},
     const Submodules& submodules = {});
 
+/// Both, as get_state_dict() returns them.
 struct TESSERA_API ModelAndOptimizerState {
-  StateDict model;
-  StateDict optimizer;
+  StateDict model; // of get_model_state_dict()
+  StateDict optimizer; // of get_optimizer_state_dict()
 };
+
+/// get_model_state_dict() and get_optimizer_state_dict() in one. Collective
+/// where something is sharded.
 TESSERA_API ModelAndOptimizerState get_state_dict(
     torch::nn::Module& model,
     const Optimizers& optimizers,

@@ -35,6 +35,7 @@ enum class ShardingStrategy {
   HYBRID_SHARD_ZERO2, // SHARD_GRAD_OP within a copy
 };
 
+/// Where shards are kept; see CPUOffloadPolicy for fully_shard.
 struct TESSERA_API CPUOffload {
   /// Shards, gradients and optimizer state stay in host memory.
   TORCH_ARG(bool, offload_params) = false;
@@ -42,8 +43,9 @@ struct TESSERA_API CPUOffload {
 
 /// Sharded parameters, their gradients and state dicts keep full precision.
 struct TESSERA_API MixedPrecision {
+  /// Of the gathered parameters; default: the shards'.
   TORCH_ARG(std::optional<at::ScalarType>, param_dtype) = std::nullopt;
-  /// Default: param_dtype, as in Python.
+  /// In which gradients are averaged; default: param_dtype, as in Python.
   TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype) = std::nullopt;
   /// Floating buffers are cast to it once.
   TORCH_ARG(std::optional<at::ScalarType>, buffer_dtype) = std::nullopt;
@@ -57,9 +59,13 @@ struct TESSERA_API FSDPOptions {
   TORCH_ARG(std::optional<Group>, process_group) = std::nullopt;
   /// For the hybrid strategies: two axes, copies first.
   TORCH_ARG(std::optional<Mesh>, device_mesh) = std::nullopt;
+  /// What is freed between uses, and what is averaged in place of it.
   TORCH_ARG(ShardingStrategy, sharding_strategy) = ShardingStrategy::FULL_SHARD;
+  /// Host memory for shards, gradients and optimizer state.
   TORCH_ARG(CPUOffload, cpu_offload) = {};
+  /// Which submodules become units of their own.
   TORCH_ARG(std::optional<WrapPolicy>, auto_wrap_policy) = std::nullopt;
+  /// Dtypes to compute and reduce in.
   TORCH_ARG(MixedPrecision, mixed_precision) = {};
   /// Their parameters stay as they are.
   TORCH_ARG(std::vector<std::shared_ptr<torch::nn::Module>>, ignored_modules) =
@@ -80,16 +86,19 @@ struct TESSERA_API FSDPOptions {
 /// keeps the unit, not the model.
 class TESSERA_API FsdpUnit {
  public:
+  /// For fsdp_modules(); not part of the public contract.
   FsdpUnit(std::shared_ptr<shard::Unit> unit, torch::nn::Module& module);
 
   /// Where its module is in the largest one that was sharded; for that one, its
   /// class.
   const std::string& name() const;
+  /// Must not be called once the model is gone.
   torch::nn::Module& module() const {
     return *module_;
   }
   /// No other unit contains it.
   bool is_root() const;
+  /// What became of its options: on one rank nothing is sharded.
   bool uses_sharded_strategy() const;
   bool offloads_params() const;
   bool use_orig_params() const;
@@ -97,12 +106,14 @@ class TESSERA_API FsdpUnit {
   /// This rank's flat shard, padding included; inside summon_full_params the
   /// flat full parameters.
   at::Tensor flat_param() const;
+  /// Elements of the shard, padding included; the same on all ranks.
   int64_t sharded_numel() const;
   /// Of flat_param() inside summon_full_params.
   int64_t unsharded_numel() const;
   /// Elements of the unit's full buffer that have memory now.
   int64_t allocated_numel() const;
 
+  /// For the layers below; not part of the public contract.
   const std::shared_ptr<shard::Unit>& unit() const {
     return unit_;
   }
@@ -123,10 +134,12 @@ namespace detail {
 /// What all handles share, whatever their module's type.
 class TESSERA_API FsdpHandle {
  public:
+  /// For FSDP, which knows the module's type.
   FsdpHandle(
       std::shared_ptr<torch::nn::Module> module,
       const FSDPOptions& options);
 
+  /// As given.
   const FSDPOptions& options() const {
     return options_;
   }
@@ -134,6 +147,7 @@ class TESSERA_API FsdpHandle {
   ShardingStrategy sharding_strategy() const {
     return strategy_;
   }
+  /// The module it was made of.
   const std::shared_ptr<torch::nn::Module>& module() const {
     return module_;
   }
@@ -142,6 +156,7 @@ class TESSERA_API FsdpHandle {
   /// The module's forward runs while it lives.
   class TESSERA_API ForwardScope {
    public:
+    /// The handle must outlive it.
     explicit ForwardScope(const FsdpHandle& handle);
     ~ForwardScope();
     ForwardScope(const ForwardScope&) = delete;
@@ -151,6 +166,7 @@ class TESSERA_API FsdpHandle {
     std::vector<std::shared_ptr<shard::Unit>> units_;
   };
 
+  /// A floating tensor in the compute dtype; anything else as it is.
   template <class T>
   decltype(auto) cast_input(T&& input) const {
     if constexpr (std::is_same_v<std::remove_cvref_t<T>, at::Tensor>) {
@@ -185,6 +201,7 @@ class TESSERA_API FsdpHandle {
 template <class M>
 class FSDP : public detail::FsdpHandle {
  public:
+  /// Shards the module, which the handle then shares. Collective.
   explicit FSDP(std::shared_ptr<M> module, const FSDPOptions& options = {})
       : FsdpHandle(module, options), typed_(std::move(module)) {}
   explicit FSDP(
@@ -192,6 +209,7 @@ class FSDP : public detail::FsdpHandle {
       const FSDPOptions& options = {})
       : FSDP(module.ptr(), options) {}
 
+  /// The module's forward, with its arguments cast under mixed precision.
   template <class... Arguments>
   decltype(auto) operator()(Arguments&&... arguments) const {
     const ForwardScope scope(*this);

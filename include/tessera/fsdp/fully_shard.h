@@ -40,6 +40,7 @@ struct TESSERA_API MixedPrecisionPolicy {
 /// parameters are copied to their device when they are gathered.
 struct TESSERA_API CPUOffloadPolicy {};
 
+/// Of fully_shard(), with Python's names and defaults where Python has them.
 struct TESSERA_API FullyShardOptions {
   /// The ranks to shard over; default: the world.
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
@@ -47,11 +48,14 @@ struct TESSERA_API FullyShardOptions {
   /// copies of the model, the second one shards each (hybrid sharding); its
   /// size may be 1, then nothing is sharded and gradients are averaged.
   TORCH_ARG(std::optional<Mesh>, mesh) = std::nullopt;
+  /// How parameters are cut.
   TORCH_ARG(ShardLayout, layout) = ShardLayout::Flat;
   /// Free the full parameters after the unit's part of forward, and gather them
   /// again in backward. Off: they stay, more memory and one gather less.
   TORCH_ARG(bool, reshard_after_forward) = true;
+  /// Dtypes to compute and reduce in.
   TORCH_ARG(MixedPrecisionPolicy, mp_policy) = {};
+  /// Shards in host memory, if there is one.
   TORCH_ARG(std::optional<CPUOffloadPolicy>, offload_policy) = std::nullopt;
   /// Makes submodules units of their own, with the same options, first.
   TORCH_ARG(std::optional<WrapPolicy>, policy) = std::nullopt;
@@ -84,6 +88,7 @@ TESSERA_API void fully_shard(
     torch::nn::Module& module,
     const FullyShardOptions& options = {});
 
+/// Names and tensors, in the module's order.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// What an optimizer gets: for each parameter of the module, in its order and
@@ -134,6 +139,7 @@ TESSERA_API void set_requires_all_reduce(torch::nn::Module& module, bool on);
 /// No gradient synchronisation while it lives; then as before. Guards nest.
 class TESSERA_API NoSync {
  public:
+  /// For all units of the module. The module must outlive it.
   explicit NoSync(torch::nn::Module& module);
   ~NoSync();
   NoSync(const NoSync&) = delete;

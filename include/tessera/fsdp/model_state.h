@@ -22,9 +22,10 @@ namespace tessera {
 /// the shards yet.
 TESSERA_API StateDict state_dict(torch::nn::Module& module);
 
+/// What did not fit, where that is no error.
 struct TESSERA_API IncompatibleKeys {
-  std::vector<std::string> missing;
-  std::vector<std::string> unexpected;
+  std::vector<std::string> missing; // of the model, not in the dictionary
+  std::vector<std::string> unexpected; // the other way round
 };
 
 /// Writes `dict` into the module's parameters and buffers. A value may be a

@@ -39,9 +39,11 @@ namespace tessera {
 /// Deprecated in favour of the optimizer itself; using it warns.
 class TESSERA_API OptimInput {
  public:
+  /// As the optimizer's constructor takes them.
   OptimInput(std::vector<at::Tensor> params);
   OptimInput(const std::vector<torch::optim::OptimizerParamGroup>& groups);
 
+  /// The parameters of each group.
   const std::vector<std::vector<at::Tensor>>& groups() const {
     return groups_;
   }
@@ -50,8 +52,10 @@ class TESSERA_API OptimInput {
   std::vector<std::vector<at::Tensor>> groups_;
 };
 
+/// Of full_optim_state_dict().
 struct TESSERA_API FullOptimStateOptions {
-  std::optional<OptimInput> optim_input = std::nullopt; // deprecated
+  /// Deprecated: what the optimizer was built from.
+  std::optional<OptimInput> optim_input = std::nullopt;
   /// The others get an empty dictionary, and need no memory for it.
   bool rank0_only = true;
   /// Whose rank 0 that is; default: that of the model's first unit.
@@ -74,8 +78,10 @@ TESSERA_API StateDict sharded_optim_state_dict(
     const torch::optim::Optimizer& optim,
     const std::optional<Group>& group = std::nullopt);
 
+/// Of the functions that make a full dictionary this rank's.
 struct TESSERA_API LoadOptimStateOptions {
-  std::optional<OptimInput> optim_input = std::nullopt; // deprecated
+  /// Deprecated: what the optimizer was built from.
+  std::optional<OptimInput> optim_input = std::nullopt;
   /// Whose numbers to use; without it and optim_input, those of
   /// parameters(model).
   const torch::optim::Optimizer* optim = nullptr;
@@ -109,7 +115,11 @@ TESSERA_API StateDict flatten_sharded_optim_state_dict(
     torch::nn::Module& model,
     const torch::optim::Optimizer& optim);
 
-enum class OptimStateKeyType { PARAM_NAME, PARAM_ID };
+/// What the keys of an OSD are.
+enum class OptimStateKeyType {
+  PARAM_NAME, // names of the unsharded model
+  PARAM_ID, // numbers in the optimizer's order
+};
 
 /// Changes the keys of an OSD between names and numbers, for a model that is
 /// not sharded. Throws c10::ValueError if they are mixed. Not collective.
@@ -119,6 +129,7 @@ TESSERA_API StateDict rekey_optim_state_dict(
     torch::nn::Module& model,
     const LoadOptimStateOptions& options = {});
 
+/// Of optim_state_dict().
 struct TESSERA_API OptimStateOptions {
   /// In place of what the optimizer has now; with numbers as keys, or names if
   /// it is a NamedOptimizer's. May lack "param_groups".
@@ -134,6 +145,7 @@ TESSERA_API StateDict optim_state_dict(
     const torch::optim::Optimizer& optim,
     const OptimStateOptions& options = {});
 
+/// Of optim_state_dict_to_load().
 struct TESSERA_API OptimStateToLoadOptions {
   /// Keep names as keys.
   bool is_named_optimizer = false;

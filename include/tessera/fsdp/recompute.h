@@ -14,6 +14,7 @@
 
 namespace tessera {
 
+/// Of recompute() and apply_activation_checkpointing().
 struct TESSERA_API RecomputeOptions {
   /// Gives the second run the random numbers of the first, so that dropout
   /// drops the same: those of the CPU, of the devices of the inputs and of the

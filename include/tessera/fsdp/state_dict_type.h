@@ -19,30 +19,43 @@ enum class StateDictType {
   SHARDED_STATE_DICT, // ShardedTensor values: this rank's part with its place
 };
 
+/// Of FULL_STATE_DICT, for a model.
 struct TESSERA_API FullStateDictConfig {
+  /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = false;
   /// The others get an empty dictionary.
   TORCH_ARG(bool, rank0_only) = false;
 };
+/// Of LOCAL_STATE_DICT, for a model.
 struct TESSERA_API LocalStateDictConfig {
+  /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = false;
 };
+/// Of SHARDED_STATE_DICT, for a model.
 struct TESSERA_API ShardedStateDictConfig {
+  /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = false;
 };
 
+/// Of FULL_STATE_DICT, for optimizers.
 struct TESSERA_API FullOptimStateDictConfig {
+  /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = true;
   /// The others get an empty dictionary, and load from rank 0's.
   TORCH_ARG(bool, rank0_only) = false;
 };
+/// Of LOCAL_STATE_DICT, for optimizers.
 struct TESSERA_API LocalOptimStateDictConfig {
+  /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = false;
 };
+/// Of SHARDED_STATE_DICT, for optimizers.
 struct TESSERA_API ShardedOptimStateDictConfig {
+  /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = true;
 };
 
+/// One of the configs, for the type that it belongs to.
 using StateDictConfig = std::
     variant<FullStateDictConfig, LocalStateDictConfig, ShardedStateDictConfig>;
 using OptimStateDictConfig = std::variant<
@@ -50,7 +63,9 @@ using OptimStateDictConfig = std::variant<
     LocalOptimStateDictConfig,
     ShardedOptimStateDictConfig>;
 
+/// A type with its configs.
 struct TESSERA_API StateDictSettings {
+  /// Both configs are of this type.
   StateDictType type = StateDictType::FULL_STATE_DICT;
   StateDictConfig config = FullStateDictConfig();
   OptimStateDictConfig optim_config = FullOptimStateDictConfig();
@@ -82,6 +97,7 @@ TESSERA_API StateDictSettings get_state_dict_type(torch::nn::Module& module);
 /// Sets it while it lives, then what was set before.
 class [[nodiscard]] TESSERA_API StateDictTypeGuard {
  public:
+  /// As set_state_dict_type(). The module must outlive it.
   StateDictTypeGuard(
       torch::nn::Module& module,
       StateDictType type,

@@ -9,6 +9,7 @@
 
 namespace tessera {
 
+/// Of summon_full_params(), with Python's names and defaults.
 struct TESSERA_API SummonOptions {
   /// All units below the module too, not only its own.
   TORCH_ARG(bool, recurse) = true;

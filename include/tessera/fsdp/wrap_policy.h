@@ -15,6 +15,7 @@ namespace tessera {
 /// it has taken yet. The module that is sharded is never asked about: what is
 /// left over goes to it.
 struct TESSERA_API WrapPolicy {
+  /// A question about a module with `numel` parameters to take.
   using Decide = std::function<bool(const torch::nn::Module&, int64_t numel)>;
 
   /// True: the module becomes a unit.
@@ -32,6 +33,7 @@ TESSERA_API WrapPolicy always_wrap_policy();
 TESSERA_API WrapPolicy
 size_based_auto_wrap_policy(int64_t min_numel = 100'000'000);
 
+/// Submodules for which `wraps` says yes.
 TESSERA_API WrapPolicy
 lambda_auto_wrap_policy(std::function<bool(const torch::nn::Module&)> wraps);
 

@@ -10,9 +10,11 @@ namespace tessera::optim {
 
 /// As Python's torch.optim.Adagrad.
 struct TESSERA_API AdagradOptions : OptionsOf<AdagradOptions> {
+  /// With Python's defaults, and this learning rate.
   AdagradOptions() = default;
   AdagradOptions(double lr); // NOLINT: Adagrad(parameters, 0.1) is meant
 
+  /// As in Python, with its defaults.
   TESSERA_OPTION(double, lr){1e-2};
   TESSERA_OPTION(double, lr_decay){0};
   TESSERA_OPTION(double, eps){1e-10};
@@ -25,6 +27,7 @@ struct TESSERA_API AdagradOptions : OptionsOf<AdagradOptions> {
   TESSERA_OPTION(std::optional<bool>, fused){};
 
  public:
+  /// See Options.
   std::vector<OptionField> fields() override;
 };
 
@@ -32,6 +35,8 @@ struct TESSERA_API AdagradOptions : OptionsOf<AdagradOptions> {
 /// when a parameter first has a gradient; Python makes it at construction.
 class TESSERA_API Adagrad : public Optimizer {
  public:
+  /// Of groups or of parameters: tessera::parameters(module), or leaves. Throws
+  /// as Optimizer's constructor does. Not collective.
   explicit Adagrad(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
       AdagradOptions defaults = {});

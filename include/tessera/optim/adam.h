@@ -10,9 +10,11 @@ namespace tessera::optim {
 
 /// As Python's torch.optim.Adam.
 struct TESSERA_API AdamOptions : OptionsOf<AdamOptions> {
+  /// With Python's defaults, and this learning rate.
   AdamOptions() = default;
   AdamOptions(double lr); // NOLINT: Adam(parameters, 3e-4) is meant
 
+  /// As in Python, with its defaults.
   TESSERA_OPTION(double, lr){1e-3};
   TESSERA_OPTION(Betas, betas){{0.9, 0.999}};
   TESSERA_OPTION(double, eps){1e-8};
@@ -29,6 +31,7 @@ struct TESSERA_API AdamOptions : OptionsOf<AdamOptions> {
   TESSERA_OPTION(bool, decoupled_weight_decay){false};
 
  public:
+  /// See Options.
   std::vector<OptionField> fields() override;
 };
 
@@ -37,6 +40,8 @@ struct TESSERA_API AdamOptions : OptionsOf<AdamOptions> {
 /// with amsgrad "max_exp_avg_sq".
 class TESSERA_API Adam : public Optimizer {
  public:
+  /// Of groups or of parameters: tessera::parameters(module), or leaves. Throws
+  /// as Optimizer's constructor does. Not collective.
   explicit Adam(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
       AdamOptions defaults = {});

@@ -10,9 +10,11 @@ namespace tessera::optim {
 
 /// As Python's torch.optim.AdamW.
 struct TESSERA_API AdamWOptions : OptionsOf<AdamWOptions> {
+  /// With Python's defaults, and this learning rate.
   AdamWOptions() = default;
   AdamWOptions(double lr); // NOLINT: AdamW(parameters, 3e-4) is meant
 
+  /// As in Python, with its defaults.
   TESSERA_OPTION(double, lr){1e-3};
   TESSERA_OPTION(Betas, betas){{0.9, 0.999}};
   TESSERA_OPTION(double, eps){1e-8};
@@ -26,12 +28,15 @@ struct TESSERA_API AdamWOptions : OptionsOf<AdamWOptions> {
   TESSERA_OPTION(std::optional<bool>, fused){};
 
  public:
+  /// See Options.
   std::vector<OptionField> fields() override;
 };
 
 /// AdamW on ATen's fused kernel, with the state of Adam.
 class TESSERA_API AdamW : public Optimizer {
  public:
+  /// Of groups or of parameters: tessera::parameters(module), or leaves. Throws
+  /// as Optimizer's constructor does. Not collective.
   explicit AdamW(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
       AdamWOptions defaults = {});

@@ -27,6 +27,7 @@ namespace tessera::optim {
 class TESSERA_API NamedOptimizer : public torch::optim::Optimizer,
                                    public StatefulOptimizer {
  public:
+  /// As tessera::named_parameters() returns them.
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
   /// `named` may have more than the optimizer's parameters. Throws
@@ -37,6 +38,7 @@ class TESSERA_API NamedOptimizer : public torch::optim::Optimizer,
       std::unique_ptr<torch::optim::Optimizer> optimizer);
   ~NamedOptimizer() override;
 
+  /// The inner optimizer's step.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   /// Its parameters must have names too. Hides LibTorch's.

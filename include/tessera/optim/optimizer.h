@@ -19,11 +19,12 @@ namespace tessera::optim {
 /// whatever else was put there or loaded.
 struct TESSERA_API ParamState
     : torch::optim::OptimizerCloneableParamState<ParamState> {
-  StateDict values;
+  StateDict values; // by name
 };
 
 /// A value that an optimizer keeps for each parameter.
 struct TESSERA_API StateField {
+  /// What it looks like.
   enum class Kind {
     /// As large as the parameter, of its dtype, where it is.
     LikeParam,
@@ -32,8 +33,8 @@ struct TESSERA_API StateField {
     /// A float32 scalar where the parameter is, for kernels that read it there.
     DeviceScalar,
   };
-  const char* name;
-  Kind kind;
+  const char* name; // Python's
+  Kind kind; // its shape and place
   /// Always there once there is state at all.
   bool is_required = true;
 };

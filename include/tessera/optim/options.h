@@ -21,10 +21,11 @@ namespace tessera::optim {
 /// nobody chose from the optimizer's defaults.
 template <class T>
 struct Option {
-  T value{};
-  bool is_set = false;
+  T value{}; // the default, or what was chosen
+  bool is_set = false; // somebody chose it
 };
 
+/// Of Adam and AdamW: how slowly the first and second moments change.
 using Betas = std::tuple<double, double>;
 
 /// What numbers are allowed.
@@ -40,9 +41,10 @@ enum class OptionRange {
 struct TESSERA_API OptionField {
   /// There is only one value here; `advice` says what to do about another.
   struct Fixed {
-    StateValue value;
-    const char* advice;
+    StateValue value; // the only one
+    const char* advice; // a sentence for errors
   };
+  /// Where the value is.
   using Slot = std::variant<
       double*,
       bool*,
@@ -53,6 +55,8 @@ struct TESSERA_API OptionField {
       std::optional<std::string>*,
       Fixed>;
 
+  /// An option that a group may leave to the defaults, a plain value, or one
+  /// that is fixed.
   template <class T>
   OptionField(
       const char* python_key,
@@ -68,10 +72,10 @@ struct TESSERA_API OptionField {
   OptionField(const char* python_key, Fixed fixed)
       : key(python_key), slot(std::move(fixed)) {}
 
-  const char* key;
-  Slot slot;
-  bool* is_set = nullptr;
-  OptionRange range = OptionRange::Any;
+  const char* key; // Python's name
+  Slot slot; // where the value is
+  bool* is_set = nullptr; // null: nobody asks
+  OptionRange range = OptionRange::Any; // of numbers
 };
 
 /// Declares an option with a setter and a getter, as TORCH_ARG does:
@@ -108,6 +112,7 @@ class TESSERA_API Options : public torch::optim::OptimizerOptions {
 
   /// Takes what nobody chose here from `defaults`, which are of the same class.
   void complete_from(Options& defaults);
+  /// Whether that has been done.
   bool is_complete() const {
     return is_complete_;
   }
@@ -122,6 +127,7 @@ template <class Derived>
 class OptionsOf : public Options {
  public:
   using Options::extra;
+  /// Sets another key.
   Derived& extra(const std::string& key, StateValue value) {
     extra().set(key, std::move(value));
     return self();
@@ -131,6 +137,7 @@ class OptionsOf : public Options {
   Derived& differentiable(bool on);
   Derived& capturable(bool on);
 
+  /// For LibTorch's schedulers and groups.
   double get_lr() const override {
     return static_cast<const Derived&>(*this).lr();
   }

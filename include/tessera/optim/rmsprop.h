@@ -10,15 +10,18 @@ namespace tessera::optim {
 
 /// As Python's torch.optim.RMSprop.
 struct TESSERA_API RMSpropOptions : OptionsOf<RMSpropOptions> {
+  /// With Python's defaults, and this learning rate.
   RMSpropOptions() = default;
   RMSpropOptions(double lr); // NOLINT: RMSprop(parameters, 0.01) is meant
 
+  /// As in Python, with its defaults.
   TESSERA_OPTION(double, lr){1e-2};
   TESSERA_OPTION(double, momentum){0};
   TESSERA_OPTION(double, alpha){0.99};
   TESSERA_OPTION(double, eps){1e-8};
   /// Divide by an estimate of the variance, not of the second moment.
   TESSERA_OPTION(bool, centered){false};
+  /// Adds weight_decay * parameter to the gradient.
   TESSERA_OPTION(double, weight_decay){0};
   /// Climb instead of descend.
   TESSERA_OPTION(bool, maximize){false};
@@ -26,6 +29,7 @@ struct TESSERA_API RMSpropOptions : OptionsOf<RMSpropOptions> {
   TESSERA_OPTION(std::optional<bool>, foreach){};
 
  public:
+  /// See Options.
   std::vector<OptionField> fields() override;
 };
 
@@ -33,6 +37,8 @@ struct TESSERA_API RMSpropOptions : OptionsOf<RMSpropOptions> {
 /// "momentum_buffer" and "grad_avg" if there is momentum, or it is centered.
 class TESSERA_API RMSprop : public Optimizer {
  public:
+  /// Of groups or of parameters: tessera::parameters(module), or leaves. Throws
+  /// as Optimizer's constructor does. Not collective.
   explicit RMSprop(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
       RMSpropOptions defaults = {});

@@ -11,13 +11,16 @@ namespace tessera::optim {
 
 /// As Python's torch.optim.SGD.
 struct TESSERA_API SGDOptions : OptionsOf<SGDOptions> {
+  /// With Python's defaults, and this learning rate.
   SGDOptions() = default;
   SGDOptions(double lr); // NOLINT: SGD(parameters, 0.1) is meant
 
+  /// As in Python, with its defaults.
   TESSERA_OPTION(double, lr){1e-3};
   TESSERA_OPTION(double, momentum){0};
   /// The first gradient goes into the momentum whole.
   TESSERA_OPTION(double, dampening){0};
+  /// Adds weight_decay * parameter to the gradient.
   TESSERA_OPTION(double, weight_decay){0};
   /// Needs momentum and no dampening.
   TESSERA_OPTION(bool, nesterov){false};
@@ -28,6 +31,7 @@ struct TESSERA_API SGDOptions : OptionsOf<SGDOptions> {
   TESSERA_OPTION(std::optional<bool>, fused){};
 
  public:
+  /// See Options.
   std::vector<OptionField> fields() override;
   std::optional<std::string> objection() const override;
 };
@@ -35,6 +39,8 @@ struct TESSERA_API SGDOptions : OptionsOf<SGDOptions> {
 /// SGD on ATen's fused kernel. State: "momentum_buffer", if there is momentum.
 class TESSERA_API SGD : public Optimizer {
  public:
+  /// Of groups or of parameters: tessera::parameters(module), or leaves. Throws
+  /// as Optimizer's constructor does. Not collective.
   explicit SGD(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
       SGDOptions defaults = {});

@@ -13,6 +13,7 @@ namespace tessera::optim {
 class TESSERA_API StatefulOptimizer {
  public:
   virtual ~StatefulOptimizer() = default;
+  /// What the functions of these names below do for this optimizer.
   virtual StateDict state_dict() const = 0;
   virtual void load_state_dict(const StateDict& dict) = 0;
   virtual void initialize_state() = 0;

@@ -12,9 +12,10 @@ namespace tessera {
 
 /// A block inside a tensor: where it begins and how far it reaches on each dim.
 struct TESSERA_API Box {
-  std::vector<int64_t> offsets;
-  std::vector<int64_t> sizes;
+  std::vector<int64_t> offsets; // one a dim
+  std::vector<int64_t> sizes; // one a dim
 
+  /// Elements in it.
   int64_t numel() const;
   bool operator==(const Box&) const = default;
 };
@@ -26,8 +27,9 @@ struct TESSERA_API Box {
 /// Copies are cheap and share the local tensors.
 class TESSERA_API ShardedTensor {
  public:
+  /// A box with its values.
   struct Piece {
-    Box box;
+    Box box; // where it lies
     at::Tensor tensor; // of the box's sizes
   };
 
@@ -39,10 +41,13 @@ class TESSERA_API ShardedTensor {
       std::vector<Piece> pieces,
       Group group);
 
+  /// Of the whole tensor.
   const std::vector<int64_t>& sizes() const {
     return sizes_;
   }
+  /// Of the whole tensor.
   int64_t numel() const;
+  /// Of every piece.
   at::ScalarType dtype() const {
     return dtype_;
   }
@@ -50,7 +55,9 @@ class TESSERA_API ShardedTensor {
   const std::vector<Piece>& pieces() const {
     return pieces_;
   }
+  /// Elements of this rank's pieces.
   int64_t local_numel() const;
+  /// The ranks that together have it.
   const Group& group() const {
     return group_;
   }

@@ -29,6 +29,7 @@ class StateValue;
 /// their parameters. 0 and "0" are different keys.
 class TESSERA_API StateKey {
  public:
+  /// Numbers and names become keys where one is expected.
   template <class I>
   requires std::is_integral_v<I> &&(!std::is_same_v<I, bool>)StateKey(I id)
       : key_(static_cast<int64_t>(id)) {}
@@ -36,6 +37,7 @@ class TESSERA_API StateKey {
   StateKey(std::string_view name) : key_(std::string(name)) {}
   StateKey(const char* name) : key_(std::string(name)) {}
 
+  /// A number.
   bool is_id() const {
     return key_.index() == 0;
   }
@@ -52,13 +54,15 @@ class TESSERA_API StateKey {
   std::variant<int64_t, std::string> key_;
 };
 
+/// A list of values, as in Python.
 using StateList = std::vector<StateValue>;
 
 /// One value of a state dict. Copying shares tensors, as in Python; clone()
 /// does not.
 class TESSERA_API StateValue {
  public:
-  /// None.
+  /// Whatever a state dict may hold becomes a value where one is expected;
+  /// nothing and nullptr become None.
   StateValue() = default;
   StateValue(std::nullptr_t) {}
   StateValue(at::Tensor tensor);
@@ -78,6 +82,7 @@ class TESSERA_API StateValue {
   StateValue& operator=(StateValue other) noexcept;
   ~StateValue();
 
+  /// What it holds.
   bool is_none() const;
   bool is_tensor() const;
   bool is_sharded() const;
@@ -90,8 +95,8 @@ class TESSERA_API StateValue {
   /// "tensor", "sharded tensor", "int", ...
   const char* kind() const;
 
-  /// What it holds. Throw c10::TypeError if it is of another kind; to_double
-  /// takes an int too.
+  /// That value. Throw c10::TypeError if it is of another kind; to_double takes
+  /// an int too.
   const at::Tensor& tensor() const;
   const ShardedTensor& sharded() const;
   int64_t to_int() const;
@@ -137,9 +142,11 @@ class TESSERA_API StateValue {
 /// tensors, clone() does not. Not thread-safe.
 class TESSERA_API StateDict {
  public:
+  /// What is iterated over, in the order of insertion.
   using Item = std::pair<StateKey, StateValue>;
   using Items = std::vector<Item>;
 
+  /// Empty, or with these items; a key that comes twice has the last value.
   StateDict();
   StateDict(std::initializer_list<Item> items);
   StateDict(const StateDict& other);
@@ -147,6 +154,7 @@ class TESSERA_API StateDict {
   StateDict& operator=(StateDict other) noexcept;
   ~StateDict();
 
+  /// Keys on this level.
   size_t size() const;
   bool empty() const {
     return size() == 0;
@@ -155,6 +163,7 @@ class TESSERA_API StateDict {
   Items::const_iterator end() const;
   std::vector<StateKey> keys() const;
 
+  /// On this level.
   bool contains(const StateKey& key) const {
     return find(key) != nullptr;
   }
@@ -177,7 +186,9 @@ class TESSERA_API StateDict {
   /// Throws c10::ValueError that says how far the path led.
   const StateValue& at_path(std::string_view path) const;
 
+  /// Shares no tensor with this one.
   StateDict clone() const;
+  /// The same keys and values, in any order; see diff().
   bool operator==(const StateDict& other) const;
 
   /// One line a value, tensors as dtype, shape and first elements.
@@ -188,6 +199,7 @@ class TESSERA_API StateDict {
   std::unique_ptr<Data> data_;
 };
 
+/// Writes to_string().
 TESSERA_API std::ostream& operator<<(std::ostream& out, const StateDict& dict);
 TESSERA_API std::ostream& operator<<(
     std::ostream& out,
@@ -195,8 +207,8 @@ TESSERA_API std::ostream& operator<<(
 
 /// How far values may differ: abs(a - b) <= atol + rtol * abs(b).
 struct TESSERA_API Tolerance {
-  double rtol = 0;
-  double atol = 0;
+  double rtol = 0; // relative
+  double atol = 0; // absolute
   /// NaN equals NaN.
   bool equal_nan = true;
 };
@@ -217,14 +229,15 @@ TESSERA_API std::string diff(
 /// the keys that lead to it. Empty lists and dicts are leaves, so that nothing
 /// is lost.
 struct TESSERA_API FlatState {
+  /// A value that is no dictionary and no list.
   struct Leaf {
-    std::string path;
-    std::vector<StateKey> keys;
+    std::string path; // keys joined by dots
+    std::vector<StateKey> keys; // from the outside in
     /// For each key: it is a position in a list.
     std::vector<bool> in_list;
-    StateValue value;
+    StateValue value; // shares tensors with the dictionary
   };
-  std::vector<Leaf> leaves;
+  std::vector<Leaf> leaves; // in the dictionary's order
 };
 /// Throws c10::ValueError if two leaves have the same path.
 TESSERA_API FlatState flatten(const StateDict& dict);

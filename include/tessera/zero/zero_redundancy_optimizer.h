@@ -45,11 +45,14 @@ MakeOptimizer optimizer_class(Arguments... arguments) {
 class TESSERA_API StepTakesExtra {
  public:
   virtual ~StepTakesExtra() = default;
+  /// What ZeroRedundancyOptimizer::step(closure, extra) calls on the local
+  /// optimizer.
   virtual at::Tensor step_with(
       torch::optim::Optimizer::LossClosure closure,
       const std::any& extra) = 0;
 };
 
+/// Of ZeroRedundancyOptimizer, with Python's names and defaults.
 struct TESSERA_API ZeroOptions {
   /// The ranks that share the work; default: the world.
   TORCH_ARG(std::optional<Group>, process_group) = std::nullopt;
@@ -143,6 +146,7 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   /// Throws c10::NotImplementedError with overlap_with_ddp: join the
   /// DistributedDataParallel, whose reductions step.
   std::unique_ptr<JoinHook> join_hook(const JoinArguments& arguments) override;
+  /// See Joinable.
   at::Device join_device() const override;
   Group join_process_group() const override {
     return group_;
