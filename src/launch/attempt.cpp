@@ -103,7 +103,8 @@ void Attempt::start_ranks() {
             plan_.base_environment,
             plan_.endpoint,
             plan_.attempt,
-            local_rank),
+            local_rank,
+            options_.log_dir ? 0 : frontend_->console.live_columns()),
         .stdout_fd = output->rank_fd(Stream::kStdout),
         .stderr_fd = output->rank_fd(Stream::kStderr),
         .signal_mask = frontend_->signals.rank_mask()};
@@ -437,6 +438,7 @@ size_t Attempt::num_running() const {
 }
 
 void Attempt::collect_output() {
+  frontend_->console.set_live("");
   for (Rank& rank : ranks_) {
     try {
       rank.output->drain();

@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <limits.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 namespace tessera::launch {
@@ -20,6 +22,20 @@ bool is_same_file(int a, int b) {
   struct stat stat_b;
   return ::fstat(a, &stat_a) == 0 && ::fstat(b, &stat_b) == 0 &&
       stat_a.st_dev == stat_b.st_dev && stat_a.st_ino == stat_b.st_ino;
+}
+
+constexpr std::string_view kWipeLine = "\r\x1b[K";
+constexpr int kUsualColumns = 80;
+
+int terminal_columns(int fd) {
+  const char* kind = std::getenv("TERM");
+  if (::isatty(fd) != 1 || kind == nullptr ||
+      std::string_view(kind) == "dumb") {
+    return 0;
+  }
+  winsize size{};
+  const bool is_known = ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return is_known ? size.ws_col : kUsualColumns;
 }
 
 } // namespace
@@ -82,7 +98,8 @@ void ConsoleSink::fail(int error) {
   written_ = 0;
 }
 
-Console::Console(int out_fd, int err_fd) {
+Console::Console(int out_fd, int err_fd)
+    : live_columns_(terminal_columns(out_fd)) {
   sinks_.push_back(std::make_unique<ConsoleSink>(out_fd, "standard output"));
   if (!is_same_file(out_fd, err_fd)) {
     sinks_.push_back(std::make_unique<ConsoleSink>(err_fd, "standard error"));
@@ -92,14 +109,28 @@ Console::Console(int out_fd, int err_fd) {
 }
 
 void Console::write(Stream stream, std::string_view lines) {
+  if (!live_.empty()) {
+    out_->append(kWipeLine);
+  }
   switch (stream) {
     case Stream::kStdout:
       out_->append(lines);
-      return;
+      break;
     case Stream::kStderr:
       err_->append(lines);
-      return;
+      break;
   }
+  out_->append(live_);
+}
+
+void Console::set_live(std::string_view line) {
+  if (live_columns_ == 0 || line == live_) {
+    return;
+  }
+  // A line that fills the terminal would wrap, and only its end be wiped.
+  live_ = line.substr(0, static_cast<size_t>(live_columns_ - 1));
+  out_->append(kWipeLine);
+  out_->append(live_);
 }
 
 bool Console::congested() const {

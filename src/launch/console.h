@@ -54,6 +54,9 @@ class ConsoleSink {
 /// The launcher's standard output and standard error. Text reaches a file in
 /// the order it was written here, whole line after whole line, also where both
 /// are the same file. Nothing blocks; a slow reader shows as congested().
+///
+/// On a terminal there may be a live line below all others, which the next one
+/// replaces.
 class Console {
  public:
   /// Borrows the descriptors.
@@ -61,6 +64,14 @@ class Console {
 
   /// `lines` ends with a newline.
   void write(Stream stream, std::string_view lines);
+
+  /// Width of the terminal that standard output is; 0 where it is none, and
+  /// live lines are not shown.
+  int live_columns() const {
+    return live_columns_;
+  }
+  /// Replaces the live line, cut to the terminal's width; empty: wipes it away.
+  void set_live(std::string_view line);
 
   /// So much is waiting that no more output should be produced.
   bool congested() const;
@@ -77,6 +88,8 @@ class Console {
   std::vector<std::unique_ptr<ConsoleSink>> sinks_;
   ConsoleSink* out_;
   ConsoleSink* err_;
+  const int live_columns_;
+  std::string live_;
 };
 
 } // namespace tessera::launch

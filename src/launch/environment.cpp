@@ -9,6 +9,8 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
+constexpr const char* kLive = "TESSERA_LIVE";
+
 Variables computed_variables(
     const RunOptions& options,
     const Endpoint& endpoint,
@@ -67,7 +69,8 @@ std::vector<std::string> rank_environment(
     const std::vector<std::string>& base,
     const Endpoint& endpoint,
     int attempt,
-    int local_rank) {
+    int local_rank,
+    int live_columns) {
   Variables variables;
   for (const std::string& entry : base) {
     const size_t equals = entry.find('=');
@@ -82,6 +85,10 @@ std::vector<std::string> rank_environment(
   for (const auto& [name, value] :
        computed_variables(options, endpoint, attempt, local_rank)) {
     variables[name] = value;
+  }
+  variables.erase(kLive); // of a launcher around this one
+  if (live_columns > 0) {
+    variables[kLive] = std::to_string(live_columns);
   }
 
   std::vector<std::string> result;

@@ -21,12 +21,14 @@ std::vector<std::string> current_environment();
 bool is_computed_variable(const std::string& name);
 
 /// The environment of one rank, "NAME=value" each, sorted by name: `base`, over
-/// it `options.extra_env`, over it torchrun's variables for that rank.
+/// it `options.extra_env`, over it torchrun's variables for that rank, and
+/// TESSERA_LIVE where live lines of so many columns are shown.
 std::vector<std::string> rank_environment(
     const RunOptions& options,
     const std::vector<std::string>& base,
     const Endpoint& endpoint,
     int attempt,
-    int local_rank);
+    int local_rank,
+    int live_columns = 0);
 
 } // namespace tessera::launch

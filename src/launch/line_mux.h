@@ -46,6 +46,10 @@ class LineTail {
   std::deque<std::string> lines_;
 };
 
+/// A line that begins with this, return and erase, is live: it shows how far
+/// things are until the next one comes.
+inline constexpr std::string_view kLiveLine = "\r\x1b[K";
+
 /// "[ 3] " for rank 3 where the largest rank has two digits.
 std::string rank_prefix(int rank, int world_size);
 

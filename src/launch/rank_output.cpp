@@ -69,6 +69,11 @@ void RankOutput::open(Stream stream, const OutputPlan& plan) {
 
   target.splitter.emplace(
       [this, stream, print = plan.print](std::string_view line) {
+        if (line.starts_with(kLiveLine) && console_->live_columns() > 0) {
+          line.remove_prefix(kLiveLine.size());
+          console_->set_live(line.empty() ? "" : prefix_ + std::string(line));
+          return;
+        }
         pipe(stream).tail.push(line);
         if (print) {
           std::string text = prefix_;

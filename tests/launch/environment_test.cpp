@@ -48,6 +48,14 @@ TEST(EnvironmentTest, MatchesTorchrun) {
           "WORLD_SIZE=8"));
 }
 
+TEST(EnvironmentTest, LiveLinesAreOfferedByThisLauncherAlone) {
+  const auto with = rank_environment(RunOptions{}, {}, kEndpoint, 0, 0, 120);
+  EXPECT_THAT(with, Contains("TESSERA_LIVE=120"));
+  const auto without =
+      rank_environment(RunOptions{}, {"TESSERA_LIVE=80"}, kEndpoint, 0, 0);
+  EXPECT_THAT(without, Not(Contains("TESSERA_LIVE=80")));
+}
+
 TEST(EnvironmentTest, ThreadCountsDefaultToTheCoresOfEachRank) {
   RunOptions options;
   options.ranks_per_node = 2;
