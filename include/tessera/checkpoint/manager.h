@@ -69,6 +69,11 @@ class TESSERA_API CheckpointManager {
   void async_save(int64_t step, checkpoint::Stateful& state);
   /// For the save under way. Throws what went wrong with it. Collective.
   void wait();
+  /// False when wait() would not block, also where the save has failed. Ranks
+  /// may differ for a moment. Not collective.
+  bool is_saving() const {
+    return !under_way_.done();
+  }
 
   /// A checkpoint that was found.
   struct Entry {
