@@ -29,7 +29,7 @@ namespace {
 
 constexpr size_t kMaxLines = 20;
 /// What is converted or copied to a device at a time.
-constexpr int64_t kStageBytes = int64_t{16} << 20;
+constexpr int64_t kReadAtOnceBytes = int64_t{16} << 20;
 
 std::string describe(const StoredTensor& tensor) {
   return fmt::format(
@@ -83,14 +83,14 @@ void convert(
   while (dim < to.dim() && to.size(dim) == 1) {
     ++dim;
   }
-  if (bytes <= kStageBytes || dim == to.dim()) {
+  if (bytes <= kReadAtOnceBytes || dim == to.dim()) {
     const at::Tensor staged = at::empty(to.sizes(), dtype);
     straight(staged, begin);
     to.copy_(staged);
     return;
   }
   const int64_t rows =
-      std::max<int64_t>(1, kStageBytes / (bytes / to.size(dim)));
+      std::max<int64_t>(1, kReadAtOnceBytes / (bytes / to.size(dim)));
   for (int64_t i = 0; i < to.size(dim); i += rows) {
     std::vector<int64_t> at = begin;
     at[static_cast<size_t>(dim)] += i;

@@ -36,10 +36,10 @@ struct Piece {
   at::Tensor dense;
 };
 
-using Pieces = std::vector<std::vector<Piece>>; // by owner
+using OwnedPieces = std::vector<std::vector<Piece>>; // by owner
 
 /// Over shared memory: one exchange, nothing packed.
-void give_to_all(const Group& group, const Pieces& pieces) {
+void give_to_all(const Group& group, const OwnedPieces& pieces) {
   std::vector<at::Tensor> own;
   for (const Piece& piece : pieces[group.rank()]) {
     own.push_back(piece.dense);
@@ -147,7 +147,7 @@ void broadcast_owned(
     return;
   }
   const at::NoGradGuard no_grad;
-  Pieces pieces;
+  OwnedPieces pieces;
   bool on_host = true;
   for (const auto& tensors : owned) {
     auto& of_rank = pieces.emplace_back();

@@ -5,14 +5,14 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kLabel = "ddp: gradients";
+constexpr const char* kHookLabel = "ddp: gradients";
 
 CommHook compress_hook(const Group& group, at::ScalarType dtype) {
   return [group, dtype](GradBucket& bucket) -> CommFuture {
     // Divided first: a sum may be too large for the type.
     const at::Tensor wire = (bucket.buffer() / group.size()).to(dtype);
     auto work = std::make_shared<Work>(
-        group.all_reduce_async(wire, ReduceOp::Sum, kLabel));
+        group.all_reduce_async(wire, ReduceOp::Sum, kHookLabel));
     return [work, wire, buffer = bucket.buffer()] {
       work->wait();
       buffer.copy_(wire);
@@ -26,7 +26,7 @@ CommHook compress_hook(const Group& group, at::ScalarType dtype) {
 CommHook allreduce_hook(const Group& group) {
   return [group](GradBucket& bucket) -> CommFuture {
     auto work = std::make_shared<Work>(
-        group.all_reduce_async(bucket.buffer(), ReduceOp::Avg, kLabel));
+        group.all_reduce_async(bucket.buffer(), ReduceOp::Avg, kHookLabel));
     return [work, buffer = bucket.buffer()] {
       work->wait();
       return buffer;

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kLabel = "join: ranks with inputs";
+constexpr const char* kJoinLabel = "join: ranks with inputs";
 
 at::Device device_of_first(const std::vector<Joinable*>& joinables) {
   if (joinables.empty()) {
@@ -76,7 +76,7 @@ void Join::let_go() {
 
 double Join::sum_over_ranks(double own) const {
   const at::Tensor sum = flag(own, device_);
-  group_.all_reduce(sum, ReduceOp::Sum, kLabel);
+  group_.all_reduce(sum, ReduceOp::Sum, kJoinLabel);
   return sum.item<double>();
 }
 
@@ -122,7 +122,7 @@ void Join::notify_join_context(Joinable& joinable) {
 void Join::notify() {
   notification_.wait();
   notification_ =
-      group_.all_reduce_async(flag(1, device_), ReduceOp::Sum, kLabel);
+      group_.all_reduce_async(flag(1, device_), ReduceOp::Sum, kJoinLabel);
   if (options_.throw_on_early_termination() && sum_over_ranks(0) != 0) {
     raise(
         {.call = "Join", .rank = group_.rank(), .world_size = group_.size()},

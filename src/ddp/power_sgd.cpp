@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kLabel = "ddp: gradients, PowerSGD";
+constexpr const char* kPowerSgdLabel = "ddp: gradients, PowerSGD";
 
 void check(const PowerSGDOptions& options, const Group& group) {
   const ErrorSite site{
@@ -163,7 +163,7 @@ class PowerSGD {
         orthogonalize(left_.views[i], epsilon);
         right_.views[i].copy_(at::mm(matrices_[i].t(), left_.views[i]));
       }
-      state_->group_.all_reduce(right_.flat, ReduceOp::Avg, kLabel);
+      state_->group_.all_reduce(right_.flat, ReduceOp::Avg, kPowerSgdLabel);
       for (size_t i = 0; i < matrices_.size(); ++i) {
         matrices_[i].copy_(at::mm(left_.views[i], right_.views[i].t()));
       }
@@ -229,7 +229,7 @@ class PowerSGD {
     if (!small_.empty()) {
       rest_ = at::cat(small_);
       rest_work_ =
-          state_->group_.all_reduce_async(rest_, ReduceOp::Avg, kLabel);
+          state_->group_.all_reduce_async(rest_, ReduceOp::Avg, kPowerSgdLabel);
     }
     if (matrices_.empty()) {
       return;
@@ -247,8 +247,8 @@ class PowerSGD {
     for (size_t i = 0; i < matrices_.size(); ++i) {
       left_.views[i].copy_(at::mm(matrices_[i], right_.views[i]));
     }
-    left_work_ =
-        state_->group_.all_reduce_async(left_.flat, ReduceOp::Sum, kLabel);
+    left_work_ = state_->group_.all_reduce_async(
+        left_.flat, ReduceOp::Sum, kPowerSgdLabel);
   }
 
   /// With the last factors, or random ones, the same on every rank.

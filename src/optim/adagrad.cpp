@@ -15,7 +15,7 @@ namespace tessera::optim {
 namespace {
 
 using Kind = StateField::Kind;
-constexpr StateField kStep{"step", Kind::HostScalar};
+constexpr StateField kAdagradStep{"step", Kind::HostScalar};
 constexpr StateField kSum{"sum", Kind::LikeParam};
 
 /// Devices other than the CPU have no fused kernel in LibTorch 2.11.
@@ -79,7 +79,7 @@ Adagrad::Adagrad(std::vector<at::Tensor> params, AdagradOptions defaults)
 
 void Adagrad::update(const Options& base, Batch& batch) {
   const auto& options = static_cast<const AdagradOptions&>(base);
-  const auto steps = batch.state(kStep);
+  const auto steps = batch.state(kAdagradStep);
   const auto sums = batch.state(kSum, options.initial_accumulator_value());
   at::_foreach_add_(steps, 1);
   if (!batch.params.front().is_cpu()) {
@@ -99,7 +99,7 @@ void Adagrad::update(const Options& base, Batch& batch) {
 }
 
 std::vector<StateField> Adagrad::state_fields() const {
-  return {kStep, kSum};
+  return {kAdagradStep, kSum};
 }
 
 } // namespace tessera::optim

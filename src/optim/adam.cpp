@@ -13,7 +13,7 @@ namespace tessera::optim {
 namespace {
 
 using Kind = StateField::Kind;
-constexpr StateField kStep{"step", Kind::DeviceScalar};
+constexpr StateField kAdamStep{"step", Kind::DeviceScalar};
 constexpr StateField kExpAvg{"exp_avg", Kind::LikeParam};
 constexpr StateField kExpAvgSq{"exp_avg_sq", Kind::LikeParam};
 constexpr StateField kMaxExpAvgSq{
@@ -24,7 +24,7 @@ constexpr StateField kMaxExpAvgSq{
 /// Both kernels have the same arguments.
 template <class Options, class Kernel>
 void run(const Options& options, Batch& batch, Kernel kernel) {
-  const auto steps = batch.state(kStep);
+  const auto steps = batch.state(kAdamStep);
   const auto exp_avgs = batch.state(kExpAvg);
   const auto exp_avg_sqs = batch.state(kExpAvgSq);
   const auto max_exp_avg_sqs =
@@ -98,7 +98,7 @@ void Adam::update(const Options& base, Batch& batch) {
 }
 
 std::vector<StateField> Adam::state_fields() const {
-  return {kStep, kExpAvg, kExpAvgSq, kMaxExpAvgSq};
+  return {kAdamStep, kExpAvg, kExpAvgSq, kMaxExpAvgSq};
 }
 
 AdamWOptions::AdamWOptions(double lr) {
@@ -140,7 +140,7 @@ void AdamW::update(const Options& base, Batch& batch) {
 }
 
 std::vector<StateField> AdamW::state_fields() const {
-  return {kStep, kExpAvg, kExpAvgSq, kMaxExpAvgSq};
+  return {kAdamStep, kExpAvg, kExpAvgSq, kMaxExpAvgSq};
 }
 
 } // namespace tessera::optim

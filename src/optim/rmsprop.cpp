@@ -16,9 +16,9 @@ namespace tessera::optim {
 namespace {
 
 using Kind = StateField::Kind;
-constexpr StateField kStep{"step", Kind::HostScalar};
+constexpr StateField kRmsPropStep{"step", Kind::HostScalar};
 constexpr StateField kSquareAvg{"square_avg", Kind::LikeParam};
-constexpr StateField kMomentumBuffer{
+constexpr StateField kRmsPropMomentum{
     "momentum_buffer",
     Kind::LikeParam,
     /*is_required=*/false};
@@ -63,7 +63,7 @@ RMSprop::RMSprop(std::vector<at::Tensor> params, RMSpropOptions defaults)
 void RMSprop::update(const Options& base, Batch& batch) {
   const auto& options = static_cast<const RMSpropOptions&>(base);
   const double share = 1 - options.alpha();
-  at::_foreach_add_(batch.state(kStep), 1);
+  at::_foreach_add_(batch.state(kRmsPropStep), 1);
   auto gradients = batch.gradients;
   if (options.maximize()) {
     gradients = at::_foreach_neg(gradients);
@@ -78,7 +78,7 @@ void RMSprop::update(const Options& base, Batch& batch) {
   at::_foreach_addcmul_(square_avgs, gradients, gradients, share);
   // In Python's order: it makes momentum_buffer first.
   const auto momentum_buffers = options.momentum() > 0
-      ? batch.state(kMomentumBuffer)
+      ? batch.state(kRmsPropMomentum)
       : std::vector<at::Tensor>();
   std::vector<at::Tensor> scales;
   if (options.centered()) {
@@ -101,7 +101,7 @@ void RMSprop::update(const Options& base, Batch& batch) {
 }
 
 std::vector<StateField> RMSprop::state_fields() const {
-  return {kStep, kSquareAvg, kMomentumBuffer, kGradAvg};
+  return {kRmsPropStep, kSquareAvg, kRmsPropMomentum, kGradAvg};
 }
 
 } // namespace tessera::optim

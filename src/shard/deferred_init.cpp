@@ -19,12 +19,12 @@ namespace shard {
 namespace {
 
 /// The deferred tensors of one storage, to be given memory together.
-struct Group {
+struct StorageGroup {
   std::string name; // of one of them
   std::vector<at::Tensor> tensors;
 };
 
-class Groups {
+class StorageGroups {
  public:
   void add(const std::string& name, const at::Tensor& tensor) {
     if (!is_deferred(tensor) ||
@@ -51,17 +51,17 @@ class Groups {
     add(name, tensor.grad());
   }
 
-  const std::vector<Group>& all() const {
+  const std::vector<StorageGroup>& all() const {
     return groups_;
   }
 
  private:
-  std::vector<Group> groups_;
+  std::vector<StorageGroup> groups_;
   std::unordered_map<const c10::StorageImpl*, size_t> by_storage_;
   std::unordered_set<const c10::TensorImpl*> seen_;
 };
 
-void materialize(const Group& group) {
+void materialize(const StorageGroup& group) {
   const auto tape = find_deferred(group.tensors.front())->tape;
   std::vector<TensorRef> refs;
   for (const at::Tensor& tensor : group.tensors) {
@@ -109,14 +109,14 @@ bool is_deferred(const at::Tensor& tensor) {
 }
 
 void materialize(torch::nn::Module& module) {
-  shard::Groups groups;
+  shard::StorageGroups groups;
   for (const auto& item : module.named_parameters()) {
     groups.add(item.key(), item.value());
   }
   for (const auto& item : module.named_buffers()) {
     groups.add(item.key(), item.value());
   }
-  for (const shard::Group& group : groups.all()) {
+  for (const shard::StorageGroup& group : groups.all()) {
     try {
       shard::materialize(group);
     } catch (c10::Error& error) {

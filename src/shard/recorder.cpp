@@ -608,7 +608,7 @@ void run_undeferred(Call& call, Tape& tape, torch::jit::Stack& stack) {
   call.op.callBoxed(&stack);
 }
 
-void fallback(
+void record_and_run(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet,
     torch::jit::Stack* stack) {
@@ -646,7 +646,8 @@ void enable_recording() {
     // Never destroyed: operators may run in static destructors.
     static auto* library = new torch::Library(
         torch::Library::IMPL, "_", kDeferredKey, __FILE__, __LINE__);
-    library->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    library->fallback(
+        torch::CppFunction::makeFromBoxedFunction<&record_and_run>());
   });
 }
 

@@ -12,7 +12,7 @@ namespace tessera::train {
 namespace {
 
 /// The one that backwards are shown to.
-std::atomic<Peak*> active{nullptr};
+std::atomic<Peak*> active_peak{nullptr};
 
 const auto& allocated(const c10::CachingDeviceAllocator::DeviceStats& stats) {
   return stats.allocated_bytes[static_cast<size_t>(
@@ -48,7 +48,7 @@ void Peak::start_on_device() {
   live_ = most_ =
       allocated(allocator_of(device).getDeviceStats(device.index())).current;
   unknown_ = std::max<int64_t>(0, live_ - first_.total());
-  active = this;
+  active_peak = this;
   callback_ = at::addThreadLocalCallback(
       at::RecordFunctionCallback(&on_backward)
           .scopes({at::RecordScope::BACKWARD_FUNCTION}));
@@ -64,7 +64,7 @@ void Peak::start_on_device() {
 
 std::unique_ptr<at::ObserverContext> Peak::on_backward(
     const at::RecordFunction&) {
-  Peak* peak = active;
+  Peak* peak = active_peak;
   const int number = shard::current_backward();
   if (peak != nullptr && peak->last_backward_ != number) {
     peak->last_backward_ = number;
@@ -95,7 +95,7 @@ void Peak::stop() {
   }
   watch_.reset();
   at::removeCallback(*callback_);
-  active = nullptr;
+  active_peak = nullptr;
   look_at_device();
 }
 

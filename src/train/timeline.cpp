@@ -22,7 +22,7 @@ constexpr const char* kOptimizer = "optimizer";
 constexpr double kShortest = 1e-7; // seconds; less is a seam between two spans
 
 /// The timeline that operators are shown to.
-std::atomic<Timeline*> active{nullptr};
+std::atomic<Timeline*> active_timeline{nullptr};
 
 bool is_number(std::string_view text) {
   return !text.empty() &&
@@ -47,7 +47,7 @@ std::string part_of(
 
 /// Calls `see(tensor, is_first)` for the tensors among an operator's arguments.
 template <class See>
-void for_each_tensor(const at::RecordFunction& function, const See& see) {
+void for_each_argument(const at::RecordFunction& function, const See& see) {
   bool is_first = true;
   for (const c10::IValue& argument : function.inputs()) {
     if (argument.isTensor()) {
@@ -125,7 +125,8 @@ Timeline::Timeline(const torch::nn::Module& model, const Holdings& holdings)
   current_ = {Lane::Compute, kOther, clock_.on_device(), std::nullopt};
   Timeline* none = nullptr;
   TESSERA_INTERNAL_ASSERT(
-      active.compare_exchange_strong(none, this), "two timelines at a time");
+      active_timeline.compare_exchange_strong(none, this),
+      "two timelines at a time");
   callback_ = at::addThreadLocalCallback(
       at::RecordFunctionCallback(&on_operator)
           .needsInputs(true)
@@ -143,13 +144,13 @@ void Timeline::stop_watching() {
   if (callback_) {
     at::removeCallback(*callback_);
     callback_.reset();
-    active = nullptr;
+    active_timeline = nullptr;
   }
 }
 
 std::unique_ptr<at::ObserverContext> Timeline::on_operator(
     const at::RecordFunction& function) {
-  if (Timeline* timeline = active) {
+  if (Timeline* timeline = active_timeline) {
     timeline->see_operator(function);
   }
   return nullptr;
@@ -167,7 +168,7 @@ void Timeline::see_operator(const at::RecordFunction& function) {
     return;
   }
   const bool in_place = is_in_place(function);
-  for_each_tensor(function, [&](const at::Tensor& tensor, bool is_first) {
+  for_each_argument(function, [&](const at::Tensor& tensor, bool is_first) {
     if (const Parts::Part* part = parts_.find(tensor)) {
       touch(*part, is_first, in_place);
     }

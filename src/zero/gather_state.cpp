@@ -11,7 +11,7 @@
 namespace tessera::zero {
 namespace {
 
-constexpr const char* kLabel = "zero: optimizer state";
+constexpr const char* kStateLabel = "zero: optimizer state";
 constexpr int64_t kBucketBytes = 32 << 20;
 constexpr int64_t kLeastBytes = 1 << 20;
 /// Smaller tensors (every "step") travel with the names.
@@ -175,7 +175,7 @@ StateDict gather_state(const Group& group, int to, const StateDict& own) {
   const Bytes manifest = write_manifest(own, tensors);
   std::vector<Manifest> manifests;
   int64_t longest = 0;
-  for (const Bytes& bytes : group.all_gather_bytes(manifest, kLabel)) {
+  for (const Bytes& bytes : group.all_gather_bytes(manifest, kStateLabel)) {
     manifests.push_back(read_manifest(bytes));
     if (static_cast<int>(manifests.size()) - 1 != to) {
       longest = std::max(longest, manifests.back().num_bytes());
@@ -193,7 +193,7 @@ StateDict gather_state(const Group& group, int to, const StateDict& own) {
   for (int64_t begin = 0; begin < longest; begin += share) {
     std::vector<std::vector<at::Tensor>> inputs(group.size());
     inputs[to] = sender.range(begin, begin + share);
-    group.all_to_all(receiver.range(begin, begin + share), inputs, kLabel);
+    group.all_to_all(receiver.range(begin, begin + share), inputs, kStateLabel);
   }
   return receives ? receiver.result(own, group.rank()) : StateDict();
 }

@@ -22,10 +22,11 @@ namespace tessera::zero {
 namespace {
 
 constexpr const char* kHook = "hook_with_zero_step";
-constexpr const char* kStep = "ZeroRedundancyOptimizer, step in backward";
-constexpr const char* kLabel = "zero: new parameters";
+constexpr const char* kStepInBackward =
+    "ZeroRedundancyOptimizer, step in backward";
+constexpr const char* kParamsLabel = "zero: new parameters";
 
-ErrorSite site(const Group& group, const char* call) {
+ErrorSite site_of(const Group& group, const char* call) {
   return {.call = call, .rank = group.rank(), .world_size = group.size()};
 }
 
@@ -66,7 +67,7 @@ bool lies_in_flat(
 CommHook Overlap::make_hook(ZeroRedundancyOptimizer& zero, Wiring wiring) {
   if (zero.overlap_ == nullptr) {
     raise<c10::ValueError>(
-        site(zero.group_, kHook),
+        site_of(zero.group_, kHook),
         "ZeroRedundancyOptimizer must be constructed with `overlap_with_ddp=True` to use this hook properly. Pass ZeroOptions().overlap_with_ddp(true).");
   }
   zero.overlap_->connect(std::move(wiring));
@@ -79,18 +80,18 @@ void Overlap::connect(Wiring wiring) {
   group_ = zero_->join_process_group();
   if (wiring_.hook) {
     raise<c10::ValueError>(
-        site(group_, kHook),
+        site_of(group_, kHook),
         "this ZeroRedundancyOptimizer is in a hook already. Make one for each DistributedDataParallel.");
   }
   if (wiring.hook == nullptr) {
     raise<c10::ValueError>(
-        site(group_, kHook),
+        site_of(group_, kHook),
         "there is no hook that averages. Pass allreduce_hook(group).");
   }
   if (wiring.ddp->join_process_group().global_ranks() !=
       group_.global_ranks()) {
     raise<c10::ValueError>(
-        site(group_, kHook),
+        site_of(group_, kHook),
         "the DistributedDataParallel and the ZeroRedundancyOptimizer have different ranks. Make both with the same process_group.");
   }
   wiring_ = std::move(wiring);
@@ -102,7 +103,7 @@ CommFuture Overlap::on_bucket(
   Overlap& self = *overlap;
   if (self.zero_ == nullptr) {
     raise(
-        site(self.group_, kHook),
+        site_of(self.group_, kHook),
         "the ZeroRedundancyOptimizer that this hook steps is gone. Keep it as long as the model is trained, or make a new DistributedDataParallel.");
   }
   if (bucket.index() == 0) {
@@ -180,7 +181,7 @@ void Overlap::check_params() const {
     if (reduced.erase(params[i].unsafeGetTensorImpl()) == 0 &&
         params[i].requires_grad()) {
       raise<c10::ValueError>(
-          site(group_, kHook),
+          site_of(group_, kHook),
           fmt::format(
               "parameter {} of the ZeroRedundancyOptimizer is not one that the DistributedDataParallel reduces, so it would never be stepped. Make both of the same model, and freeze parameters before.",
               i));
@@ -188,7 +189,7 @@ void Overlap::check_params() const {
   }
   if (!reduced.empty()) {
     raise<c10::ValueError>(
-        site(group_, kHook),
+        site_of(group_, kHook),
         fmt::format(
             "{} parameters of the DistributedDataParallel are not in the ZeroRedundancyOptimizer, so nobody would step them. Pass all of the model's parameters to it.",
             reduced.size()));
@@ -267,7 +268,8 @@ void Overlap::step(Part& part, const InFlight& bucket) {
     error_ = error_ ? error_ : std::current_exception();
   }
   if (group_.size() > 1) {
-    sends_.push_back(group_.broadcast_async(part.flat, part.rank, kLabel));
+    sends_.push_back(
+        group_.broadcast_async(part.flat, part.rank, kParamsLabel));
   }
   // Neither fused kernels nor communication count as writes.
   for (const at::Tensor& param : part.params) {
@@ -279,7 +281,7 @@ void Overlap::check_trainable(const Part& part) const {
   for (size_t i = 0; i < part.params.size(); ++i) {
     if (!part.params[i].requires_grad()) {
       raise(
-          site(group_, kStep),
+          site_of(group_, kStepInBackward),
           fmt::format(
               "a parameter of shape {} was frozen, which ZeroRedundancyOptimizer does not support with `overlap_with_ddp=True`. Freeze parameters before DistributedDataParallel is made, or call step() yourself, without overlap.",
               part.params[i].sizes().vec()));
@@ -302,7 +304,7 @@ void Overlap::finish_sends() {
     send.wait();
   }
   sends_.clear();
-  comm::together({group_}, kStep, [&] {
+  comm::together({group_}, kStepInBackward, [&] {
     if (error_) {
       std::rethrow_exception(std::exchange(error_, nullptr));
     }
