@@ -14,8 +14,7 @@ RELEASE := build/release
 .DEFAULT_GOAL := help
 # Two builds in one folder at a time would fight over it.
 .NOTPARALLEL:
-.PHONY: help setup build demo test bench record format lint asan tsan fuzz offline-deps clean
-.PHONY: help setup build demo test docs bench format lint asan tsan fuzz offline-deps clean
+.PHONY: help setup build demo test docs bench record format lint asan tsan fuzz offline-deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,22 +27,21 @@ build: ## the library, the command line and the examples, in build/release
 	@scripts/configure.sh release
 	cmake --build $(RELEASE) -j $(JOBS)
 
-demo: ## train a small GPT on 2 ranks, beside a plain run of the same steps
+demo: ## train a small GPT on 2 ranks, kill it, resume it on 4
 	@scripts/setup.sh build
 	@scripts/configure.sh release
-	cmake --build $(RELEASE) -j $(JOBS) --target tessera_cli demo
-	$(RELEASE)/bin/tessera run -n 2 $(RELEASE)/bin/demo
+	cmake --build $(RELEASE) -j $(JOBS) --target tessera_cli gpt
+	@examples/gpt/demo.py --build $(RELEASE)
 
 test: ## lint, build and run every test; the last line is the count
 	@scripts/setup.sh test
 	@JOBS=$(JOBS) scripts/test.sh
 
-bench: ## run the benchmarks beside their peers; ONLY=step,ddp runs these families
 docs: ## the documentation as a site, in build/site
 	@scripts/setup.sh docs
 	@scripts/build_docs.sh
 
-bench: ## run the benchmarks; ONLY=family runs one family
+bench: ## run the benchmarks beside their peers; ONLY=step,ddp runs these families
 	@scripts/setup.sh bench
 	@scripts/configure.sh release bench
 	cmake --build $(RELEASE) -j $(JOBS)

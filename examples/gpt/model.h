@@ -4,22 +4,23 @@
 
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <string>
+#include <cstdint>
 
 namespace gpt {
 
 struct GptConfig {
-  int64_t vocabulary = 256; // bytes
-  int64_t length = 64; // the most bytes it looks at
-  int64_t layers = 3;
+  int64_t vocabulary = 256;
+  int64_t length = 128; // the most tokens it looks at
+  int64_t layers = 4;
   int64_t heads = 4;
-  int64_t width = 160;
+  int64_t width = 128;
+  double dropout = 0.0;
 };
 
 /// Attention, then a perceptron, each added to what comes in.
 struct BlockImpl : torch::nn::Module {
-  explicit BlockImpl(const GptConfig& config) : heads(config.heads) {
+  explicit BlockImpl(const GptConfig& config)
+      : heads(config.heads), dropout(config.dropout) {
     using torch::nn::LayerNorm;
     using torch::nn::LayerNormOptions;
     using torch::nn::Linear;
@@ -33,8 +34,8 @@ struct BlockImpl : torch::nn::Module {
   }
 
   torch::Tensor forward(torch::Tensor x) { // (rows, length, width)
-    x = x + out(attend(qkv(norm1(x))));
-    return x + down(torch::gelu(up(norm2(x)), "tanh"));
+    x = x + drop(out(attend(qkv(norm1(x)))));
+    return x + drop(down(torch::gelu(up(norm2(x)), "tanh")));
   }
 
   torch::Tensor attend(const torch::Tensor& queries_keys_values) {
@@ -47,13 +48,18 @@ struct BlockImpl : torch::nn::Module {
                parts[1],
                parts[2],
                /*attn_mask=*/{},
-               /*dropout_p=*/0.0,
+               /*dropout_p=*/is_training() ? dropout : 0.0,
                /*is_causal=*/true)
         .transpose(1, 2)
         .flatten(2);
   }
 
+  torch::Tensor drop(const torch::Tensor& x) {
+    return dropout > 0 ? torch::dropout(x, dropout, is_training()) : x;
+  }
+
   int64_t heads;
+  double dropout;
   torch::nn::LayerNorm norm1{nullptr};
   torch::nn::LayerNorm norm2{nullptr};
   torch::nn::Linear qkv{nullptr};
@@ -70,7 +76,7 @@ struct GptImpl : torch::nn::Module {
         register_module("tokens", Embedding(config.vocabulary, config.width));
     positions =
         register_module("positions", Embedding(config.length, config.width));
-    blocks = register_module("blocks", torch::nn::ModuleList());
+    blocks = register_module("blocks", torch::nn::Sequential());
     for (int64_t i = 0; i < config.layers; ++i) {
       blocks->push_back(Block(config));
     }
@@ -82,12 +88,11 @@ struct GptImpl : torch::nn::Module {
 
   /// ids: (rows, length) int64. Returns logits, (rows, length, vocabulary).
   torch::Tensor forward(const torch::Tensor& ids) {
-    auto x = tokens(ids) + positions(torch::arange(ids.size(1)));
-    for (const auto& block : *blocks) {
-      x = block->as<Block>()->forward(x);
-    }
+    const auto places = torch::arange(ids.size(1), ids.options());
+    auto x = tokens(ids) + positions(places);
+    x = torch::dropout(x, config.dropout, is_training());
     // As in GPT-2, the embedding is the output layer too.
-    return torch::linear(norm(x), tokens->weight);
+    return torch::linear(norm(blocks->forward(x)), tokens->weight);
   }
 
   /// GPT-2's: small normal weights, no biases.
@@ -105,41 +110,19 @@ struct GptImpl : torch::nn::Module {
   const GptConfig config;
   torch::nn::Embedding tokens{nullptr};
   torch::nn::Embedding positions{nullptr};
-  torch::nn::ModuleList blocks{nullptr};
+  torch::nn::Sequential blocks{nullptr};
   torch::nn::LayerNorm norm{nullptr};
 };
 TORCH_MODULE(Gpt);
 
 /// How surprised the model is by `targets`, (rows, length) like `inputs`: the
-/// mean over all bytes.
+/// mean over all tokens.
 inline torch::Tensor loss_of(
     Gpt& model,
     const torch::Tensor& inputs,
     const torch::Tensor& targets) {
-  const auto logits = model->forward(inputs);
+  const auto logits = model->forward(inputs).to(torch::kFloat);
   return torch::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
-}
-
-/// Lets the model go on from `text`. The same seed gives the same text.
-inline std::string write_on(
-    Gpt& model,
-    std::string text,
-    int64_t num_bytes,
-    uint64_t seed) {
-  constexpr double kTemperature = 0.5;
-  const torch::NoGradGuard no_grad;
-  torch::manual_seed(seed);
-  for (int64_t i = 0; i < num_bytes; ++i) {
-    const int64_t seen =
-        std::min<int64_t>(std::ssize(text), model->config.length);
-    const auto ids = torch::from_blob(
-        text.data() + text.size() - seen, {1, seen}, torch::kByte);
-    const auto logits = model->forward(ids.to(torch::kLong))[0][-1];
-    const auto next = torch::multinomial(
-        torch::softmax(logits / kTemperature, 0), /*num_samples=*/1);
-    text.push_back(static_cast<char>(next.item<int64_t>()));
-  }
-  return text;
 }
 
 } // namespace gpt

@@ -1,22 +1,77 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
+#include "model.h"
+
 namespace gpt {
 
-/// What the command line can change. Sized for half a minute on two cores.
+struct DataSettings {
+  std::filesystem::path text; // a folder or a file
+  int64_t text_bytes = 1 << 22; // read at most this much
+  std::string tokenizer = "byte"; // or "bpe"
+  int64_t vocabulary = 1024; // of "bpe"
+  double validation = 0.05; // share of the text
+};
+
+enum class Mode { kTrain, kEvaluate, kSample, kPrepare };
+enum class Strategy { kFsdp, kDdp, kZero };
+enum class Precision { kFloat32, kBFloat16 };
+enum class Resume { kAuto, kNever, kMust };
+
+/// Everything that flags and the configuration file can change; settings.cpp
+/// says what each is.
 struct Settings {
-  int64_t steps = 150;
-  int64_t batch = 16; // windows of text a step, over all ranks together
-  int64_t length = 64; // bytes a window
-  int64_t layers = 3;
-  int64_t heads = 4;
-  int64_t width = 160;
-  double tolerance = 1e-3; // on the losses, relative
-  std::string text = GPT_TEXT_FOLDER; // its *.h are read; set by CMake
-  bool help = false;
+  Mode mode = Mode::kTrain;
+  std::filesystem::path run = "runs/gpt";
+  uint64_t seed = 0;
+
+  DataSettings data;
+  std::filesystem::path data_folder; // default: run / "data"
+  GptConfig model; // its vocabulary comes from the data
+
+  int64_t steps = 1000;
+  int64_t batch = 16;
+  int64_t micro_batch = 0;
+  double lr = 1e-3;
+  double min_lr = 1e-4;
+  int64_t warmup = 20;
+  double weight_decay = 0.1;
+  double clip = 1.0;
+
+  Strategy strategy = Strategy::kFsdp;
+  Precision precision = Precision::kFloat32;
+  bool recompute = false;
+  bool keep_gathered = false;
+  bool offload = false;
+  std::string device = "auto";
+
+  int64_t checkpoint_every = 100;
+  int64_t keep = 3;
+  bool wait_for_saves = false;
+  Resume resume = Resume::kAuto;
+
+  int64_t eval_every = 100;
+  int64_t eval_windows = 64;
+  int64_t sample_every = 0;
+  int64_t sample_tokens = 200;
+  std::string prompt = "#include <";
+  double temperature = 0.7;
+
+  int64_t timeline_step = 10;
+  std::string trace; // "10-12"
+  int64_t die_at = 0;
+
+  /// The same once more, by group and name, as JSON: for the run's log.
+  std::string json;
+
+  /// Rows that a rank takes at once, and how often in a step.
+  int64_t rows(int num_ranks) const;
+  int64_t accumulation(int num_ranks) const;
 };
 
 class UsageError : public std::invalid_argument {
@@ -24,10 +79,13 @@ class UsageError : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// Throws UsageError for what it does not know or what makes no sense on so
-/// many ranks.
-Settings parse_settings(int argc, char** argv, int num_ranks);
-
-std::string usage();
+/// From the command line and the file it names. Nothing if all was said already
+/// (--help), by `print_help` only. Throws UsageError for what it does not know,
+/// with the nearest name, or what makes no sense on so many ranks.
+std::optional<Settings> parse_settings(
+    int argc,
+    char** argv,
+    int num_ranks,
+    bool print_help);
 
 } // namespace gpt

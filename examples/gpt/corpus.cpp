@@ -1,0 +1,169 @@
+#include "corpus.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+#include "token_file.h"
+
+namespace gpt {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kSource = "source.json";
+constexpr const char* kTokenizer = "tokenizer.json";
+constexpr const char* kTrain = "train.tokens";
+constexpr const char* kValidation = "validation.tokens";
+
+/// Every so much of the text, a part of it is set aside for validation.
+constexpr size_t kStretch = 1 << 16;
+
+std::vector<fs::path> files_below(const fs::path& folder) {
+  std::error_code error;
+  if (fs::is_regular_file(folder, error)) {
+    return {folder};
+  }
+  std::vector<fs::path> paths;
+  for (auto entry = fs::recursive_directory_iterator(folder, error);
+       !error && entry != fs::recursive_directory_iterator();
+       entry.increment(error)) {
+    if (entry->is_regular_file()) {
+      paths.push_back(entry->path());
+    }
+  }
+  if (error) {
+    throw std::runtime_error(
+        "cannot read the folder of text \"" + folder.string() +
+        "\": " + error.message() + ".");
+  }
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+bool is_text(const std::string& bytes) {
+  const auto looked_at = std::min<size_t>(bytes.size(), 4096);
+  return bytes.find('\0') >= looked_at;
+}
+
+struct Text {
+  std::string bytes;
+  int64_t num_files = 0;
+};
+
+/// The files in the order of their paths, until there are `enough` bytes.
+Text read_text(const fs::path& folder, int64_t enough) {
+  Text text;
+  for (const auto& path : files_below(folder)) {
+    if (std::ssize(text.bytes) >= enough) {
+      break;
+    }
+    std::ifstream file(path, std::ios::binary);
+    const std::string bytes(std::istreambuf_iterator<char>(file), {});
+    if (file.bad() || !file.is_open()) {
+      throw std::runtime_error("cannot read \"" + path.string() + "\".");
+    }
+    if (is_text(bytes)) {
+      text.bytes += bytes;
+      ++text.num_files;
+    }
+  }
+  if (text.bytes.empty()) {
+    throw std::runtime_error(
+        "there is no text in \"" + folder.string() + "\".");
+  }
+  text.bytes.resize(std::min(text.bytes.size(), static_cast<size_t>(enough)));
+  return text;
+}
+
+nlohmann::json source_of(const DataSettings& settings) {
+  return {
+      {"text", fs::absolute(settings.text).lexically_normal().string()},
+      {"text_bytes", settings.text_bytes},
+      {"tokenizer", settings.tokenizer},
+      {"vocabulary",
+       settings.tokenizer == "bpe" ? settings.vocabulary : int64_t{256}},
+      {"validation", settings.validation}};
+}
+
+/// Throws if `folder` was made from something else.
+void check_source(const fs::path& folder, const nlohmann::json& wanted) {
+  std::ifstream file(folder / kSource);
+  const auto found = nlohmann::json::parse(file, nullptr, false);
+  if (found == wanted) {
+    return;
+  }
+  std::string text =
+      "the tokens in \"" + folder.string() + "\" were made from something else";
+  for (const auto& [key, value] : wanted.items()) {
+    if (!found.is_object() || found.value(key, nlohmann::json()) != value) {
+      text += "; " + key + " was " +
+          (found.is_object() ? found.value(key, nlohmann::json()).dump()
+                             : "not noted") +
+          " and is " + value.dump();
+    }
+  }
+  throw std::runtime_error(
+      text +
+      ". Give the settings they were made with, another --data, or "
+      "remove the folder.");
+}
+
+void write_json(const fs::path& path, const nlohmann::json& json) {
+  std::ofstream file(path);
+  file << json.dump(2) << "\n";
+  if (!file.flush()) {
+    throw std::runtime_error("cannot write \"" + path.string() + "\".");
+  }
+}
+
+} // namespace
+
+std::string prepare_corpus(
+    const DataSettings& settings,
+    const fs::path& folder) {
+  const auto source = source_of(settings);
+  if (fs::exists(folder / kSource)) { // written last
+    check_source(folder, source);
+    return "";
+  }
+  fs::create_directories(folder);
+  const Text text = read_text(settings.text, settings.text_bytes);
+  Tokenizer tokenizer = settings.tokenizer == "bpe"
+      ? Tokenizer::learn(text.bytes, settings.vocabulary)
+      : Tokenizer();
+
+  std::vector<int32_t> train;
+  std::vector<int32_t> validation;
+  const auto share = static_cast<size_t>(kStretch * settings.validation);
+  for (size_t begin = 0; begin < text.bytes.size(); begin += kStretch) {
+    const auto stretch = std::string_view(text.bytes).substr(begin, kStretch);
+    const auto cut = stretch.size() - std::min(share, stretch.size());
+    const auto seen = tokenizer.encode(stretch.substr(0, cut));
+    const auto unseen = tokenizer.encode(stretch.substr(cut));
+    train.insert(train.end(), seen.begin(), seen.end());
+    validation.insert(validation.end(), unseen.begin(), unseen.end());
+  }
+  tokenizer.save(folder / kTokenizer);
+  TokenFile::write(folder / kTrain, train, tokenizer.vocabulary());
+  TokenFile::write(folder / kValidation, validation, tokenizer.vocabulary());
+  write_json(folder / kSource, source);
+  return "read " + std::to_string(text.num_files) + " files, " +
+      std::to_string(text.bytes.size()) +
+      " bytes: " + std::to_string(train.size()) + " tokens to learn from, " +
+      std::to_string(validation.size()) + " to validate with";
+}
+
+Corpus open_corpus(const fs::path& folder) {
+  return {
+      .train = folder / kTrain,
+      .validation = folder / kValidation,
+      .tokenizer = Tokenizer::load(folder / kTokenizer)};
+}
+
+} // namespace gpt

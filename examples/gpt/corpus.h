@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "settings.h"
+#include "tokenizer.h"
+
+namespace gpt {
+
+/// Text of a folder, made into tokens once: tokenizer.json, train.tokens,
+/// validation.tokens, and source.json, which says what they were made from.
+struct Corpus {
+  std::filesystem::path train;
+  std::filesystem::path validation;
+  Tokenizer tokenizer;
+};
+
+/// Makes the files in `folder` unless they are there. Throws std::runtime_error
+/// if there is no text, or if what is there was made from something else.
+/// Returns what it did, in a sentence; empty if nothing was to do.
+std::string prepare_corpus(
+    const DataSettings& settings,
+    const std::filesystem::path& folder);
+
+/// Opens what prepare_corpus() left.
+Corpus open_corpus(const std::filesystem::path& folder);
+
+} // namespace gpt

@@ -1,0 +1,125 @@
+#include "live.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+namespace gpt {
+namespace {
+
+constexpr int kBarWidth = 20;
+constexpr auto kBetweenFrames = std::chrono::milliseconds(100);
+constexpr auto kBetweenLines = std::chrono::seconds(5);
+
+std::string bar(double share) {
+  const auto done = static_cast<int>(std::clamp(share, 0.0, 1.0) * kBarWidth);
+  return std::string(static_cast<size_t>(done), '#') +
+      std::string(static_cast<size_t>(kBarWidth - done), '.');
+}
+
+std::string duration(double seconds) {
+  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  char text[32];
+  if (whole < 60) {
+    std::snprintf(text, sizeof(text), "%lds", whole);
+  } else if (whole < 3600) {
+    std::snprintf(text, sizeof(text), "%ldm%02lds", whole / 60, whole % 60);
+  } else {
+    std::snprintf(
+        text, sizeof(text), "%ldh%02ldm", whole / 3600, whole % 3600 / 60);
+  }
+  return text;
+}
+
+} // namespace
+
+Live::Live(int rank, int64_t steps)
+    : prints_(rank == 0),
+      is_terminal_(::isatty(STDOUT_FILENO) == 1),
+      under_launcher_(std::getenv("TESSERA_LIVE") != nullptr),
+      steps_(steps) {}
+
+Live::~Live() {
+  if (has_line_) {
+    write_live("");
+  }
+}
+
+void Live::print(const std::string& text) {
+  if (!prints_) {
+    return;
+  }
+  if (has_line_ && !under_launcher_) {
+    write_live("");
+  }
+  std::fputs((text + "\n").c_str(), stdout);
+  std::fflush(stdout);
+}
+
+void Live::show(const Progress& progress) {
+  if (!prints_) {
+    return;
+  }
+  const bool is_live = is_terminal_ || under_launcher_;
+  const bool is_last = progress.step == steps_;
+  const auto now = Clock::now();
+  if (first_step_ < 0) {
+    first_step_ = progress.step;
+    started_ = now;
+  }
+  const bool is_due =
+      now - shown_at_ >= (is_live ? Clock::duration(kBetweenFrames)
+                                  : Clock::duration(kBetweenLines));
+  if (!is_due && !is_last) {
+    return;
+  }
+  shown_at_ = now;
+  if (is_live && !is_last) {
+    write_live(line(progress));
+    has_line_ = true;
+  } else {
+    print(line(progress));
+  }
+}
+
+std::string Live::time_left(int64_t step) const {
+  if (step == first_step_ || step == steps_) {
+    return "";
+  }
+  const std::chrono::duration<double> passed = Clock::now() - started_;
+  const double seconds_a_step =
+      passed.count() / static_cast<double>(step - first_step_);
+  return "  " + duration(seconds_a_step * static_cast<double>(steps_ - step)) +
+      " left";
+}
+
+std::string Live::line(const Progress& progress) const {
+  char text[256];
+  std::snprintf(
+      text,
+      sizeof(text),
+      "step %ld/%ld [%s] loss %.4f  lr %.1e  %.0f tokens/s  %.0f MB%s",
+      progress.step,
+      steps_,
+      bar(static_cast<double>(progress.step) / static_cast<double>(steps_))
+          .c_str(),
+      progress.loss,
+      progress.lr,
+      progress.tokens_per_second,
+      static_cast<double>(progress.memory_bytes) / 1e6,
+      time_left(progress.step).c_str());
+  return text;
+}
+
+/// `tessera run` knows by what is in front that a line is to be replaced by the
+/// next one.
+void Live::write_live(const std::string& text) {
+  std::fputs(
+      ("\r\033[K" + text + (under_launcher_ ? "\n" : "")).c_str(), stdout);
+  std::fflush(stdout);
+  has_line_ = !text.empty();
+}
+
+} // namespace gpt

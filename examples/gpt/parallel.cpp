@@ -1,0 +1,140 @@
+#include "parallel.h"
+
+#include <ATen/autocast_mode.h>
+
+#include <utility>
+#include <vector>
+
+namespace gpt {
+namespace {
+
+using tessera::optim::AdamW;
+using tessera::optim::AdamWOptions;
+using torch::optim::OptimizerParamGroup;
+
+/// LibTorch's autocast while it lives.
+class Autocast {
+ public:
+  Autocast(torch::DeviceType device, torch::ScalarType dtype)
+      : device_(device),
+        was_enabled_(at::autocast::is_autocast_enabled(device)),
+        dtype_before_(at::autocast::get_autocast_dtype(device)) {
+    at::autocast::set_autocast_dtype(device, dtype);
+    at::autocast::set_autocast_enabled(device, true);
+  }
+  ~Autocast() {
+    at::autocast::set_autocast_enabled(device_, was_enabled_);
+    at::autocast::set_autocast_dtype(device_, dtype_before_);
+    at::autocast::clear_cache();
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  const torch::DeviceType device_;
+  const bool was_enabled_;
+  const torch::ScalarType dtype_before_;
+};
+
+/// Sharded models are built without memory, however large; sharding gives them
+/// values, a parameter at a time. The numbers are the same either way.
+Gpt make_model(const GptConfig& config, const Settings& settings) {
+  torch::manual_seed(settings.seed);
+  std::optional<tessera::DeferredInit> deferred;
+  if (settings.strategy == Strategy::kFsdp) {
+    deferred.emplace();
+  }
+  return Gpt(config);
+}
+
+} // namespace
+
+Parallel::Parallel(
+    const Settings& settings,
+    int64_t vocabulary,
+    torch::Device device)
+    : strategy_(settings.strategy), precision_(settings.precision) {
+  GptConfig config = settings.model;
+  config.vocabulary = vocabulary;
+  model_ = make_model(config, settings);
+  model_->to(device);
+  for (const auto& parameter : model_->parameters()) {
+    num_parameters_ += parameter.numel();
+  }
+  if (settings.recompute) {
+    tessera::apply_activation_checkpointing<Block>(*model_);
+  }
+  if (strategy_ == Strategy::kFsdp) {
+    shard(settings);
+  } else {
+    ddp_ = std::make_unique<tessera::DistributedDataParallel<GptImpl>>(
+        model_, tessera::DDPOptions().gradient_as_bucket_view(true));
+  }
+  make_optimizer(settings);
+}
+
+/// A unit for each block, gathered when it computes and freed after, and one
+/// for the rest: the embeddings and the last norm.
+void Parallel::shard(const Settings& settings) {
+  auto options = tessera::FullyShardOptions()
+                     .policy(tessera::module_wrap_policy<Block>())
+                     .reshard_after_forward(!settings.keep_gathered);
+  if (precision_ == Precision::kBFloat16) {
+    options.mp_policy(tessera::MixedPrecisionPolicy()
+                          .param_dtype(torch::kBFloat16)
+                          .reduce_dtype(torch::kFloat));
+  }
+  if (settings.offload) {
+    options.offload_policy(tessera::CPUOffloadPolicy());
+  }
+  tessera::fully_shard(*model_, options);
+}
+
+void Parallel::make_optimizer(const Settings& settings) {
+  // Matrices decay, biases and norms do not. The module's own parameters have
+  // their shapes even where this rank has only a shard.
+  std::vector<torch::Tensor> decayed;
+  std::vector<torch::Tensor> kept;
+  const auto whole = model_->parameters();
+  const auto own = tessera::parameters(*model_);
+  for (size_t i = 0; i < whole.size(); ++i) {
+    (whole[i].dim() >= 2 ? decayed : kept).push_back(own[i]);
+  }
+  const auto options = AdamWOptions(settings.lr).betas({0.9, 0.95});
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(
+      decayed,
+      std::make_unique<AdamWOptions>(
+          AdamWOptions(options).weight_decay(settings.weight_decay)));
+  groups.emplace_back(
+      kept,
+      std::make_unique<AdamWOptions>(AdamWOptions(options).weight_decay(0)));
+  if (strategy_ == Strategy::kZero) {
+    optimizer_ = std::make_unique<tessera::ZeroRedundancyOptimizer>(
+        groups, tessera::optimizer_class<AdamW>(options));
+  } else {
+    optimizer_ = std::make_unique<AdamW>(groups, options);
+  }
+}
+
+torch::Tensor Parallel::loss(
+    const torch::Tensor& inputs,
+    const torch::Tensor& targets) {
+  // Sharded parameters are gathered in the precision to compute in; whole ones
+  // are cast by LibTorch.
+  std::optional<Autocast> autocast;
+  if (precision_ == Precision::kBFloat16 && strategy_ != Strategy::kFsdp) {
+    autocast.emplace(inputs.device().type(), torch::kBFloat16);
+  }
+  return loss_of(model_, inputs, targets);
+}
+
+void Parallel::set_syncs_gradients(bool on) {
+  if (ddp_) {
+    ddp_->set_requires_gradient_sync(on);
+  } else {
+    tessera::set_requires_gradient_sync(*model_, on);
+  }
+}
+
+} // namespace gpt

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <tessera/tessera.h>
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "corpus.h"
+#include "live.h"
+#include "parallel.h"
+#include "settings.h"
+#include "windows.h"
+
+namespace gpt {
+
+/// From `warmup` steps of rise down a half cosine to `min_lr`. Steps count from
+/// 0.
+double learning_rate(const Settings& settings, int64_t step);
+
+/// One run: RUN/log.jsonl, RUN/checkpoints, RUN/report.html. All ranks make the
+/// same calls.
+class Trainer {
+ public:
+  Trainer(const tessera::Group& world, const Settings& settings, Corpus corpus);
+
+  /// From the newest checkpoint, if there is one, to the last step. Returns
+  /// early, with a checkpoint, after SIGTERM or SIGINT on any rank. Throws
+  /// std::runtime_error if the loss is no number any more.
+  void train();
+  /// The mean loss over --eval-windows windows of the validation text; the same
+  /// on any number of ranks, but for rounding.
+  double evaluate();
+  /// Goes on from --prompt.
+  std::string sample();
+  /// Takes up the newest checkpoint. False if there is none.
+  bool resume();
+
+  int64_t step() const {
+    return step_;
+  }
+
+ private:
+  struct StepResult {
+    double loss = 0; // the mean over the batch
+    double grad_norm = 0;
+    bool stop = false; // some rank was asked to
+  };
+
+  void announce(bool resumed);
+  StepResult train_step();
+  void after_step(const StepResult& result, const tessera::StepReport& report);
+  void save();
+  void note_finished_save();
+  void finish(const std::string& reason);
+
+  const tessera::Group world_;
+  const Settings settings_;
+  Corpus corpus_;
+  const torch::Device device_;
+  const Windows train_windows_;
+  const Windows validation_windows_;
+  Parallel parallel_;
+  tessera::TrainingState state_;
+  tessera::CheckpointManager checkpoints_;
+  tessera::StepMonitor monitor_;
+  tessera::RunLog log_;
+  Live live_;
+  std::optional<tessera::Trace> trace_;
+
+  int64_t step_ = 0; // done
+  int64_t windows_seen_ = 0;
+  struct Save {
+    int64_t step = 0;
+    double blocked_seconds = 0;
+  };
+  std::optional<Save> under_way_; // not in the log yet
+};
+
+} // namespace gpt

@@ -1,0 +1,336 @@
+// The trainer's settings and data: no ranks, no Tessera.
+#include <rapidcheck.h>
+
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <set>
+
+#include "corpus.h"
+#include "settings.h"
+#include "token_file.h"
+#include "tokenizer.h"
+#include "windows.h"
+
+namespace gpt {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class GptDataTest : public ::testing::Test {
+ protected:
+  GptDataTest() {
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  ~GptDataTest() override {
+    fs::remove_all(folder_);
+  }
+
+  fs::path write(const std::string& name, const std::string& text) {
+    fs::create_directories((folder_ / name).parent_path());
+    std::ofstream(folder_ / name, std::ios::binary) << text;
+    return folder_ / name;
+  }
+
+  const fs::path folder_ = fs::path(::testing::TempDir()) /
+      ("gpt_data_" + std::to_string(::getpid()));
+};
+
+std::string message_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "(nothing was thrown)";
+}
+
+Settings parse(std::vector<std::string> words, int num_ranks = 2) {
+  words.insert(words.begin(), "gpt");
+  std::vector<char*> argv;
+  for (auto& word : words) {
+    argv.push_back(word.data());
+  }
+  return parse_settings(
+             static_cast<int>(argv.size()), argv.data(), num_ranks, false)
+      .value();
+}
+
+// ---- Tokenizer --------------------------------------------------------------
+
+TEST_F(GptDataTest, EveryTextComesBack) {
+  const std::string learned_from =
+      "the cat sat on the mat; the hat sat on the cat\n\n  int64_t x = 17;";
+  auto tokenizer = Tokenizer::learn(learned_from, 300);
+  EXPECT_GT(tokenizer.vocabulary(), 256);
+  EXPECT_LT(std::ssize(tokenizer.encode(learned_from)), learned_from.size());
+  EXPECT_TRUE(rc::check([&](const std::string& text) {
+    RC_ASSERT(tokenizer.decode(tokenizer.encode(text)) == text);
+    RC_ASSERT(Tokenizer().decode(Tokenizer().encode(text)) == text);
+  }));
+}
+
+TEST_F(GptDataTest, FrequentPairsAreLearnedFirst) {
+  auto tokenizer = Tokenizer::learn("ababab abab xyxy", 258);
+  EXPECT_THAT(tokenizer.encode("ab"), ElementsAre(256));
+  EXPECT_THAT(tokenizer.encode("abab"), ElementsAre(257));
+  EXPECT_THAT(tokenizer.encode("xy"), ElementsAre('x', 'y'));
+}
+
+TEST_F(GptDataTest, TokensEndWithTheirWord) {
+  EXPECT_THAT(
+      words_of("a bc  d;\n"), ElementsAre("a", " bc", " ", " d", ";", "\n"));
+  EXPECT_TRUE(rc::check([](const std::string& text) {
+    std::string joined;
+    for (const auto word : words_of(text)) {
+      RC_ASSERT(!word.empty());
+      joined += word;
+    }
+    RC_ASSERT(joined == text);
+  }));
+}
+
+TEST_F(GptDataTest, ATokenizerSurvivesItsFile) {
+  auto tokenizer = Tokenizer::learn("banana bandana banana", 270);
+  tokenizer.save(folder_ / "t.json");
+  auto loaded = Tokenizer::load(folder_ / "t.json");
+  EXPECT_EQ(loaded.vocabulary(), tokenizer.vocabulary());
+  EXPECT_EQ(loaded.encode("bananas"), tokenizer.encode("bananas"));
+}
+
+TEST_F(GptDataTest, RejectsATokenizerThatRefersToWhatIsNotThere) {
+  const auto path = write("t.json", R"({"tokenizer":1,"merges":[[97,400]]})");
+  EXPECT_THAT(
+      message_of([&] { Tokenizer::load(path); }),
+      AllOf(HasSubstr("t.json"), HasSubstr("token 400")));
+  EXPECT_THAT(
+      message_of([&] { Tokenizer::load(write("u.json", "{")); }),
+      HasSubstr("is no tokenizer"));
+}
+
+// ---- Files of tokens --------------------------------------------------------
+
+TEST_F(GptDataTest, TokensComeBackAtBothWidths) {
+  for (const int64_t vocabulary : {300, 70000}) {
+    const std::vector<int32_t> tokens{
+        0, 255, 299, static_cast<int32_t>(vocabulary - 1), 7};
+    TokenFile::write(folder_ / "x.tokens", tokens, vocabulary);
+    const TokenFile file(folder_ / "x.tokens");
+    EXPECT_EQ(file.size(), 5);
+    EXPECT_EQ(file.vocabulary(), vocabulary);
+    std::vector<int64_t> found(4);
+    file.read(1, found);
+    EXPECT_THAT(found, ElementsAre(255, 299, vocabulary - 1, 7));
+    EXPECT_THROW(file.read(2, found), std::out_of_range);
+  }
+}
+
+TEST_F(GptDataTest, RejectsFilesThatAreNotWhatTheySay) {
+  TokenFile::write(folder_ / "x.tokens", std::vector<int32_t>{1, 2, 3}, 256);
+  fs::resize_file(folder_ / "x.tokens", 28);
+  EXPECT_THAT(
+      message_of([&] { TokenFile(folder_ / "x.tokens"); }),
+      HasSubstr("says it has 3 tokens, but has 2"));
+  for (const auto& text : {std::string(), std::string(100, 'x')}) {
+    const auto path = write("y.tokens", text);
+    EXPECT_THAT(
+        message_of([&] { TokenFile{path}; }), HasSubstr("no file of tokens"));
+  }
+  // A token beyond the vocabulary would be read beyond the embedding.
+  TokenFile::write(folder_ / "z.tokens", std::vector<int32_t>{1, 300}, 256);
+  std::vector<int64_t> found(2);
+  const TokenFile damaged(folder_ / "z.tokens");
+  EXPECT_THAT(
+      message_of([&] { damaged.read(0, found); }), HasSubstr("token 300"));
+}
+
+// ---- Windows ----------------------------------------------------------------
+
+TEST_F(GptDataTest, AShuffleVisitsEveryPlaceOnce) {
+  for (const int64_t size : {1, 2, 3, 17, 64, 1000}) {
+    std::set<int64_t> places;
+    for (int64_t i = 0; i < size; ++i) {
+      const auto place = shuffled_place(i, size, 5);
+      EXPECT_GE(place, 0);
+      EXPECT_LT(place, size);
+      places.insert(place);
+    }
+    EXPECT_EQ(std::ssize(places), size);
+  }
+}
+
+class WindowsTest : public GptDataTest {
+ protected:
+  Windows windows(int64_t size, int64_t length, uint64_t seed = 0) {
+    std::vector<int32_t> tokens(static_cast<size_t>(size));
+    std::iota(tokens.begin(), tokens.end(), 0);
+    TokenFile::write(folder_ / "w.tokens", tokens, size);
+    return Windows(TokenFile(folder_ / "w.tokens"), length, seed);
+  }
+};
+
+TEST_F(WindowsTest, TargetsAreTheTokensThatFollow) {
+  const auto all = windows(100, 10);
+  EXPECT_EQ(all.size(), 9);
+  const auto batch = all.shuffled(0, 9);
+  EXPECT_TRUE(torch::equal(batch.inputs + 1, batch.targets));
+  // An epoch sees every window once.
+  const auto starts = std::get<0>(batch.inputs.select(1, 0).sort());
+  EXPECT_TRUE(torch::equal(starts, torch::arange(0, 90, 10)));
+}
+
+TEST_F(WindowsTest, TheSameNumberIsTheSameWindowHoweverItIsAskedFor) {
+  const auto all = windows(1000, 7);
+  const auto whole = all.shuffled(130, 24);
+  for (const int64_t rows : {1, 2, 8}) {
+    for (int64_t first = 0; first < 24; first += rows) {
+      EXPECT_TRUE(torch::equal(
+          all.shuffled(130 + first, rows).inputs,
+          whole.inputs.narrow(0, first, rows)));
+    }
+  }
+}
+
+TEST_F(WindowsTest, EpochsAndSeedsHaveOrdersOfTheirOwn) {
+  const auto all = windows(1000, 9);
+  const auto size = all.size();
+  const auto first = all.shuffled(0, size).inputs;
+  EXPECT_FALSE(torch::equal(first, all.shuffled(size, size).inputs));
+  EXPECT_FALSE(
+      torch::equal(first, windows(1000, 9, 1).shuffled(0, size).inputs));
+}
+
+TEST_F(WindowsTest, SpreadReachesFromTheFirstToTheLast) {
+  const auto batch = windows(100, 10).spread(0, 5, 5);
+  EXPECT_EQ(batch.inputs[0][0].item<int64_t>(), 0);
+  EXPECT_EQ(batch.targets[4][9].item<int64_t>(), 99);
+}
+
+TEST_F(WindowsTest, RejectsATextThatIsTooShort) {
+  EXPECT_THAT(
+      message_of([&] { windows(10, 10); }),
+      AllOf(HasSubstr("10 tokens"), HasSubstr("--length")));
+}
+
+// ---- Corpus -----------------------------------------------------------------
+
+TEST_F(GptDataTest, ACorpusIsMadeOnceFromTextAlone) {
+  write("text/b.txt", "second ");
+  write("text/a.txt", "first ");
+  write("text/deep/c.txt", "third ");
+  write("text/image.bin", std::string("\0\1\2", 3));
+  const DataSettings settings{.text = folder_ / "text", .validation = 0.5};
+  EXPECT_THAT(
+      prepare_corpus(settings, folder_ / "data"), HasSubstr("read 3 files"));
+  EXPECT_THAT(prepare_corpus(settings, folder_ / "data"), IsEmpty());
+  const auto corpus = open_corpus(folder_ / "data");
+  EXPECT_EQ(corpus.tokenizer.vocabulary(), 256);
+  EXPECT_GT(TokenFile(corpus.train).size(), 0);
+}
+
+TEST_F(GptDataTest, RejectsTokensThatWereMadeFromSomethingElse) {
+  write("text/a.txt", std::string(1000, 'a'));
+  DataSettings settings{.text = folder_ / "text"};
+  prepare_corpus(settings, folder_ / "data");
+  settings.tokenizer = "bpe";
+  EXPECT_THAT(
+      message_of([&] { prepare_corpus(settings, folder_ / "data"); }),
+      AllOf(HasSubstr("tokenizer was \"byte\" and is \"bpe\"")));
+}
+
+TEST_F(GptDataTest, RejectsAFolderWithoutText) {
+  fs::create_directories(folder_ / "empty");
+  for (const auto* name : {"empty", "nowhere"}) {
+    EXPECT_THAT(
+        message_of([&] {
+          prepare_corpus({.text = folder_ / name}, folder_ / "data");
+        }),
+        HasSubstr(name));
+  }
+}
+
+// ---- Settings ---------------------------------------------------------------
+
+TEST_F(GptDataTest, FlagsWinOverTheFileAndTheFileOverDefaults) {
+  const auto toml = write(
+      "s.toml",
+      "seed = 3 # three\n# prompt = \"no\"\nprompt = \"#include\" # yes\n"
+      "[model]\nwidth = 64\n[training]\nmicro_batch = 2\nlr = 5e-4\n"
+      "[parallel]\nrecompute = true\nstrategy = \"zero\"\n");
+  const auto settings =
+      parse({"--config", toml.string(), "--lr", "1e-2", "--steps", "7"});
+  EXPECT_EQ(settings.seed, 3);
+  EXPECT_EQ(settings.prompt, "#include");
+  EXPECT_EQ(settings.model.width, 64);
+  EXPECT_EQ(settings.lr, 1e-2);
+  EXPECT_EQ(settings.steps, 7);
+  EXPECT_TRUE(settings.recompute);
+  EXPECT_EQ(settings.strategy, Strategy::kZero);
+  EXPECT_EQ(settings.model.layers, GptConfig().layers);
+  EXPECT_EQ(settings.rows(2), 2);
+  EXPECT_EQ(settings.accumulation(2), 4);
+  EXPECT_THAT(
+      settings.json,
+      AllOf(HasSubstr("\"width\":64"), HasSubstr("\"strategy\":")));
+}
+
+TEST_F(GptDataTest, JsonSaysTheSame) {
+  const auto file = write(
+      "s.json",
+      R"({"model": {"width": 64, "dropout": 0.1}, "prompt": "int main",
+          "recompute": true})");
+  const auto settings = parse({"--config", file.string()});
+  EXPECT_EQ(settings.model.width, 64);
+  EXPECT_EQ(settings.model.dropout, 0.1);
+  EXPECT_EQ(settings.prompt, "int main");
+  EXPECT_TRUE(settings.recompute);
+}
+
+TEST_F(GptDataTest, RejectsUnknownNamesAndSaysTheNearest) {
+  EXPECT_THAT(
+      message_of([] {
+        parse({"--widht", "64"});
+      }),
+      AllOf(HasSubstr("--widht"), HasSubstr("--width meant")));
+  for (const auto& file :
+       {write("a.toml", "[model]\nlayres = 3\n"),
+        write("a.json", R"({"layres": 3})")}) {
+    EXPECT_THAT(
+        message_of([&] {
+          parse({"--config", file.string()});
+        }),
+        AllOf(HasSubstr("layres"), HasSubstr("\"layers\" meant")));
+  }
+  EXPECT_THAT(
+      message_of([&] {
+        parse({"--config", write("b.toml", "[data]\nwidth = 3\n").string()});
+      }),
+      HasSubstr("belongs to [model]"));
+}
+
+TEST_F(GptDataTest, RejectsWhatMakesNoSense) {
+  const auto rejects = [](const std::vector<std::string>& words,
+                          const std::string& why) {
+    EXPECT_THAT(message_of([&] { parse(words); }), HasSubstr(why));
+  };
+  rejects({"--width", "130"}, "--heads 4");
+  rejects({"--batch", "7"}, "2 ranks");
+  rejects({"--batch", "1"}, "Try --batch 2");
+  rejects({"--micro-batch", "5"}, "--micro-batch 5. Try --batch 10");
+  rejects({"--steps", "many"}, "many");
+  rejects({"--layers", "0"}, "layers");
+  rejects({"--strategy", "magic"}, "magic");
+  rejects({"--strategy", "ddp", "--offload"}, "fsdp");
+  rejects({"--vocabulary", "500"}, "bpe");
+  rejects({"--min-lr", "1"}, "above --lr");
+  rejects({"--config", "/nowhere.toml"}, "nowhere.toml");
+  rejects({"12"}, "all settings are flags");
+}
+
+} // namespace
+} // namespace gpt

@@ -1,0 +1,337 @@
+// The trainer as a user runs it: killed, resumed, on other numbers of ranks.
+#include <nlohmann/json.hpp>
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "support/command.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using tessera::testing::bin_dir;
+using tessera::testing::Command;
+using tessera::testing::CommandResult;
+using tessera::testing::run_command;
+using tessera::testing::tessera_program;
+using tessera::testing::without_launcher;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Words = std::vector<std::string>;
+
+class GptTest : public ::testing::Test {
+ protected:
+  static constexpr int64_t kSteps = 12;
+
+  GptTest() {
+    fs::remove_all(folder_);
+    fs::create_directories(folder_ / "text");
+    // Learnable, and never the same line twice.
+    std::ofstream text(folder_ / "text" / "numbers.txt");
+    for (int i = 0; i < 2000; ++i) {
+      text << i << " plus " << i << " is " << 2 * i << "\n";
+    }
+  }
+  ~GptTest() override {
+    fs::remove_all(folder_);
+  }
+
+  Words words(int num_ranks, const std::string& run, const Words& flags) {
+    Words words{
+        tessera_program(),
+        "run",
+        "-n",
+        std::to_string(num_ranks),
+        "--cpu-threads",
+        "1",
+        bin_dir() + "/gpt",
+        "--text",
+        (folder_ / "text").string(),
+        "--run",
+        (folder_ / run).string()};
+    for (const char* word :
+         {"--layers",
+          "2",
+          "--width",
+          "32",
+          "--length",
+          "16",
+          "--batch",
+          "8",
+          "--warmup",
+          "3",
+          "--device",
+          "cpu",
+          "--steps",
+          "12",
+          "--eval-every",
+          "6",
+          "--sample-tokens",
+          "5",
+          "--checkpoint-every",
+          "4"}) {
+      words.emplace_back(word);
+    }
+    words.insert(words.end(), flags.begin(), flags.end());
+    return words;
+  }
+  CommandResult train(
+      int num_ranks,
+      const std::string& run,
+      const Words& flags = {}) {
+    return run_command(
+        words(num_ranks, run, flags), {.environment = without_launcher()});
+  }
+  void must_train(
+      int num_ranks,
+      const std::string& run,
+      const Words& flags = {}) {
+    const auto result = train(num_ranks, run, flags);
+    ASSERT_EQ(result.exit_code, 0) << result.output;
+  }
+  /// Dies in the middle, then goes on to the end.
+  void must_die_and_resume(
+      int num_ranks,
+      int num_ranks_after,
+      const std::string& run,
+      const Words& flags,
+      const Words& flags_after) {
+    Words dying = flags;
+    // Saved before it dies, whatever the disk does.
+    dying.insert(dying.end(), {"--die-at", "7", "--wait-for-saves"});
+    const auto died = train(num_ranks, run, dying);
+    ASSERT_EQ(died.exit_code, 128 + SIGKILL) << died.output;
+    Words resuming = flags_after;
+    resuming.insert(resuming.end(), {"--resume", "must"});
+    const auto resumed = train(num_ranks_after, run, resuming);
+    ASSERT_EQ(resumed.exit_code, 0) << resumed.output;
+    EXPECT_THAT(resumed.output, HasSubstr("resumed from step 4"));
+  }
+
+  std::vector<json> log(const std::string& run, const std::string& kind) {
+    std::vector<json> entries;
+    std::ifstream file(folder_ / run / "log.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      auto entry = json::parse(line);
+      if (entry.at("kind") == kind) {
+        entries.push_back(std::move(entry));
+      }
+    }
+    return entries;
+  }
+  /// The loss of each step, the last time that it was made.
+  std::map<int64_t, double> losses(const std::string& run) {
+    std::map<int64_t, double> losses;
+    for (const auto& entry : log(run, "step")) {
+      losses[entry.at("step")] = entry.at("loss");
+    }
+    return losses;
+  }
+
+  void expect_same_bits(const std::string& run, const std::string& other) {
+    ASSERT_EQ(losses(run).size(), kSteps);
+    EXPECT_EQ(losses(run), losses(other)); // bit by bit
+  }
+  void expect_near(const std::string& run, const std::string& other) {
+    const auto found = losses(run);
+    const auto expected = losses(other);
+    ASSERT_EQ(found.size(), kSteps);
+    ASSERT_EQ(expected.size(), kSteps);
+    for (const auto& [step, loss] : expected) {
+      EXPECT_NEAR(found.at(step), loss, 1e-4 * loss) << "step " << step;
+    }
+  }
+
+  const fs::path folder_ = fs::path(::testing::TempDir()) /
+      ("gpt_test_" + std::to_string(::getpid()));
+};
+
+class GptStrategyTest : public GptTest,
+                        public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(GptStrategyTest, ResumesBitByBitOnAsManyRanks) {
+  // Dropout needs every rank's generator, two rows at once the accumulation.
+  const Words flags{
+      "--strategy", GetParam(), "--dropout", "0.1", "--micro-batch", "2"};
+  must_train(2, "whole", flags);
+  must_die_and_resume(2, 2, "resumed", flags, flags);
+  expect_same_bits("resumed", "whole");
+  // The steps that were made twice are the same, too.
+  std::map<int64_t, std::set<double>> by_step;
+  for (const auto& entry : log("resumed", "step")) {
+    by_step[entry.at("step")].insert(entry.at("loss").get<double>());
+  }
+  for (const auto& [step, values] : by_step) {
+    EXPECT_EQ(values.size(), 1) << "step " << step;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Strategies,
+    GptStrategyTest,
+    ::testing::Values("fsdp", "ddp", "zero"),
+    [](const auto& strategy) { return std::string(strategy.param); });
+
+TEST_F(GptTest, ResumesOnOtherRanksUnderAnotherStrategy) {
+  must_train(2, "whole");
+  must_die_and_resume(2, 4, "on4", {}, {});
+  expect_near("on4", "whole");
+  must_die_and_resume(4, 1, "on1", {"--strategy", "ddp"}, {});
+  expect_near("on1", "whole");
+  must_die_and_resume(1, 2, "zero", {}, {"--strategy", "zero"});
+  expect_near("zero", "whole");
+}
+
+TEST_F(GptTest, TheBatchIsTheSameHoweverItIsCut) {
+  must_train(1, "one");
+  must_train(2, "two", {"--micro-batch", "1"});
+  expect_near("two", "one");
+  EXPECT_NEAR(
+      log("one", "eval").back().at("loss").get<double>(),
+      log("two", "eval").back().at("loss").get<double>(),
+      1e-4);
+}
+
+TEST_F(GptTest, RecomputingChangesMemoryAndNoBit) {
+  must_train(2, "kept", {"--dropout", "0.1"});
+  must_train(2, "recomputed", {"--dropout", "0.1", "--recompute"});
+  expect_same_bits("recomputed", "kept");
+}
+
+TEST_F(GptTest, OptionsOfShardingTrainToo) {
+  must_train(2, "plain");
+  must_train(2, "kept", {"--keep-gathered"});
+  expect_same_bits("kept", "plain");
+  for (const char* strategy : {"fsdp", "zero"}) {
+    const std::string run = std::string("bf16_") + strategy;
+    must_train(2, run, {"--precision", "bf16", "--strategy", strategy});
+    const auto found = losses(run);
+    const auto expected = losses("plain");
+    EXPECT_NE(found.at(12), expected.at(12));
+    EXPECT_NEAR(found.at(12), expected.at(12), 0.1);
+  }
+}
+
+TEST_F(GptTest, LearnsFromPairsAndWritesText) {
+  must_train(
+      2,
+      "bpe",
+      {"--tokenizer",
+       "bpe",
+       "--vocabulary",
+       "300",
+       "--steps",
+       "40",
+       "--lr",
+       "5e-3"});
+  const auto found = losses("bpe");
+  EXPECT_LT(found.at(40), 0.6 * found.at(1));
+  EXPECT_EQ(log("bpe", "sample").size(), 1);
+  const auto sampled = train(
+      2,
+      "bpe",
+      {"--mode",
+       "sample",
+       "--tokenizer",
+       "bpe",
+       "--vocabulary",
+       "300",
+       "--prompt",
+       "7 plus"});
+  EXPECT_EQ(sampled.exit_code, 0) << sampled.output;
+  EXPECT_THAT(sampled.output, HasSubstr("[0] 7 plus"));
+  const auto evaluated = train(
+      1,
+      "bpe",
+      {"--mode", "eval", "--tokenizer", "bpe", "--vocabulary", "300"});
+  EXPECT_THAT(evaluated.output, HasSubstr("step 40: validation loss"));
+}
+
+TEST_F(GptTest, ASignalEndsItWithACheckpoint) {
+  Command command(
+      words(2, "stopped", {"--steps", "100000", "--eval-every", "0"}),
+      {.environment = without_launcher()});
+  ASSERT_TRUE(command.wait_for_output("GPT of"));
+  while (losses("stopped").empty()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  ::kill(command.pid(), SIGTERM);
+  const auto result = command.wait();
+  const auto ends = log("stopped", "end");
+  ASSERT_EQ(ends.size(), 1) << result.output;
+  EXPECT_EQ(ends[0].at("reason"), "stopped");
+  const auto saves = log("stopped", "checkpoint");
+  EXPECT_EQ(saves.back().at("step"), ends[0].at("step"));
+}
+
+TEST_F(GptTest, LeavesALogAReportAndATrace) {
+  must_train(2, "run", {"--timeline-step", "3", "--trace", "5-6"});
+  const auto start = log("run", "start").at(0);
+  EXPECT_EQ(start.at("world"), 2);
+  EXPECT_EQ(start.at("units").size(), 3);
+  EXPECT_EQ(start.at("config").at("model").at("width"), 32);
+  EXPECT_EQ(log("run", "timeline").at(0).at("ranks").size(), 2);
+  EXPECT_EQ(log("run", "checkpoint").size(), 3);
+  EXPECT_GT(log("run", "step").at(0).at("memory").at("optimizer"), -1);
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "report.html"));
+  for (const char* name : {"rank0.json", "rank1.json"}) {
+    std::ifstream file(folder_ / "run" / "trace" / name);
+    EXPECT_NO_THROW(json::parse(file)) << name;
+  }
+}
+
+TEST_F(GptTest, RefusesWhatCannotBeMeant) {
+  const auto refuses = [&](const Words& flags, const std::string& why) {
+    const auto result = train(2, "refused", flags);
+    EXPECT_EQ(result.exit_code, 2) << result.output;
+    // Rank 0 alone says it.
+    EXPECT_THAT(
+        result.output, AllOf(HasSubstr(why), Not(HasSubstr("[1] gpt:"))));
+  };
+  refuses({"--stpes", "3"}, "--steps meant");
+  refuses({"--resume", "must"}, "no checkpoint to resume");
+  must_train(2, "refused", {"--steps", "4"});
+  refuses({"--resume", "never"}, "earlier run");
+}
+
+TEST_F(GptTest, AnErrorOfRankZeroIsEverybodys) {
+  const auto result = train(2, "none", {"--text", "/nowhere"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.output, HasSubstr("/nowhere"));
+  const auto other = train(2, "none", {"--width", "64"});
+  EXPECT_EQ(other.exit_code, 0) << other.output;
+  // Another shape does not fit the checkpoints.
+  const auto misfit = train(2, "none", {"--width", "32", "--steps", "20"});
+  EXPECT_EQ(misfit.exit_code, 1);
+  EXPECT_THAT(misfit.output, HasSubstr("tokens.weight"));
+}
+
+TEST_F(GptTest, TheDemoInShort) {
+  const auto root = fs::path(bin_dir()).parent_path();
+  const auto result = run_command(
+      {"python3",
+       TESSERA_EXAMPLES "/gpt/demo.py",
+       "--build",
+       root.string(),
+       "--run",
+       (folder_ / "demo").string(),
+       "--steps",
+       "40"},
+      {.environment = without_launcher(),
+       .timeout = std::chrono::seconds(150)});
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_THAT(
+      result.output,
+      AllOf(
+          HasSubstr("resumed from step 16"),
+          HasSubstr("o 2 ranks, x 4 ranks"),
+          HasSubstr("Steps 17 to 19 were made twice"),
+          HasSubstr("report.html")));
+}
+
+} // namespace
+} // namespace tessera
