@@ -7,30 +7,23 @@
 
 #include <time.h>
 
-#include <algorithm>
-#include <cstdio>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "gpt.h"
+#include "harness.h"
 
 namespace {
 
 constexpr int kWarmUp = 6;
 constexpr int kRounds = 40;
 
-/// Microseconds that the process has computed for.
+/// Milliseconds that the process has computed for.
 double now() {
   timespec time{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return 1e6 * static_cast<double>(time.tv_sec) +
-      1e-3 * static_cast<double>(time.tv_nsec);
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+  return 1e3 * static_cast<double>(time.tv_sec) +
+      1e-6 * static_cast<double>(time.tv_nsec);
 }
 
 class Trainer {
@@ -73,41 +66,28 @@ class Trainer {
   torch::Tensor ids_;
 };
 
-void print(const std::string& what, double ours, double limit) {
-  std::printf(
-      "{\"name\": \"monitor/%s\", \"unit\": \"us\", \"ours\": %.1f, "
-      "\"peers\": {}, \"limit\": %.1f, \"repeats\": %d, \"spread\": 0.0}\n",
-      what.c_str(),
-      ours,
-      limit,
-      kRounds);
-}
-
 } // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const bench::Arguments arguments(argc, argv);
   const auto world = tessera::init();
   Trainer trainer;
   auto monitor = trainer.make_monitor();
-  for (int i = 0; i < kWarmUp; ++i) {
+  for (int i = 0; i < arguments.times(kWarmUp); ++i) {
     trainer.step();
   }
-  std::vector<double> alone;
-  std::vector<double> watched;
-  std::vector<double> drawn;
-  std::vector<double> calls; // of the monitor itself
-  for (int round = 0; round < kRounds; ++round) {
+  bench::Samples alone;
+  bench::Samples watched;
+  bench::Samples drawn;
+  for (int round = 0; round < arguments.times(kRounds); ++round) {
     double start = now();
     trainer.step();
     alone.push_back(now() - start);
 
     start = now();
     monitor.begin_step();
-    const double begun = now() - start;
     trainer.step();
-    const double before_end = now();
     (void)monitor.end_step();
-    calls.push_back(begun + now() - before_end);
     watched.push_back(now() - start);
 
     start = now();
@@ -117,15 +97,17 @@ int main() {
     drawn.push_back(now() - start);
   }
   if (world.rank() == 0) {
-    print(
-        "step/gpt-tiny/cpu" + std::to_string(world.size()),
-        median(watched),
-        median(alone));
-    print(
-        "timeline/gpt-tiny/cpu" + std::to_string(world.size()),
-        median(drawn),
-        median(alone));
-    print("calls", median(calls), 0);
+    const std::string where = "gpt-tiny/cpu" + std::to_string(world.size());
+    bench::print(
+        {.name = "monitor/step/" + where,
+         .unit = "ms",
+         .ours = watched,
+         .limit = alone});
+    bench::print(
+        {.name = "monitor/timeline/" + where,
+         .unit = "ms",
+         .ours = drawn,
+         .limit = alone});
   }
   return 0;
 }

@@ -28,47 +28,6 @@ from results import number
 RESULTS = results.ROOT / "build" / "bench" / "results.jsonl"
 
 
-def families(build):
-    """Family name -> commands. The name is the first part of its rows' names, but
-    ddp has those of zero and zero_overlap too."""
-    run = [f"{build}/bin/tessera", "run", "--cpu-threads", "1"]
-    return {
-        "checkpoint": [
-            run + ["-n", "2", f"{build}/bin/checkpoint_bench", checkpoint_folder()],
-            [f"{build}/bin/checkpoint_bench", checkpoint_folder(), "load_world1"],
-            peer("checkpoint.py", 2) + [checkpoint_folder()],
-            peer("checkpoint.py", 1) + [checkpoint_folder()],
-        ],
-        "comm": [
-            run + ["-n", "2", f"{build}/bin/comm_bench"],
-            run + ["-n", "4", f"{build}/bin/comm_bench"],
-        ],
-        "state": [
-            run + ["-n", "2", f"{build}/bin/state_bench"],
-            peer("state.py", 2),
-        ],
-        "step": [
-            run + ["-n", "2", f"{build}/bin/step_bench"],
-            peer("steps.py", 2),
-        ] + (gpu_steps(build) if has_gpu() else []),
-        "ddp": [
-            run + ["-n", "2", f"{build}/bin/ddp_bench"],
-            peer("ddp.py", 2),
-        ] + (gpu_ddp(build) if has_gpu() else []),
-        "monitor": [
-            run + ["-n", "2", f"{build}/bin/monitor_bench"],
-        ],
-        "optim": [
-            [f"{build}/bin/optim_bench"],
-            [python_with_torch(), str(ROOT / "bench" / "peers" / "optim.py")],
-        ],
-        "units": [
-            run + ["-n", "1", f"{build}/bin/units_bench"],
-            peer("units.py", 1),
-            run + ["-n", "2", f"{build}/bin/units_bench"],
-            peer("units.py", 2),
-        ],
-    }
 @dataclasses.dataclass
 class Contest:
     """Commands that take turns. `seconds`: what a round takes, about."""
@@ -115,6 +74,7 @@ def contests(build):
         Contest("step", "cuda", 80, both("step_bench", "steps.py", "774M"), rounds=2),
         Contest("ddp", "cpu", 40, [ranks(2, "ddp_bench"), peer("ddp.py", "--ranks", "2")]),
         Contest("ddp", "cuda", 35, both("ddp_bench", "ddp.py", "124M")),
+        Contest("monitor", "cpu", 20, [ranks(2, "monitor_bench")], rounds=1),
         Contest("optim", "cpu", 8, [alone("optim_bench"), peer("optim.py")]),
         Contest("optim", "cuda", 8, [alone("optim_bench", "cuda"), peer("optim.py", "--device", "cuda")]),
         Contest("units", "cpu", 8, [ranks(1, "units_bench"), peer("units.py", "--ranks", "1")]),

@@ -33,9 +33,9 @@
 #include <tessera/shard/sharded_tensor.h>
 #include <tessera/state/state_dict.h>
 #include <tessera/train/monitor.h>
+#include <tessera/train/report.h>
 #include <tessera/train/run_log.h>
 #include <tessera/train/trace.h>
-#include <tessera/train/report.h>
 #include <tessera/train/training_state.h>
 #include <tessera/version.h>
 #include <tessera/zero/ddp_zero_hook.h>

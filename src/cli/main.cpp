@@ -25,8 +25,8 @@ int main(int argc, char** argv) {
       {"run", tessera::cli::add_run(app)},
       {"doctor", tessera::cli::add_doctor(app)},
       {"ckpt", tessera::cli::add_ckpt(app)},
+      {"plan", tessera::cli::add_plan(app)},
       {"report", tessera::cli::add_report(app)}};
-      {"plan", tessera::cli::add_plan(app)}};
   try {
     std::vector<std::string> words(argv + 1, argv + argc);
     tessera::cli::drop_separator(words);
