@@ -140,10 +140,10 @@ std::string prepare_corpus(
 
   std::vector<int32_t> train;
   std::vector<int32_t> validation;
-  const auto share = static_cast<size_t>(kStretch * settings.validation);
   for (size_t begin = 0; begin < text.bytes.size(); begin += kStretch) {
     const auto stretch = std::string_view(text.bytes).substr(begin, kStretch);
-    const auto cut = stretch.size() - std::min(share, stretch.size());
+    const auto cut = static_cast<size_t>(
+        static_cast<double>(stretch.size()) * (1 - settings.validation));
     const auto seen = tokenizer.encode(stretch.substr(0, cut));
     const auto unseen = tokenizer.encode(stretch.substr(cut));
     train.insert(train.end(), seen.begin(), seen.end());

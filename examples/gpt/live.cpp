@@ -58,6 +58,18 @@ void Live::print(const std::string& text) {
   std::fflush(stdout);
 }
 
+void Live::print_written(const std::string& text) {
+  std::string shown = "  | ";
+  for (const char byte : text) {
+    if (byte == '\n') {
+      shown += "\n  | ";
+    } else {
+      shown += (byte >= ' ' && byte <= '~') || byte == '\t' ? byte : '.';
+    }
+  }
+  print(shown);
+}
+
 void Live::show(const Progress& progress) {
   if (!prints_) {
     return;

@@ -18,6 +18,9 @@ class Live {
 
   /// Lines that stay.
   void print(const std::string& text);
+  /// The same for what a model wrote, with a bar in front, and dots for what
+  /// does not belong on a terminal.
+  void print_written(const std::string& text);
 
   struct Progress {
     int64_t step = 0; // done

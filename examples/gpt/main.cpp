@@ -69,10 +69,7 @@ void run(const tessera::Group& world, const gpt::Settings& settings) {
       std::printf("step %ld: validation loss %.6f\n", trainer.step(), loss);
     }
   } else {
-    const auto text = trainer.sample();
-    if (world.rank() == 0) {
-      std::printf("%s\n", text.c_str());
-    }
+    trainer.write_sample();
   }
 }
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <iostream>
-#include <map>
 #include <memory>
 #include <numeric>
 #include <sstream>
@@ -160,23 +159,47 @@ class SettingsFile : public CLI::ConfigTOML {
 };
 
 template <class Enum>
-CLI::CheckedTransformer choice(const std::map<std::string, Enum>& names) {
-  return CLI::CheckedTransformer(names, CLI::ignore_case);
+using Choices = std::vector<std::pair<std::string, Enum>>;
+
+/// An option that is one of some words; the first is the default.
+template <class Enum>
+void add_choice(
+    CLI::App& app,
+    const char* name,
+    Enum& target,
+    const Choices<Enum>& choices,
+    const char* what) {
+  std::vector<std::string> words;
+  for (const auto& [word, value] : choices) {
+    words.push_back(word);
+  }
+  const auto set = [&target, choices](const std::string& given) {
+    for (const auto& [word, value] : choices) {
+      if (word == given) {
+        target = value;
+      }
+    }
+  };
+  app.add_option_function<std::string>(name, set, what)
+      ->check(CLI::IsMember(words))
+      ->default_str(words.front());
 }
 
 void add_run(CLI::App& app, Settings& s) {
-  const std::map<std::string, Mode> modes{
-      {"train", Mode::kTrain},
-      {"eval", Mode::kEvaluate},
-      {"sample", Mode::kSample},
-      {"prepare", Mode::kPrepare}};
-  app.add_option("--mode", s.mode, "What to do: train, eval, sample, prepare")
-      ->transform(choice(modes))
-      ->default_str("train");
+  add_choice<Mode>(
+      app,
+      "--mode",
+      s.mode,
+      {{"train", Mode::kTrain},
+       {"eval", Mode::kEvaluate},
+       {"sample", Mode::kSample},
+       {"prepare", Mode::kPrepare}},
+      "What to do");
   app.add_option("--run", s.run, "Folder of the run: log, checkpoints, report");
   app.add_option("--seed", s.seed, "Of the weights and the order of the data");
   app.add_option(
-      "--device", s.device, "cpu, cuda, or auto: cuda if there is one");
+         "--device", s.device, "cpu, cuda, or auto: cuda if there is one")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
 }
 
 void add_data(CLI::App& app, Settings& s) {
@@ -231,22 +254,20 @@ void add_training(CLI::App& app, Settings& s) {
 }
 
 void add_parallel(CLI::App& app, Settings& s) {
-  const std::map<std::string, Strategy> strategies{
-      {"fsdp", Strategy::kFsdp},
-      {"ddp", Strategy::kDdp},
-      {"zero", Strategy::kZero}};
-  const std::map<std::string, Precision> precisions{
-      {"fp32", Precision::kFloat32}, {"bf16", Precision::kBFloat16}};
-  app.add_option(
-         "--strategy",
-         s.strategy,
-         "fsdp: everything sharded; ddp: copies; zero: copies, optimizer "
-         "sharded")
-      ->transform(choice(strategies))
-      ->default_str("fsdp");
-  app.add_option("--precision", s.precision, "fp32, or bf16: compute in it")
-      ->transform(choice(precisions))
-      ->default_str("fp32");
+  add_choice<Strategy>(
+      app,
+      "--strategy",
+      s.strategy,
+      {{"fsdp", Strategy::kFsdp},
+       {"ddp", Strategy::kDdp},
+       {"zero", Strategy::kZero}},
+      "Everything sharded; copies; copies, but optimizer state sharded");
+  add_choice<Precision>(
+      app,
+      "--precision",
+      s.precision,
+      {{"fp32", Precision::kFloat32}, {"bf16", Precision::kBFloat16}},
+      "What to compute in; parameters are kept in fp32");
   app.add_flag(
       "--recompute",
       s.recompute,
@@ -259,23 +280,20 @@ void add_parallel(CLI::App& app, Settings& s) {
 }
 
 void add_checkpoints(CLI::App& app, Settings& s) {
-  const std::map<std::string, Resume> resumes{
-      {"auto", Resume::kAuto},
-      {"never", Resume::kNever},
-      {"must", Resume::kMust}};
   app.add_option("--checkpoint-every", s.checkpoint_every, "Steps; 0: never")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--keep", s.keep, "Newest checkpoints to keep; 0: all")
       ->check(CLI::NonNegativeNumber);
   app.add_flag(
       "--wait-for-saves", s.wait_for_saves, "Stand still while saving");
-  app.add_option(
-         "--resume",
-         s.resume,
-         "auto: from the newest checkpoint of the run, if there is one; never; "
-         "must")
-      ->transform(choice(resumes))
-      ->default_str("auto");
+  add_choice<Resume>(
+      app,
+      "--resume",
+      s.resume,
+      {{"auto", Resume::kAuto},
+       {"never", Resume::kNever},
+       {"must", Resume::kMust}},
+      "From the newest checkpoint of the run: if there is one; never; always");
 }
 
 void add_watching(CLI::App& app, Settings& s) {
@@ -311,7 +329,8 @@ std::string described(const CLI::App& app) {
     }
     const auto text = option->count() > 0
         ? CLI::detail::join(option->results(), " ")
-        : option->get_default_str();
+        : option->get_expected_max() == 0 ? "false" // a flag
+                                          : option->get_default_str();
     const auto value = json::parse(text, nullptr, /*allow_exceptions=*/false);
     const auto& name = option->get_lnames().front();
     groups[CLI::detail::to_lower(option->get_group())][name] =
@@ -366,6 +385,8 @@ std::optional<Settings> parse_settings(
   CLI::App app{"Trains a GPT on text. Run it under `tessera run -n RANKS`."};
   app.name("gpt");
   app.option_defaults()->always_capture_default();
+  // The last one counts: scripts add flags behind those they were given.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.get_formatter()->column_width(32);
   Settings settings;
   settings.data.text = GPT_TEXT_FOLDER; // set by CMake

@@ -262,7 +262,7 @@ void Trainer::after_step(
     live_.print(text);
   }
   if (is_due(settings_.sample_every)) {
-    live_.print(sample());
+    write_sample();
   }
   if (is_due(settings_.checkpoint_every)) {
     save();
@@ -320,14 +320,16 @@ std::string Trainer::sample() {
     tokens.push_back(static_cast<int32_t>(next.item<int64_t>()));
   }
   model->train();
-  const std::span<const int32_t> written(tokens);
-  const auto text = corpus_.tokenizer.decode(written);
-  log_.sample(
-      step_,
-      settings_.prompt,
-      corpus_.tokenizer.decode(
-          written.subspan(static_cast<size_t>(prompt_tokens))));
-  return text;
+  return corpus_.tokenizer.decode(
+      std::span(tokens).subspan(static_cast<size_t>(prompt_tokens)));
+}
+
+void Trainer::write_sample() {
+  const auto text = sample();
+  live_.print_written(settings_.prompt + text);
+  if (settings_.mode == Mode::kTrain) {
+    log_.sample(step_, settings_.prompt, text);
+  }
 }
 
 void Trainer::save() {
@@ -367,7 +369,7 @@ void Trainer::finish(const std::string& reason) {
     trace_->close();
   }
   if (reason == "finished" && settings_.sample_tokens > 0) {
-    live_.print(sample());
+    write_sample();
   }
   log_.end(step_, reason);
   if (world_.rank() == 0) {

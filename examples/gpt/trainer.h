@@ -33,8 +33,8 @@ class Trainer {
   /// The mean loss over --eval-windows windows of the validation text; the same
   /// on any number of ranks, but for rounding.
   double evaluate();
-  /// Goes on from --prompt.
-  std::string sample();
+  /// Goes on from --prompt, and prints it.
+  void write_sample();
   /// Takes up the newest checkpoint. False if there is none.
   bool resume();
 
@@ -51,6 +51,7 @@ class Trainer {
 
   void announce(bool resumed);
   StepResult train_step();
+  std::string sample();
   void after_step(const StepResult& result, const tessera::StepReport& report);
   void save();
   void note_finished_save();

@@ -276,7 +276,11 @@ TEST_F(GptDataTest, FlagsWinOverTheFileAndTheFileOverDefaults) {
   EXPECT_EQ(settings.accumulation(2), 4);
   EXPECT_THAT(
       settings.json,
-      AllOf(HasSubstr("\"width\":64"), HasSubstr("\"strategy\":")));
+      AllOf(
+          HasSubstr("\"width\":64"),
+          HasSubstr("\"strategy\":\"zero\""),
+          HasSubstr("\"offload\":false"),
+          HasSubstr("\"recompute\":true")));
 }
 
 TEST_F(GptDataTest, JsonSaysTheSame) {

@@ -229,7 +229,7 @@ TEST_F(GptTest, LearnsFromPairsAndWritesText) {
        "--lr",
        "5e-3"});
   const auto found = losses("bpe");
-  EXPECT_LT(found.at(40), 0.6 * found.at(1));
+  EXPECT_LT(found.at(40), 0.7 * found.at(1));
   EXPECT_EQ(log("bpe", "sample").size(), 1);
   const auto sampled = train(
       2,
@@ -243,7 +243,7 @@ TEST_F(GptTest, LearnsFromPairsAndWritesText) {
        "--prompt",
        "7 plus"});
   EXPECT_EQ(sampled.exit_code, 0) << sampled.output;
-  EXPECT_THAT(sampled.output, HasSubstr("[0] 7 plus"));
+  EXPECT_THAT(sampled.output, HasSubstr("| 7 plus"));
   const auto evaluated = train(
       1,
       "bpe",

@@ -34,6 +34,7 @@ struct TESSERA_API MemoryByKind {
   /// monitor was made.
   int64_t other = 0;
 
+  /// All of them.
   int64_t total() const {
     return shards + full + gradients + optimizer + activations + other;
   }
@@ -56,8 +57,11 @@ enum class Lane {
 /// "compute", "gather", "reduce", "wait".
 TESSERA_API const char* name_of(Lane lane);
 
+/// A stretch of a step in one lane.
 struct TESSERA_API Span {
+  /// In which row it is.
   Lane lane = Lane::Compute;
+  /// What was done, or for which unit.
   std::string name;
   /// Seconds since the step began.
   double start = 0;
@@ -72,12 +76,14 @@ struct TESSERA_API UnitInfo {
   int64_t shard_bytes = 0; // on this rank
 };
 
+/// What to watch in a step beyond time and memory.
 struct TESSERA_API MonitorOptions {
   /// Collect spans. Costs several percent of a step; a GPU is waited for at
   /// both ends of it.
   TORCH_ARG(bool, timeline) = false;
 };
 
+/// What a step took.
 struct TESSERA_API StepReport {
   /// From begin_step() to end_step(). Work that a GPU has not finished by then
   /// is not in it, unless something waited: reading the loss does.

@@ -17,6 +17,7 @@
 
 namespace tessera {
 
+/// Of a RunLog.
 struct TESSERA_API RunLogOptions {
   /// What the run is called; default: the last part of the folder.
   TORCH_ARG(std::string, name);
@@ -26,11 +27,16 @@ struct TESSERA_API RunLogOptions {
 
 /// What one training step has to say. What is not set is not written.
 struct TESSERA_API StepRecord {
+  /// Counted from 1: the step that was just made.
   int64_t step = 0;
+  /// The mean over the batch.
   std::optional<double> loss;
+  /// The learning rate.
   std::optional<double> lr;
+  /// Of the gradients before they were clipped.
   std::optional<double> grad_norm;
   std::optional<int64_t> tokens; // of all ranks, in this step
+  /// That the step took.
   std::optional<double> seconds;
   std::optional<MemoryByKind> memory; // of this rank
 };
