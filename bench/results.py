@@ -80,10 +80,11 @@ def compiler(build):
 
 
 def commit():
-    """With a plus sign where files are not as committed. TESSERA_COMMIT says it where
-    there is no repository."""
-    if not (ROOT / ".git").exists() or shutil.which("git") is None:
-        return os.environ.get("TESSERA_COMMIT", "unknown")
+    """With a plus sign where files are not as committed. TESSERA_COMMIT says it for a
+    copy of a tree that git here knows nothing of."""
+    told = os.environ.get("TESSERA_COMMIT", "")
+    if told or not (ROOT / ".git").exists() or shutil.which("git") is None:
+        return told or "unknown"
     is_changed = output_of(["git", "status", "--porcelain"]) != ""
     return output_of(["git", "rev-parse", "--short=10", "HEAD"]) + ("+" if is_changed else "")
 
