@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <span>
 #include <stdexcept>
 #include <vector>
@@ -33,7 +32,8 @@ std::vector<fs::path> files_below(const fs::path& folder) {
   for (auto entry = fs::recursive_directory_iterator(folder, error);
        !error && entry != fs::recursive_directory_iterator();
        entry.increment(error)) {
-    if (entry->is_regular_file()) {
+    std::error_code unknown; // a link that leads nowhere, say: no text
+    if (entry->is_regular_file(unknown)) {
       paths.push_back(entry->path());
     }
   }
@@ -64,8 +64,11 @@ Text read_text(const fs::path& folder, int64_t enough) {
       break;
     }
     std::ifstream file(path, std::ios::binary);
-    const std::string bytes(std::istreambuf_iterator<char>(file), {});
-    if (file.bad() || !file.is_open()) {
+    const auto size = std::min<int64_t>(
+        static_cast<int64_t>(fs::file_size(path)),
+        enough - std::ssize(text.bytes));
+    std::string bytes(static_cast<size_t>(size), '\0');
+    if (!file.read(bytes.data(), size)) {
       throw std::runtime_error("cannot read \"" + path.string() + "\".");
     }
     if (is_text(bytes)) {
@@ -77,12 +80,28 @@ Text read_text(const fs::path& folder, int64_t enough) {
     throw std::runtime_error(
         "there is no text in \"" + folder.string() + "\".");
   }
-  text.bytes.resize(std::min(text.bytes.size(), static_cast<size_t>(enough)));
   return text;
+}
+
+/// Notices text that was added or taken away since. None where the folder is
+/// gone: the tokens are all that is needed.
+nlohmann::json extent_of(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::exists(folder, error)) {
+    return nullptr;
+  }
+  int64_t num_files = 0;
+  int64_t num_bytes = 0;
+  for (const auto& path : files_below(folder)) {
+    ++num_files;
+    num_bytes += static_cast<int64_t>(fs::file_size(path, error));
+  }
+  return {{"files", num_files}, {"bytes", num_bytes}};
 }
 
 nlohmann::json source_of(const DataSettings& settings) {
   return {
+      {"extent", extent_of(settings.text)},
       {"text", fs::absolute(settings.text).lexically_normal().string()},
       {"text_bytes", settings.text_bytes},
       {"tokenizer", settings.tokenizer},
@@ -97,6 +116,13 @@ void check_source(const fs::path& folder, const nlohmann::json& wanted) {
   const auto found = nlohmann::json::parse(file, nullptr, false);
   if (found == wanted) {
     return;
+  }
+  if (found.is_object() && wanted.at("extent").is_null()) {
+    auto same = wanted;
+    same["extent"] = found.value("extent", nlohmann::json());
+    if (found == same) {
+      return;
+    }
   }
   std::string text =
       "the tokens in \"" + folder.string() + "\" were made from something else";
@@ -130,10 +156,10 @@ std::string prepare_corpus(
   const auto source = source_of(settings);
   if (fs::exists(folder / kSource)) { // written last
     check_source(folder, source);
-    return "";
+    return "using the tokens in " + folder.string();
   }
-  fs::create_directories(folder);
   const Text text = read_text(settings.text, settings.text_bytes);
+  fs::create_directories(folder);
   Tokenizer tokenizer = settings.tokenizer == "bpe"
       ? Tokenizer::learn(text.bytes, settings.vocabulary)
       : Tokenizer();
@@ -156,7 +182,8 @@ std::string prepare_corpus(
   return "read " + std::to_string(text.num_files) + " files, " +
       std::to_string(text.bytes.size()) +
       " bytes: " + std::to_string(train.size()) + " tokens to learn from, " +
-      std::to_string(validation.size()) + " to validate with";
+      std::to_string(validation.size()) + " to validate with, " +
+      std::to_string(tokenizer.vocabulary()) + " different ones";
 }
 
 Corpus open_corpus(const fs::path& folder) {

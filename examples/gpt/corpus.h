@@ -19,7 +19,7 @@ struct Corpus {
 
 /// Makes the files in `folder` unless they are there. Throws std::runtime_error
 /// if there is no text, or if what is there was made from something else.
-/// Returns what it did, in a sentence; empty if nothing was to do.
+/// Returns what it did, in a sentence.
 std::string prepare_corpus(
     const DataSettings& settings,
     const std::filesystem::path& folder);

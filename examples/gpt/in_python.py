@@ -66,6 +66,8 @@ def read_tokens(path):
 
 
 def main():
+    if len(sys.argv) != 2 or not (pathlib.Path(sys.argv[1]) / "model.safetensors").exists():
+        sys.exit("usage: in_python.py RUN, with RUN/model.safetensors by tessera ckpt convert")
     run = pathlib.Path(sys.argv[1])
     log = [line for line in (run / "log.jsonl").read_text().splitlines() if '"kind":"start"' in line]
     config = json.loads(log[-1])["config"]
@@ -82,6 +84,8 @@ def main():
     with torch.no_grad():
         loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).item()
     entries = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines() if '"kind":"eval"' in line]
+    if not entries:
+        sys.exit(f"   validation loss {loss:.6f}; the run has no evaluation to compare with")
     theirs = entries[-1]["loss"]
     print(f"   validation loss here {loss:.6f}, in C++ {theirs:.6f}")
     if not abs(loss - theirs) < 1e-4 * theirs:

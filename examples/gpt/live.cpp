@@ -9,7 +9,7 @@
 namespace gpt {
 namespace {
 
-constexpr int kBarWidth = 20;
+constexpr int kBarWidth = 12;
 constexpr auto kBetweenFrames = std::chrono::milliseconds(100);
 constexpr auto kBetweenLines = std::chrono::seconds(5);
 
@@ -92,6 +92,9 @@ void Live::show(const Progress& progress) {
     write_live(line(progress));
     has_line_ = true;
   } else {
+    if (has_line_) {
+      write_live("");
+    }
     print(line(progress));
   }
 }
@@ -112,16 +115,16 @@ std::string Live::line(const Progress& progress) const {
   std::snprintf(
       text,
       sizeof(text),
-      "step %ld/%ld [%s] loss %.4f  lr %.1e  %.0f tokens/s  %.0f MB%s",
+      "step %ld/%ld [%s]%s  loss %.4f  %.1fk tok/s  %.0f MB  lr %.1e",
       progress.step,
       steps_,
       bar(static_cast<double>(progress.step) / static_cast<double>(steps_))
           .c_str(),
+      time_left(progress.step).c_str(),
       progress.loss,
-      progress.lr,
-      progress.tokens_per_second,
+      progress.tokens_per_second / 1e3,
       static_cast<double>(progress.memory_bytes) / 1e6,
-      time_left(progress.step).c_str());
+      progress.lr);
   return text;
 }
 

@@ -8,10 +8,18 @@
 // Tessera has to do with it, model.h the model, which knows nothing of it.
 #include <tessera/tessera.h>
 
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <filesystem>
 #include <functional>
+#include <future>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -24,38 +32,75 @@
 namespace {
 
 /// Runs `work` on rank 0. All ranks return when it is done, or throw what it
-/// threw.
+/// threw. However long it takes: the others hear every second that it goes on.
 void on_rank_0(const tessera::Group& world, const std::function<void()>& work) {
-  std::string error;
+  std::future<void> running;
   if (world.rank() == 0) {
-    try {
-      work();
-    } catch (const std::exception& caught) {
-      error = caught.what();
-      error = error.empty() ? "failed" : error;
-    }
+    running = std::async(std::launch::async, work);
   }
-  const std::span bytes(
-      reinterpret_cast<const uint8_t*>(error.data()), error.size());
-  const auto heard = world.broadcast_bytes(bytes, 0, "what rank 0 did");
-  if (!heard.empty()) {
-    throw std::runtime_error(std::string(heard.begin(), heard.end()));
+  std::string state = "working";
+  while (state == "working") {
+    if (world.rank() == 0 &&
+        running.wait_for(std::chrono::seconds(1)) ==
+            std::future_status::ready) {
+      try {
+        running.get();
+        state = "done";
+      } catch (const std::exception& error) {
+        state = std::string("failed: ") + error.what();
+      }
+    }
+    const std::span bytes(
+        reinterpret_cast<const uint8_t*>(state.data()), state.size());
+    const auto heard = world.broadcast_bytes(bytes, 0, "what rank 0 does");
+    state.assign(heard.begin(), heard.end());
+  }
+  if (state != "done") {
+    throw std::runtime_error(state.substr(std::string("failed: ").size()));
   }
 }
 
+/// One process a run: two would write over each other. Held until the process
+/// ends.
+void lock_run(const std::filesystem::path& run) {
+  std::filesystem::create_directories(run);
+  const auto path = run / ".lock";
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (fd < 0) {
+    throw std::runtime_error(
+        "cannot write to \"" + run.string() + "\": " + std::strerror(errno) +
+        ".");
+  }
+  if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    throw std::runtime_error(
+        "somebody is training in \"" + run.string() +
+        "\" already. Wait for that, or choose another --run.");
+  }
+}
+
+void prepare(const gpt::Settings& settings) {
+  if (settings.mode == gpt::Mode::kTrain) {
+    lock_run(settings.run);
+    gpt::keep_settings(settings);
+  }
+  std::printf(
+      "%s\n", gpt::prepare_corpus(settings.data, settings.data_folder).c_str());
+  std::fflush(stdout);
+}
+
 void run(const tessera::Group& world, const gpt::Settings& settings) {
-  on_rank_0(world, [&] {
-    const auto done = gpt::prepare_corpus(settings.data, settings.data_folder);
-    if (!done.empty()) {
-      std::printf("%s\n", done.c_str());
-      std::fflush(stdout);
-    }
-  });
-  if (settings.mode == gpt::Mode::kPrepare) {
+  using gpt::Mode;
+  if ((settings.mode == Mode::kEvaluate || settings.mode == Mode::kSample) &&
+      !std::filesystem::exists(settings.run / "checkpoints")) {
+    throw gpt::UsageError(
+        "\"" + settings.run.string() + "\" has no checkpoint. Train first.");
+  }
+  on_rank_0(world, [&] { prepare(settings); });
+  if (settings.mode == Mode::kPrepare) {
     return;
   }
   gpt::Trainer trainer(world, settings, gpt::open_corpus(settings.data_folder));
-  if (settings.mode == gpt::Mode::kTrain) {
+  if (settings.mode == Mode::kTrain) {
     trainer.train();
     return;
   }
@@ -63,13 +108,13 @@ void run(const tessera::Group& world, const gpt::Settings& settings) {
     throw gpt::UsageError(
         "\"" + settings.run.string() + "\" has no checkpoint. Train first.");
   }
-  if (settings.mode == gpt::Mode::kEvaluate) {
-    const double loss = trainer.evaluate();
-    if (world.rank() == 0) {
-      std::printf("step %ld: validation loss %.6f\n", trainer.step(), loss);
-    }
-  } else {
+  if (settings.mode == Mode::kSample) {
     trainer.write_sample();
+    return;
+  }
+  const double loss = trainer.evaluate();
+  if (world.rank() == 0) {
+    std::printf("step %ld: validation loss %.6f\n", trainer.step(), loss);
   }
 }
 
@@ -92,6 +137,9 @@ int main(int argc, char** argv) {
           stderr, "gpt: %s\ngpt --help lists all flags.\n", error.what());
     }
     return 2;
+  } catch (const c10::Error& error) {
+    std::fprintf(stderr, "gpt: %s\n", error.what_without_backtrace());
+    return 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "gpt: %s\n", error.what());
     return 1;

@@ -4,9 +4,15 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <sstream>
 #include <string_view>
 #include <vector>
@@ -62,6 +68,7 @@ class SettingsFile : public CLI::ConfigTOML {
 
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
     std::vector<CLI::ConfigItem> entries;
+    std::set<std::string> seen;
     const bool is_json = (input >> std::ws).peek() == '{';
     for (auto& item : is_json ? from_json(input) : from_toml(input)) {
       if (item.name == "++" || item.name == "--") {
@@ -69,6 +76,11 @@ class SettingsFile : public CLI::ConfigTOML {
       }
       std::replace(item.name.begin(), item.name.end(), '_', '-');
       check(item);
+      if (item.inputs.size() != 1 || !seen.insert(item.name).second) {
+        throw UsageError(
+            "the file of settings has several values for \"" + item.name +
+            "\"; one is wanted.");
+      }
       item.parents.clear();
       entries.push_back(std::move(item));
     }
@@ -90,6 +102,12 @@ class SettingsFile : public CLI::ConfigTOML {
   static std::string without_comment(const std::string& line) {
     char quote = 0;
     for (size_t i = 0; i < line.size(); ++i) {
+      if (quote == '"' && line[i] == '\\') {
+        throw UsageError(
+            "the file of settings has an escape in: " + line +
+            "\nThey are not read in TOML here; use '...' for a backslash, or "
+            "JSON.");
+      }
       if (quote != 0) {
         quote = line[i] == quote ? 0 : quote;
       } else if (line[i] == '"' || line[i] == '\'') {
@@ -158,6 +176,34 @@ class SettingsFile : public CLI::ConfigTOML {
   const CLI::App& app_;
 };
 
+/// A whole number that is not below `least`.
+CLI::Validator whole(int64_t least) {
+  const auto check = [least](const std::string& text) {
+    int64_t value = 0;
+    const char* end = text.data() + text.size();
+    const auto result = std::from_chars(text.data(), end, value);
+    return result.ec == std::errc() && result.ptr == end && value >= least
+        ? std::string()
+        : "wants a whole number, " + std::to_string(least) +
+            " or more, not \"" + text + "\"";
+  };
+  return CLI::Validator(check, "");
+}
+
+/// A number that is positive, or not negative.
+CLI::Validator number(bool may_be_zero) {
+  const auto check = [may_be_zero](const std::string& text) {
+    double value = 0;
+    const bool is_number = CLI::detail::lexical_cast(text, value) &&
+        std::isfinite(value) && (value > 0 || (may_be_zero && value == 0));
+    return is_number ? std::string()
+                     : std::string("wants a number ") +
+            (may_be_zero ? "of 0 or more" : "above 0") + ", not \"" + text +
+            "\"";
+  };
+  return CLI::Validator(check, "");
+}
+
 template <class Enum>
 using Choices = std::vector<std::pair<std::string, Enum>>;
 
@@ -196,7 +242,8 @@ void add_run(CLI::App& app, Settings& s) {
        {"prepare", Mode::kPrepare}},
       "What to do");
   app.add_option("--run", s.run, "Folder of the run: log, checkpoints, report");
-  app.add_option("--seed", s.seed, "Of the weights and the order of the data");
+  app.add_option("--seed", s.seed, "Of the weights and the order of the data")
+      ->check(whole(0));
   app.add_option(
          "--device", s.device, "cpu, cuda, or auto: cuda if there is one")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
@@ -218,39 +265,37 @@ void add_data(CLI::App& app, Settings& s) {
 }
 
 void add_model(CLI::App& app, Settings& s) {
-  app.add_option("--layers", s.model.layers, "Blocks")
-      ->check(CLI::PositiveNumber);
+  app.add_option("--layers", s.model.layers, "Blocks")->check(whole(1));
   app.add_option("--heads", s.model.heads, "Heads of attention")
-      ->check(CLI::PositiveNumber);
+      ->check(whole(1));
   app.add_option("--width", s.model.width, "Width of the layers")
-      ->check(CLI::PositiveNumber);
+      ->check(whole(1));
   app.add_option("--length", s.model.length, "Tokens that it looks at")
-      ->check(CLI::PositiveNumber);
+      ->check(whole(1));
   app.add_option("--dropout", s.model.dropout, "Share that is dropped")
       ->check(CLI::Range(0.0, 0.9));
 }
 
 void add_training(CLI::App& app, Settings& s) {
   app.add_option("--steps", s.steps, "Steps in all, resumed ones included")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole(0));
   app.add_option("--batch", s.batch, "Windows a step, over all ranks")
-      ->check(CLI::PositiveNumber);
+      ->check(whole(1));
   app.add_option(
          "--micro-batch",
          s.micro_batch,
          "Windows that a rank takes at once; the gradients of several add up")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole(0))
       ->default_str("BATCH / ranks");
-  app.add_option("--lr", s.lr, "Highest learning rate")
-      ->check(CLI::PositiveNumber);
+  app.add_option("--lr", s.lr, "Highest learning rate")->check(number(false));
   app.add_option("--min-lr", s.min_lr, "Where the cosine ends")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number(true));
   app.add_option("--warmup", s.warmup, "Steps in which it rises")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole(0));
   app.add_option("--weight-decay", s.weight_decay, "Of matrices")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number(true));
   app.add_option("--clip", s.clip, "Largest norm of gradients")
-      ->check(CLI::PositiveNumber);
+      ->check(number(false));
 }
 
 void add_parallel(CLI::App& app, Settings& s) {
@@ -281,9 +326,9 @@ void add_parallel(CLI::App& app, Settings& s) {
 
 void add_checkpoints(CLI::App& app, Settings& s) {
   app.add_option("--checkpoint-every", s.checkpoint_every, "Steps; 0: never")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole(0));
   app.add_option("--keep", s.keep, "Newest checkpoints to keep; 0: all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole(0));
   app.add_flag(
       "--wait-for-saves", s.wait_for_saves, "Stand still while saving");
   add_choice<Resume>(
@@ -298,43 +343,122 @@ void add_checkpoints(CLI::App& app, Settings& s) {
 
 void add_watching(CLI::App& app, Settings& s) {
   app.add_option("--eval-every", s.eval_every, "Steps; 0: never")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole(0));
   app.add_option("--eval-windows", s.eval_windows, "Windows to evaluate on")
-      ->check(CLI::PositiveNumber);
+      ->check(whole(1));
   app.add_option("--sample-every", s.sample_every, "Steps; 0: at the end only")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole(0));
   app.add_option("--sample-tokens", s.sample_tokens, "Tokens to write")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole(0));
   app.add_option("--prompt", s.prompt, "What to go on from");
   app.add_option("--temperature", s.temperature, "Of sampling; low is safe")
-      ->check(CLI::PositiveNumber);
+      ->check(number(false));
   app.add_option("--timeline-step", s.timeline_step, "Drawn in the report")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole(0));
   app.add_option("--trace", s.trace, "Steps to trace for Perfetto: 10-12");
   app.add_option(
          "--die-at",
          s.die_at,
          "The last rank kills itself after this step, to show what then "
          "happens")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole(0));
+}
+
+/// What stays as it is for the life of a run. It is kept in RUN/settings.json:
+/// whoever goes on with the run need not say it again, and cannot change it.
+struct Kept {
+  std::string name;
+  std::function<json(const Settings&)> get;
+  std::function<void(Settings&, const json&)> set;
+};
+
+template <class Field>
+Kept keep(const char* name, const Field& field) {
+  return {
+      .name = name,
+      .get = [field](const Settings& s) { return json(field(s)); },
+      .set = [field](Settings& s, const json& v) { v.get_to(field(s)); }};
+}
+
+std::vector<Kept> kept_settings() {
+  return {
+      keep(
+          "seed", [](auto& s) -> auto& { return s.seed; }),
+      keep(
+          "text", [](auto& s) -> auto& { return s.data.text; }),
+      keep(
+          "text-bytes", [](auto& s) -> auto& { return s.data.text_bytes; }),
+      keep(
+          "tokenizer", [](auto& s) -> auto& { return s.data.tokenizer; }),
+      keep(
+          "vocabulary", [](auto& s) -> auto& { return s.data.vocabulary; }),
+      keep(
+          "validation", [](auto& s) -> auto& { return s.data.validation; }),
+      keep(
+          "layers", [](auto& s) -> auto& { return s.model.layers; }),
+      keep(
+          "heads", [](auto& s) -> auto& { return s.model.heads; }),
+      keep(
+          "width", [](auto& s) -> auto& { return s.model.width; }),
+      keep(
+          "length", [](auto& s) -> auto& { return s.model.length; }),
+      keep(
+          "dropout", [](auto& s) -> auto& { return s.model.dropout; })};
+}
+
+std::filesystem::path kept_file(const Settings& settings) {
+  return settings.run / "settings.json";
+}
+
+/// Takes what the run was begun with, where nothing else is said.
+void take_kept(const CLI::App& app, Settings& settings) {
+  std::ifstream file(kept_file(settings));
+  if (!file) {
+    return; // a new run
+  }
+  const auto kept = json::parse(file, nullptr, /*allow_exceptions=*/false);
+  if (!kept.is_object()) {
+    throw UsageError(
+        "\"" + kept_file(settings).string() +
+        "\" is no file of settings. Remove it, and give the run's settings.");
+  }
+  for (const auto& [name, get, set] : kept_settings()) {
+    const auto found = kept.find(name);
+    if (found == kept.end()) {
+      continue;
+    }
+    if (app.get_option("--" + name)->count() == 0) {
+      set(settings, *found);
+    } else if (get(settings) != *found) {
+      throw UsageError(
+          "the run in \"" + settings.run.string() + "\" has --" + name + " " +
+          found->dump() + ", not " + get(settings).dump() +
+          ". Leave that out, or choose another --run.");
+    }
+  }
 }
 
 /// Options by group. Numbers are numbers, the rest is text.
-std::string described(const CLI::App& app) {
+std::string described(const CLI::App& app, const Settings& settings) {
   json groups;
   for (const auto* option : app.get_options()) {
     if (option->get_lnames().empty() || !option->get_configurable() ||
         option->get_group() == "Other") {
       continue;
     }
-    const auto text = option->count() > 0
-        ? CLI::detail::join(option->results(), " ")
+    const auto text = option->count() > 0 ? option->results().back()
         : option->get_expected_max() == 0 ? "false" // a flag
                                           : option->get_default_str();
     const auto value = json::parse(text, nullptr, /*allow_exceptions=*/false);
     const auto& name = option->get_lnames().front();
     groups[CLI::detail::to_lower(option->get_group())][name] =
         value.is_number() || value.is_boolean() ? value : json(text);
+    for (const auto& kept : kept_settings()) {
+      if (kept.name == name) {
+        groups[CLI::detail::to_lower(option->get_group())][name] =
+            kept.get(settings);
+      }
+    }
   }
   return groups.dump();
 }
@@ -358,6 +482,15 @@ void check(Settings& s, int num_ranks) {
             std::max<int64_t>(1, s.batch / std::max<int64_t>(at_once, 1)) *
             std::max<int64_t>(at_once, num_ranks)) +
         ".");
+  }
+  if (!s.trace.empty()) {
+    char rest = 0;
+    const int found = std::sscanf(
+        s.trace.c_str(), "%ld-%ld%c", &s.trace_first, &s.trace_last, &rest);
+    if (found != 2 || s.trace_first < 1 || s.trace_first > s.trace_last) {
+      throw UsageError(
+          "--trace wants two steps, as in 10-12, not \"" + s.trace + "\".");
+    }
   }
   if (s.min_lr > s.lr) {
     throw UsageError("--min-lr is above --lr.");
@@ -429,12 +562,37 @@ std::optional<Settings> parse_settings(
       app.get_option("--vocabulary")->count() > 0) {
     throw UsageError("--vocabulary is for --tokenizer bpe; bytes are 256.");
   }
+  namespace fs = std::filesystem;
+  if (app.get_option("--text")->count() > 0) {
+    settings.data.text = fs::absolute(settings.data.text).lexically_normal();
+  }
+  take_kept(app, settings);
   if (settings.data_folder.empty()) {
     settings.data_folder = settings.run / "data";
   }
   check(settings, num_ranks);
-  settings.json = described(app);
+  settings.json = described(app, settings);
   return settings;
+}
+
+void keep_settings(const Settings& settings) {
+  const auto path = kept_file(settings);
+  if (std::filesystem::exists(path)) {
+    return; // parse_settings() saw to it that they are the same
+  }
+  json kept;
+  for (const auto& [name, get, set] : kept_settings()) {
+    kept[name] = get(settings);
+  }
+  std::filesystem::create_directories(settings.run);
+  const std::filesystem::path beside = path.string() + ".partial";
+  std::ofstream file(beside);
+  file << kept.dump(2) << "\n";
+  file.close();
+  if (!file) {
+    throw std::runtime_error("cannot write \"" + beside.string() + "\".");
+  }
+  std::filesystem::rename(beside, path);
 }
 
 } // namespace gpt

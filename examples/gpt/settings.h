@@ -11,7 +11,7 @@
 namespace gpt {
 
 struct DataSettings {
-  std::filesystem::path text; // a folder or a file
+  std::string text; // a folder or a file
   int64_t text_bytes = 1 << 22; // read at most this much
   std::string tokenizer = "byte"; // or "bpe"
   int64_t vocabulary = 1024; // of "bpe"
@@ -64,6 +64,8 @@ struct Settings {
 
   int64_t timeline_step = 10;
   std::string trace; // "10-12"
+  int64_t trace_first = 0;
+  int64_t trace_last = 0;
   int64_t die_at = 0;
 
   /// The same once more, by group and name, as JSON: for the run's log.
@@ -79,7 +81,8 @@ class UsageError : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// From the command line and the file it names. Nothing if all was said already
+/// From the command line, the file it names, and RUN/settings.json. Nothing if
+/// all was said already
 /// (--help), by `print_help` only. Throws UsageError for what it does not know,
 /// with the nearest name, or what makes no sense on so many ranks.
 std::optional<Settings> parse_settings(
@@ -87,5 +90,9 @@ std::optional<Settings> parse_settings(
     char** argv,
     int num_ranks,
     bool print_help);
+
+/// Writes RUN/settings.json for a new run: what eval, sample and resumed
+/// training take up. Throws std::runtime_error.
+void keep_settings(const Settings& settings);
 
 } // namespace gpt

@@ -111,6 +111,8 @@ void TokenFile::write(
   }
   file.close();
   if (!file) {
+    std::error_code ignored;
+    fs::remove(beside, ignored);
     throw std::runtime_error(
         "cannot write \"" + beside.string() + "\". Is the disk full?");
   }

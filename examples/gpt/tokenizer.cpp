@@ -34,6 +34,15 @@ std::vector<int32_t> bytes_of(std::string_view text) {
   return tokens;
 }
 
+bool has_pair(const std::vector<int32_t>& tokens, int32_t left, int32_t right) {
+  for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+    if (tokens[i] == left && tokens[i + 1] == right) {
+      return true;
+    }
+  }
+  return false;
+}
+
 /// Replaces every `left right` by `token`.
 void merge(
     std::vector<int32_t>& tokens,
@@ -93,13 +102,16 @@ std::vector<std::string_view> words_of(std::string_view text) {
 Tokenizer Tokenizer::learn(std::string_view text, int64_t vocabulary) {
   Tokenizer tokenizer;
   auto words = counted_words(text);
-  while (tokenizer.vocabulary() < vocabulary) {
-    std::map<Pair, int64_t> counts;
-    for (const Word& word : words) {
-      for (size_t i = 0; i + 1 < word.tokens.size(); ++i) {
-        counts[{word.tokens[i], word.tokens[i + 1]}] += word.count;
-      }
+  std::map<Pair, int64_t> counts;
+  const auto count_pairs = [&counts](const Word& word, int64_t sign) {
+    for (size_t i = 0; i + 1 < word.tokens.size(); ++i) {
+      counts[{word.tokens[i], word.tokens[i + 1]}] += sign * word.count;
     }
+  };
+  for (const Word& word : words) {
+    count_pairs(word, 1);
+  }
+  while (tokenizer.vocabulary() < vocabulary) {
     const auto best = std::max_element(
         counts.begin(), counts.end(), [](const auto& a, const auto& b) {
           return a.second < b.second;
@@ -111,8 +123,13 @@ Tokenizer Tokenizer::learn(std::string_view text, int64_t vocabulary) {
     const auto token = static_cast<int32_t>(tokenizer.vocabulary());
     tokenizer.add(best->first);
     for (Word& word : words) {
-      merge(word.tokens, left, right, token);
+      if (has_pair(word.tokens, left, right)) {
+        count_pairs(word, -1);
+        merge(word.tokens, left, right, token);
+        count_pairs(word, 1);
+      }
     }
+    std::erase_if(counts, [](const auto& entry) { return entry.second == 0; });
   }
   return tokenizer;
 }

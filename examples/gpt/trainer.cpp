@@ -43,24 +43,6 @@ torch::Device device_of(const std::string& name) {
       static_cast<torch::DeviceIndex>(tessera::local_rank() % count)};
 }
 
-std::optional<tessera::Trace> trace_of(const Settings& settings) {
-  if (settings.trace.empty()) {
-    return std::nullopt;
-  }
-  int64_t first = 0;
-  int64_t last = 0;
-  char rest = 0;
-  const int found =
-      std::sscanf(settings.trace.c_str(), "%ld-%ld%c", &first, &last, &rest);
-  if (found != 2 || first > last) {
-    throw UsageError(
-        "--trace wants two steps, as in 10-12, not \"" + settings.trace +
-        "\".");
-  }
-  return std::optional<tessera::Trace>(
-      std::in_place, settings.run / "trace", first, last);
-}
-
 std::string with_commas(int64_t number) {
   auto text = std::to_string(number);
   for (auto i = std::ssize(text) - 3; i > 0; i -= 3) {
@@ -107,9 +89,7 @@ Trainer::Trainer(
           settings.run / "checkpoints",
           tessera::ManagerOptions().keep_last(settings.keep)),
       monitor_(*parallel_.model(), {parallel_.optimizer()}),
-      log_(settings.run),
-      live_(world.rank(), settings.steps),
-      trace_(trace_of(settings)) {
+      live_(world.rank(), settings.steps) {
   // Every rank its own numbers for dropout; the weights are made by now.
   torch::manual_seed(settings.seed + 1 + static_cast<uint64_t>(world.rank()));
 }
@@ -129,18 +109,19 @@ void Trainer::announce(bool resumed) {
   std::snprintf(
       text,
       sizeof(text),
-      "GPT of %.2f million parameters on %s: %d ranks, %ld windows of %ld "
+      "GPT of %.2f million parameters on %s: %d rank%s, %ld windows of %ld "
       "tokens a step, %ld at once on a rank",
       static_cast<double>(parallel_.num_parameters()) / 1e6,
       device_.str().c_str(),
       world_.size(),
+      world_.size() == 1 ? "" : "s",
       settings_.batch,
       settings_.model.length,
       settings_.rows(world_.size()));
   live_.print(text);
-  log_.start_with_json(step_, settings_.json, monitor_.units(), device_.str());
+  log_->start_with_json(step_, settings_.json, monitor_.units(), device_.str());
   if (resumed) {
-    log_.resume(step_, checkpoints_.path_of(step_));
+    log_->resume(step_, checkpoints_.path_of(step_));
     const auto epoch = windows_seen_ / train_windows_.size();
     live_.print(
         "resumed from step " + std::to_string(step_) + ", window " +
@@ -165,7 +146,19 @@ void Trainer::train() {
         "\"" + checkpoints_.folder().string() +
         "\" has no checkpoint to resume from.");
   }
+  log_.emplace(settings_.run);
   announce(resumed);
+  if (!settings_.trace.empty()) {
+    trace_.emplace(
+        settings_.run / "trace", settings_.trace_first, settings_.trace_last);
+    if (settings_.trace_last <= step_ ||
+        settings_.trace_first > settings_.steps) {
+      live_.print("nothing will be traced: these steps are not made now");
+    }
+  }
+  if (step_ >= settings_.steps) {
+    live_.print("nothing is left to do; give more --steps to go on");
+  }
   while (step_ < settings_.steps) {
     if (trace_) {
       trace_->at_step(step_ + 1);
@@ -178,7 +171,6 @@ void Trainer::train() {
     windows_seen_ += settings_.batch;
     after_step(result, report);
     if (result.stop) {
-      save();
       finish("stopped");
       return;
     }
@@ -209,6 +201,13 @@ Trainer::StepResult Trainer::train_step() {
   }
   const double norm =
       tessera::clip_grad_norm_(*parallel_.model(), settings_.clip);
+  if (!std::isfinite(norm)) {
+    throw std::runtime_error(
+        "the gradients of step " + std::to_string(step_ + 1) +
+        " are not finite, and nothing was done with them. Resume with a lower "
+        "--lr or a longer --warmup; if that fails too, remove the newest "
+        "checkpoint first.");
+  }
   optimizer.step();
   optimizer.zero_grad();
 
@@ -226,7 +225,7 @@ void Trainer::after_step(
     const tessera::StepReport& report) {
   const int64_t tokens = settings_.batch * settings_.model.length;
   const double lr = learning_rate(settings_, step_ - 1);
-  log_.step_of_all(
+  log_->step_of_all(
       {.step = step_,
        .loss = result.loss,
        .lr = lr,
@@ -235,7 +234,7 @@ void Trainer::after_step(
        .seconds = report.seconds,
        .memory = report.memory});
   if (!report.spans.empty()) {
-    log_.timeline(step_, report.spans);
+    log_->timeline(step_, report.spans);
   }
   live_.show(
       {.step = step_,
@@ -243,19 +242,12 @@ void Trainer::after_step(
        .lr = lr,
        .tokens_per_second = static_cast<double>(tokens) / report.seconds,
        .memory_bytes = report.memory.total()});
-  if (!std::isfinite(result.loss)) {
-    throw std::runtime_error(
-        "the loss of step " + std::to_string(step_) + " is " +
-        std::to_string(result.loss) +
-        ". Resume with a lower --lr, or a longer --warmup; the checkpoints "
-        "are from before.");
-  }
   const auto is_due = [this](int64_t every) {
     return every > 0 && step_ % every == 0;
   };
   if (is_due(settings_.eval_every)) {
     const double loss = evaluate();
-    log_.eval(step_, loss);
+    log_->eval(step_, loss);
     char text[64];
     std::snprintf(
         text, sizeof(text), "step %ld: validation loss %.4f", step_, loss);
@@ -328,11 +320,29 @@ void Trainer::write_sample() {
   const auto text = sample();
   live_.print_written(settings_.prompt + text);
   if (settings_.mode == Mode::kTrain) {
-    log_.sample(step_, settings_.prompt, text);
+    log_->sample(step_, settings_.prompt, text);
   }
 }
 
+/// On any rank. What is saved must be worth resuming from.
+bool Trainer::has_finite_parameters() {
+  auto is_finite = torch::ones({}, torch::kDouble);
+  for (const auto& parameter : tessera::parameters(*parallel_.model())) {
+    if (!torch::isfinite(parameter.detach().sum()).item<bool>()) {
+      is_finite.zero_();
+    }
+  }
+  world_.all_reduce(is_finite, tessera::ReduceOp::Min, "finite parameters");
+  return is_finite.item<double>() > 0;
+}
+
 void Trainer::save() {
+  if (!has_finite_parameters()) {
+    throw std::runtime_error(
+        "parameters are not finite after step " + std::to_string(step_) +
+        ", so they are not saved. Resume with a lower --lr or a longer "
+        "--warmup.");
+  }
   if (under_way_) {
     checkpoints_.wait();
     note_finished_save();
@@ -349,7 +359,7 @@ void Trainer::save() {
 
 void Trainer::note_finished_save() {
   if (under_way_ && !checkpoints_.is_saving()) {
-    log_.checkpoint(
+    log_->checkpoint(
         under_way_->step,
         checkpoints_.path_of(under_way_->step),
         under_way_->blocked_seconds);
@@ -371,7 +381,17 @@ void Trainer::finish(const std::string& reason) {
   if (reason == "finished" && settings_.sample_tokens > 0) {
     write_sample();
   }
-  log_.end(step_, reason);
+  log_->end(step_, reason);
+  if (reason == "stopped") {
+    live_.print(
+        "stopped after step " + std::to_string(step_) +
+        (settings_.checkpoint_every > 0
+             ? ", which is saved: the same command goes on from here"
+             : "; nothing is saved, as --checkpoint-every 0 says"));
+  }
+  if (trace_) {
+    live_.print("trace: " + trace_->path().string());
+  }
   if (world_.rank() == 0) {
     live_.print("report: " + tessera::write_report(settings_.run).string());
   }

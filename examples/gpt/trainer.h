@@ -28,7 +28,7 @@ class Trainer {
 
   /// From the newest checkpoint, if there is one, to the last step. Returns
   /// early, with a checkpoint, after SIGTERM or SIGINT on any rank. Throws
-  /// std::runtime_error if the loss is no number any more.
+  /// std::runtime_error if gradients or parameters are not finite.
   void train();
   /// The mean loss over --eval-windows windows of the validation text; the same
   /// on any number of ranks, but for rounding.
@@ -53,6 +53,7 @@ class Trainer {
   StepResult train_step();
   std::string sample();
   void after_step(const StepResult& result, const tessera::StepReport& report);
+  bool has_finite_parameters();
   void save();
   void note_finished_save();
   void finish(const std::string& reason);
@@ -67,7 +68,7 @@ class Trainer {
   tessera::TrainingState state_;
   tessera::CheckpointManager checkpoints_;
   tessera::StepMonitor monitor_;
-  tessera::RunLog log_;
+  std::optional<tessera::RunLog> log_; // while training
   Live live_;
   std::optional<tessera::Trace> trace_;
 

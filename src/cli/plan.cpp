@@ -232,7 +232,10 @@ GptSubject gpt_of(const Settings& settings, std::vector<std::string>& notes) {
   take(subject.shape.length, settings.length, 1024, "length");
   take(subject.run.batch, settings.batch, 1, "batch");
   subject.run.recomputes = settings.recompute;
-  subject.run.loss_dtype = settings.loss_dtype;
+  subject.run.loss_dtype = settings.loss_dtype.value_or(DType::kFloat32);
+  if (!settings.loss_dtype) {
+    notes.push_back("--loss-dtype float32: the loss is computed in it");
+  }
   if (!settings.tied && !settings.untied) {
     notes.push_back("--tied: the embedding is the output layer too");
   }

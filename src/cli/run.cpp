@@ -61,6 +61,7 @@ struct Settings {
   std::string endpoint; // HOST:PORT, with several nodes
   std::optional<int> cpu_threads;
   double join_timeout_seconds = 600;
+  double stop_timeout_seconds = 60;
 };
 
 StoreEndpoint parse_endpoint(const std::string& text) {
@@ -123,6 +124,8 @@ int run(Settings settings, std::vector<std::string> command) {
   options.cpu_threads = settings.cpu_threads;
   options.join_timeout =
       Milliseconds(static_cast<int64_t>(settings.join_timeout_seconds * 1000));
+  options.interrupt_grace =
+      Milliseconds(static_cast<int64_t>(settings.stop_timeout_seconds * 1000));
   launch::validate(options);
   if (options.num_nodes > 1 && settings.endpoint.empty()) {
     throw launch::InvalidRunOptions(
@@ -202,6 +205,10 @@ Action add_run(CLI::App& app) {
       "--join-timeout",
       settings->join_timeout_seconds,
       "Seconds to wait for the other nodes");
+  command->add_option(
+      "--stop-timeout",
+      settings->stop_timeout_seconds,
+      "Seconds that ranks have to end after Ctrl-C or SIGTERM");
   return [settings, command] {
     try {
       return run(*settings, command->remaining());

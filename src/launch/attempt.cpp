@@ -357,7 +357,11 @@ bool Attempt::is_over() {
 void Attempt::begin_stop(int signal) {
   phase_ = Phase::kStopping;
   stop_began_ = Clock::now();
-  deadline_ = stop_began_ + options_.stop_grace * 9 / 10;
+  // Another node may have been interrupted.
+  const bool may_take_long = cause_.ending == Ending::kInterrupted ||
+      cause_.ending == Ending::kStopped;
+  deadline_ = stop_began_ +
+      (may_take_long ? options_.interrupt_grace : options_.stop_grace) * 9 / 10;
   signal_ranks(signal);
   // A stopped process would see the signal only when it is continued.
   signal_ranks(SIGCONT);

@@ -259,7 +259,7 @@ bool Nodes::any_lost() const {
 }
 
 Nodes::Clock::duration Nodes::answer_time() const {
-  return options_.stop_grace + kAnswerSlack;
+  return std::max(options_.stop_grace, options_.interrupt_grace) + kAnswerSlack;
 }
 
 Verdict Nodes::agree(int attempt, const NodeReport& mine) {
@@ -345,7 +345,7 @@ void Nodes::leave() noexcept {
       return;
     }
     const Clock::time_point deadline =
-        Clock::now() + options_.stop_grace + kLeaveSlack;
+        Clock::now() + answer_time() + kLeaveSlack;
     for (size_t node = 1; node < peers_.size(); ++node) {
       const std::string name = std::to_string(node);
       while (!peers_[node].lost && get(node_key(static_cast<int>(node))) &&

@@ -101,7 +101,7 @@ void validate(const RunOptions& options) {
         "CPU threads per rank is " + std::to_string(*options.cpu_threads) +
         ", must be at least 1.");
   }
-  if (options.stop_grace.count() < 0) {
+  if (options.stop_grace.count() < 0 || options.interrupt_grace.count() < 0) {
     refuse("the grace period for stopping is negative.");
   }
   if (options.join_timeout.count() <= 0) {

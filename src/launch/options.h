@@ -45,6 +45,9 @@ struct RunOptions {
   /// From the moment a stop begins until no rank is left. Ranks that are still
   /// there after nine tenths of it get SIGKILL.
   std::chrono::milliseconds stop_grace{5000};
+  /// The same where the user asked to stop: ranks may want to save first. A
+  /// second SIGINT does not wait.
+  std::chrono::milliseconds interrupt_grace{60000};
   /// How long the nodes wait for one another at the start.
   std::chrono::milliseconds join_timeout{600000};
 

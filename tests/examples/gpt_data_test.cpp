@@ -19,7 +19,6 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 class GptDataTest : public ::testing::Test {
  protected:
@@ -227,7 +226,9 @@ TEST_F(GptDataTest, ACorpusIsMadeOnceFromTextAlone) {
   const DataSettings settings{.text = folder_ / "text", .validation = 0.5};
   EXPECT_THAT(
       prepare_corpus(settings, folder_ / "data"), HasSubstr("read 3 files"));
-  EXPECT_THAT(prepare_corpus(settings, folder_ / "data"), IsEmpty());
+  EXPECT_THAT(
+      prepare_corpus(settings, folder_ / "data"),
+      HasSubstr("using the tokens"));
   const auto corpus = open_corpus(folder_ / "data");
   EXPECT_EQ(corpus.tokenizer.vocabulary(), 256);
   EXPECT_GT(TokenFile(corpus.train).size(), 0);
@@ -241,6 +242,20 @@ TEST_F(GptDataTest, RejectsTokensThatWereMadeFromSomethingElse) {
   EXPECT_THAT(
       message_of([&] { prepare_corpus(settings, folder_ / "data"); }),
       AllOf(HasSubstr("tokenizer was \"byte\" and is \"bpe\"")));
+}
+
+TEST_F(GptDataTest, NoticesTextThatWasAdded) {
+  write("text/a.txt", std::string(1000, 'a'));
+  const DataSettings settings{.text = folder_ / "text"};
+  prepare_corpus(settings, folder_ / "data");
+  write("text/b.txt", "more");
+  EXPECT_THAT(
+      message_of([&] { prepare_corpus(settings, folder_ / "data"); }),
+      HasSubstr("extent was"));
+  fs::remove_all(folder_ / "text"); // the tokens are enough
+  EXPECT_THAT(
+      prepare_corpus(settings, folder_ / "data"),
+      HasSubstr("using the tokens"));
 }
 
 TEST_F(GptDataTest, RejectsAFolderWithoutText) {
@@ -295,6 +310,21 @@ TEST_F(GptDataTest, JsonSaysTheSame) {
   EXPECT_TRUE(settings.recompute);
 }
 
+TEST_F(GptDataTest, ARunKeepsWhatItWasBegunWith) {
+  const auto run = (folder_ / "run").string();
+  keep_settings(parse({"--run", run, "--width", "64", "--seed", "3"}));
+  const auto again = parse({"--run", run, "--lr", "1e-2"});
+  EXPECT_EQ(again.model.width, 64);
+  EXPECT_EQ(again.seed, 3);
+  EXPECT_THAT(again.json, HasSubstr("\"width\":64"));
+  EXPECT_EQ(parse({"--run", run, "--width", "64"}).model.width, 64);
+  EXPECT_THAT(
+      message_of([&] {
+        parse({"--run", run, "--width", "32"});
+      }),
+      HasSubstr("has --width 64, not 32"));
+}
+
 TEST_F(GptDataTest, RejectsUnknownNamesAndSaysTheNearest) {
   EXPECT_THAT(
       message_of([] {
@@ -315,6 +345,18 @@ TEST_F(GptDataTest, RejectsUnknownNamesAndSaysTheNearest) {
         parse({"--config", write("b.toml", "[data]\nwidth = 3\n").string()});
       }),
       HasSubstr("belongs to [model]"));
+  for (const char* text : {"layers = [1, 2]\n", "layers = 1\nlayers = 3\n"}) {
+    EXPECT_THAT(
+        message_of([&] {
+          parse({"--config", write("c.toml", text).string()});
+        }),
+        HasSubstr("several values"));
+  }
+  EXPECT_THAT(
+      message_of([&] {
+        parse({"--config", write("d.toml", "prompt = \"a\\n\"\n").string()});
+      }),
+      HasSubstr("escape"));
 }
 
 TEST_F(GptDataTest, RejectsWhatMakesNoSense) {
@@ -326,8 +368,11 @@ TEST_F(GptDataTest, RejectsWhatMakesNoSense) {
   rejects({"--batch", "7"}, "2 ranks");
   rejects({"--batch", "1"}, "Try --batch 2");
   rejects({"--micro-batch", "5"}, "--micro-batch 5. Try --batch 10");
-  rejects({"--steps", "many"}, "many");
-  rejects({"--layers", "0"}, "layers");
+  rejects({"--steps", "many"}, "wants a whole number, 0 or more, not \"many\"");
+  rejects({"--steps", "99999999999999999999"}, "whole number");
+  rejects({"--layers", "0"}, "1 or more");
+  rejects({"--lr", "nan"}, "above 0");
+  rejects({"--trace", "5"}, "10-12");
   rejects({"--strategy", "magic"}, "magic");
   rejects({"--strategy", "ddp", "--offload"}, "fsdp");
   rejects({"--vocabulary", "500"}, "bpe");

@@ -302,12 +302,32 @@ TEST_F(GptTest, AnErrorOfRankZeroIsEverybodys) {
   const auto result = train(2, "none", {"--text", "/nowhere"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.output, HasSubstr("/nowhere"));
-  const auto other = train(2, "none", {"--width", "64"});
-  EXPECT_EQ(other.exit_code, 0) << other.output;
-  // Another shape does not fit the checkpoints.
-  const auto misfit = train(2, "none", {"--width", "32", "--steps", "20"});
-  EXPECT_EQ(misfit.exit_code, 1);
-  EXPECT_THAT(misfit.output, HasSubstr("tokens.weight"));
+}
+
+TEST_F(GptTest, OneProcessTrainsInARunAtATime) {
+  Command first(
+      words(2, "run", {"--steps", "100000"}),
+      {.environment = without_launcher()});
+  ASSERT_TRUE(first.wait_for_output("GPT of"));
+  const auto second = train(1, "run");
+  EXPECT_EQ(second.exit_code, 1);
+  EXPECT_THAT(second.output, HasSubstr("somebody is training in"));
+}
+
+TEST_F(GptTest, WhatIsNotFiniteIsNeitherUsedNorSaved) {
+  const auto result = train(
+      2,
+      "nan",
+      {"--lr",
+       "1e38",
+       "--min-lr",
+       "0",
+       "--warmup",
+       "2",
+       "--checkpoint-every",
+       "1"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.output, HasSubstr("not finite"));
 }
 
 TEST_F(GptTest, TheDemoInShort) {

@@ -146,6 +146,21 @@ TEST(SupervisorTest, RanksMayEndCleanlyWithinGrace) {
   EXPECT_THAT(result.err, HasSubstr("were stopped: 0 (exit code 0)."));
 }
 
+TEST(SupervisorTest, RanksMayTakeLongerToEndWhereTheUserAsked) {
+  RunOptions options = shell_options(
+      2,
+      "trap 'sleep 0.5; echo saved; exit 0' TERM; echo ready; "
+      "while :; do sleep 0.05; done");
+  options.stop_grace = milliseconds(100);
+  LauncherProcess launcher(options);
+  std::this_thread::sleep_for(milliseconds(500));
+  launcher.signal(SIGTERM);
+  const LauncherResult result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
+  EXPECT_THAT(result.out, HasSubstr("[0] saved\n"));
+  EXPECT_THAT(result.out, HasSubstr("[1] saved\n"));
+}
+
 TEST(SupervisorTest, GrandchildrenDoNotSurvive) {
   const TempDir dir;
   // One stays in the rank's group, one is in a session of its own with its
