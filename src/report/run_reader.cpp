@@ -237,11 +237,14 @@ Run read_run(const std::filesystem::path& log) {
   }
   Run run = reader.finish();
   if (run.attempts.empty()) {
-    throw ReportError(
-        "\"" + log.string() + "\" has no line of a training log (" +
-        std::to_string(run.num_lines) + " lines, " +
-        std::to_string(run.num_problems) +
-        " of them not readable). docs/report.md has the format.");
+    std::string text = "\"" + log.string() +
+        "\" has no line of a training log (" + std::to_string(run.num_lines) +
+        " lines, " + std::to_string(run.num_problems) +
+        " of them not readable). docs/report.md has the format.";
+    for (const Problem& problem : run.problems) {
+      text += "\n  line " + std::to_string(problem.line) + ": " + problem.what;
+    }
+    throw ReportError(text);
   }
   return run;
 }

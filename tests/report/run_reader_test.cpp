@@ -10,6 +10,7 @@
 namespace tessera::report {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -184,7 +185,8 @@ TEST(RunReaderTest, RejectsWhatIsNoLog) {
       error_of([] { read_text(""); }), HasSubstr("no line of a training log"));
   EXPECT_THAT(
       error_of([] { read_text("hello\nworld\n"); }),
-      HasSubstr("2 lines, 2 of them not readable"));
+      AllOf(
+          HasSubstr("2 lines, 2 of them not readable"), HasSubstr("line 2: ")));
 }
 
 TEST(RunReaderTest, AnEvaluationThatComesAgainReplacesTheEarlierOne) {
