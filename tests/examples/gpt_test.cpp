@@ -312,6 +312,8 @@ TEST_F(GptTest, OneProcessTrainsInARunAtATime) {
   const auto second = train(1, "run");
   EXPECT_EQ(second.exit_code, 1);
   EXPECT_THAT(second.output, HasSubstr("somebody is training in"));
+  ::kill(first.pid(), SIGTERM);
+  EXPECT_EQ(first.wait().exit_code, 128 + SIGTERM);
 }
 
 TEST_F(GptTest, WhatIsNotFiniteIsNeitherUsedNorSaved) {

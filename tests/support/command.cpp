@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <set>
 #include <stdexcept>
 #include <system_error>
 
@@ -82,10 +83,37 @@ Command::Command(
 
 Command::~Command() {
   if (pid_ > 0) {
-    kill(-pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
+    kill_tree();
   }
   close(output_);
+}
+
+int Command::kill_tree() {
+  // Stopped first, since what is stopped starts nothing behind our back.
+  kill(pid_, SIGSTOP);
+  std::set<pid_t> below;
+  bool is_growing = true;
+  while (is_growing) {
+    is_growing = false;
+    for (const auto& process : tree_.descendants()) {
+      if ((process.parent == pid_ || below.contains(process.parent)) &&
+          below.insert(process.pid).second) {
+        kill(process.pid, SIGSTOP);
+        is_growing = true;
+      }
+    }
+  }
+  kill(-pid_, SIGKILL);
+  int status = 0;
+  waitpid(pid_, &status, 0);
+  for (const pid_t pid : below) {
+    kill(pid, SIGKILL);
+  }
+  // The harness made this process their subreaper; else they are not ours.
+  for (const pid_t pid : below) {
+    waitpid(pid, nullptr, 0);
+  }
+  return status;
 }
 
 bool Command::read_some() {
@@ -123,8 +151,7 @@ CommandResult Command::wait() {
   }
   if (ended == 0) {
     result.timed_out = true;
-    kill(-pid_, SIGKILL);
-    waitpid(pid_, &status, 0);
+    status = kill_tree();
   }
   kill(-pid_, SIGKILL); // what it may have left in its group
   pid_ = -1;

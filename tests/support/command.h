@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "launch/process_tree.h"
+
 namespace tessera::testing {
 
 struct CommandResult {
@@ -25,8 +27,8 @@ struct CommandOptions {
   std::chrono::seconds timeout{60};
 };
 
-/// A program that was started. Runs in a process group of its own, which is
-/// killed when the object goes.
+/// A program that was started. Runs in a process group of its own; what is left
+/// of it and of all that it started is killed when the object goes.
 class Command {
  public:
   explicit Command(
@@ -52,7 +54,10 @@ class Command {
 
  private:
   bool read_some();
+  /// Returns the program's status.
+  int kill_tree();
 
+  launch::ProcessTree tree_;
   pid_t pid_ = -1;
   int output_ = -1;
   std::string collected_;

@@ -8,8 +8,11 @@ namespace tessera {
 namespace {
 
 using tessera::testing::bin_dir;
+using tessera::testing::Command;
 using tessera::testing::CommandResult;
 using tessera::testing::run_command;
+using tessera::testing::tessera_program;
+using tessera::testing::without_launcher;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -93,6 +96,22 @@ TEST(HarnessTest, ALeftoverProcessOfTheControllerIsCaught) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.output, HasSubstr("left processes running"));
 }
+
+TEST(HarnessTest, ACommandTakesAllThatItStartedWithIt) {
+  // The ranks are in groups of their own and stop for no signal but SIGKILL.
+  for (int i = 0; i < 10; ++i) {
+    Command launcher(
+        {tessera_program(),
+         "run",
+         "-n",
+         "4",
+         "/bin/sh",
+         "-c",
+         "trap '' TERM; echo ready; sleep 100; :"},
+        {.environment = without_launcher()});
+    ASSERT_TRUE(launcher.wait_for_output("[3] ready"));
+  }
+} // The check for processes that are left over follows.
 
 TEST(HarnessTest, ThePoolStartsAnewAfterAFailure) {
   const auto result = run_subject(
