@@ -233,7 +233,7 @@ void Attempt::take_signal(int signal) {
   cause_.may_restart = false;
   if (phase_ == Phase::kRunning) {
     set_cause(Ending::kInterrupted, 128 + signal);
-    begin_stop(signal);
+    begin_stop(signal, options_.interrupt_grace);
   } else if (signal == SIGINT && num_interrupts_ > 1) {
     kill_all();
   } else {
@@ -281,7 +281,7 @@ void Attempt::take_exits(const std::vector<size_t>& ready) {
     rank.end = end;
   }
   if (was_running && failed_first_) {
-    begin_stop(SIGTERM);
+    begin_stop(SIGTERM, options_.stop_grace);
   }
 }
 
@@ -301,7 +301,10 @@ void Attempt::check_nodes() {
     // Also while stopping: the call is this node's sign of life.
     if (nodes_->stop_requested(plan_.attempt) && phase_ == Phase::kRunning) {
       set_cause(Ending::kStopped, kExitLauncherError);
-      begin_stop(SIGTERM);
+      begin_stop(
+          SIGTERM,
+          nodes_->was_interrupted(plan_.attempt) ? options_.interrupt_grace
+                                                 : options_.stop_grace);
     }
   } catch (const std::exception& error) {
     channel_lost_ = true;
@@ -342,7 +345,7 @@ bool Attempt::is_over() {
     frontend_->say(
         "all ranks have finished; stopping " + std::to_string(num_left) +
         " process(es) that they left running.");
-    begin_stop(SIGTERM);
+    begin_stop(SIGTERM, options_.stop_grace);
   }
   if (phase_ == Phase::kKilling) {
     // Again and again: a process may have forked since the last look.
@@ -354,14 +357,10 @@ bool Attempt::is_over() {
   return false;
 }
 
-void Attempt::begin_stop(int signal) {
+void Attempt::begin_stop(int signal, milliseconds grace) {
   phase_ = Phase::kStopping;
   stop_began_ = Clock::now();
-  // Another node may have been interrupted.
-  const bool may_take_long = cause_.ending == Ending::kInterrupted ||
-      cause_.ending == Ending::kStopped;
-  deadline_ = stop_began_ +
-      (may_take_long ? options_.interrupt_grace : options_.stop_grace) * 9 / 10;
+  deadline_ = stop_began_ + grace * 9 / 10;
   signal_ranks(signal);
   // A stopped process would see the signal only when it is continued.
   signal_ranks(SIGCONT);
@@ -382,7 +381,7 @@ void Attempt::fail_with(const std::string& message, int exit_code) {
     cause_.may_restart = false;
   }
   if (phase_ == Phase::kRunning) {
-    begin_stop(SIGTERM);
+    begin_stop(SIGTERM, options_.stop_grace);
   }
 }
 
@@ -398,7 +397,7 @@ void Attempt::tell_nodes() {
     return;
   }
   try {
-    nodes_->request_stop(plan_.attempt);
+    nodes_->request_stop(plan_.attempt, cause_.ending);
   } catch (const std::exception&) {
     // The report that follows meets the same error, and says so.
   }

@@ -91,7 +91,8 @@ class Attempt {
   void check_nodes();
   void check_deadline();
   bool is_over();
-  void begin_stop(int signal);
+  /// Ranks that are still there after nine tenths of `grace` are killed.
+  void begin_stop(int signal, std::chrono::milliseconds grace);
   void kill_all();
   void fail_with(const std::string& message, int exit_code);
   void set_cause(Ending ending, int exit_code);

@@ -13,6 +13,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr const char* kProtocol = "tessera-run-1";
+constexpr const char* kInterrupted = "interrupted";
+constexpr const char* kFailed = "failed";
 constexpr milliseconds kPollInterval{50};
 constexpr seconds kBeatInterval{2};
 constexpr seconds kLostAfter{60};
@@ -220,8 +222,15 @@ Endpoint Nodes::await_endpoint(int attempt) {
   }
 }
 
-void Nodes::request_stop(int attempt) {
-  set(attempt_key(attempt, "stop"), std::to_string(options_.node_rank));
+void Nodes::request_stop(int attempt, Ending ending) {
+  const std::string key = attempt_key(attempt, "stop");
+  if (!get(key)) { // the first cause counts
+    set(key, ending == Ending::kInterrupted ? kInterrupted : kFailed);
+  }
+}
+
+bool Nodes::was_interrupted(int attempt) {
+  return get(attempt_key(attempt, "stop")) == kInterrupted;
 }
 
 bool Nodes::stop_requested(int attempt) {
@@ -265,7 +274,7 @@ Nodes::Clock::duration Nodes::answer_time() const {
 Verdict Nodes::agree(int attempt, const NodeReport& mine) {
   set(report_key(attempt, options_.node_rank), encode(mine));
   if (mine.ending != Ending::kSucceeded) {
-    request_stop(attempt);
+    request_stop(attempt, mine.ending);
   }
   return is_node0() ? collect(attempt, mine) : await_verdict(attempt);
 }
@@ -278,7 +287,7 @@ Verdict Nodes::collect(int attempt, const NodeReport& mine) {
     throw_if_aborted();
     const bool stopping = stop_requested(attempt);
     if (stopping && !deadline) {
-      request_stop(attempt);
+      request_stop(attempt, Ending::kFailed);
       deadline = Clock::now() + answer_time();
     }
     bool complete = true;

@@ -68,11 +68,13 @@ class Nodes {
   void publish_endpoint(int attempt, const Endpoint& endpoint);
   Endpoint await_endpoint(int attempt);
 
-  /// Asks all nodes to stop their ranks.
-  void request_stop(int attempt);
+  /// Asks all nodes to stop their ranks. `ending` is why this node does.
+  void request_stop(int attempt, Ending ending);
   /// Whether any node asked for it, or a node was lost. Quick; to be called
   /// several times a second while ranks are running.
   bool stop_requested(int attempt);
+  /// Whether a user did, and ranks may take their time to end.
+  bool was_interrupted(int attempt);
 
   /// Gives this node's report and returns node 0's verdict; the same on all
   /// nodes. Waits as long as ranks of other nodes are running. Throws

@@ -144,6 +144,36 @@ TEST_F(NodesTest, InterruptOnOneNodeEndsAllWithoutRestart) {
   }
 }
 
+TEST_F(NodesTest, OtherNodesHaveTheGraceOfTheCause) {
+  // Ranks take 1 s to save; a failure leaves them less, an interrupt more.
+  const std::string script = ready_line() +
+      "trap 'sleep 1; echo saved; exit 0' TERM INT; "
+      "while [ $RANK != 3 ] || [ ! -e " +
+      (dir_ / "fail").string() + " ]; do sleep 0.02; done; exit 7";
+  for (const bool is_interrupt : {true, false}) {
+    std::filesystem::remove_all(dir_ / "channel");
+    std::filesystem::remove(dir_ / "ready");
+    std::vector<std::unique_ptr<LauncherProcess>> launchers;
+    for (int node = 0; node < 2; ++node) {
+      RunOptions options = node_options(node, 2, script);
+      options.stop_grace = milliseconds(300);
+      options.interrupt_grace = milliseconds(20000);
+      launchers.push_back(start(options));
+    }
+    ASSERT_TRUE(wait_for_ranks(4));
+    if (is_interrupt) {
+      launchers[1]->signal(SIGTERM);
+    } else {
+      std::ofstream(dir_ / "fail").flush();
+    }
+    const LauncherResult result = launchers[0]->wait();
+    EXPECT_EQ(result.exit_code, is_interrupt ? 128 + SIGTERM : 7);
+    EXPECT_EQ(result.out.find("[0] saved") != std::string::npos, is_interrupt);
+    EXPECT_EQ(result.out.find("[1] saved") != std::string::npos, is_interrupt);
+    launchers[1]->wait();
+  }
+}
+
 TEST_F(NodesTest, InterruptWhileWaitingForOtherNodesEndsAll) {
   auto first = start(node_options(0, 3, "true"));
   auto second = start(node_options(1, 3, "true"));
