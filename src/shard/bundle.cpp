@@ -174,13 +174,16 @@ at::Tensor Bundle::gradient_slot(const at::Tensor& buffer, size_t index) const {
             1, layout_.chunk_offset(index), layout_.chunk_numel(index));
 }
 
+at::ScalarType Bundle::reduce_dtype() const {
+  return shard_.is_floating_point()
+      ? options_.reduce_dtype.value_or(shard_.scalar_type())
+      : shard_.scalar_type(); // complex
+}
+
 void Bundle::add_gradients(
     const std::vector<at::Tensor>& gradients,
     const std::vector<bool>& trainable) {
-  const auto dtype = shard_.is_floating_point()
-      ? options_.reduce_dtype.value_or(shard_.scalar_type())
-      : shard_.scalar_type(); // complex
-  const auto options = full_.options().dtype(dtype);
+  const auto options = full_.options().dtype(reduce_dtype());
   // On one rank it becomes the gradient of the leaves and does not come back.
   at::Tensor buffer = layout_.num_ranks() == 1
       ? at::empty({1, layout_.shard_numel()}, options)

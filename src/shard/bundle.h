@@ -82,14 +82,13 @@ class Bundle {
   /// as the shard is. Collective over the shard group.
   at::Tensor gather_copy(const at::Tensor& part, std::string_view label) const;
 
+  /// In which gradients are averaged.
+  at::ScalarType reduce_dtype() const;
   /// Adds full gradients, by index in the layout, to those that wait; an
   /// undefined one counts as zeros, since a peer may have one.
   void add_gradients(
       const std::vector<at::Tensor>& gradients,
       const std::vector<bool>& trainable);
-  /// Lets go of the gradients that were added, on a device once they are
-  /// copied.
-  void release_sources();
   /// Gradients wait for a reduction, or, if that is asked for, for the
   /// all-reduce that an earlier one left out.
   bool has_waiting(bool all_reduce) const {

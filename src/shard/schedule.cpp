@@ -343,9 +343,7 @@ void Schedule::note_reduction(Unit& unit) {
     tell(
         {.kind = ShardEvent::Kind::Reduce,
          .unit = unit,
-         .bytes = static_cast<int64_t>(
-             unit.shard_bytes() *
-             static_cast<size_t>(unit.groups().shard.size())),
+         .bytes = static_cast<int64_t>(unit.gradient_bytes()),
          .in_backward = in_backward()});
   }
 }

@@ -1021,6 +1021,16 @@ size_t Unit::shard_bytes() const {
   return bytes;
 }
 
+size_t Unit::gradient_bytes() const {
+  size_t bytes = 0;
+  for (const Bundle& bundle : bundles_) {
+    bytes += static_cast<size_t>(
+                 bundle.layout().num_ranks() * bundle.layout().shard_numel()) *
+        c10::elementSize(bundle.reduce_dtype());
+  }
+  return bytes;
+}
+
 size_t Unit::full_bytes_now() const {
   size_t bytes = 0;
   for (const Bundle& bundle : bundles_) {

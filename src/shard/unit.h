@@ -243,6 +243,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Elements of full buffers that have memory now, padding included.
   int64_t allocated_numel() const;
   size_t shard_bytes() const;
+  /// Bytes of the full gradients as they are averaged, padding included.
+  size_t gradient_bytes() const;
   /// See Bundle.
   size_t full_bytes_now() const;
   size_t gradient_bytes_now() const;

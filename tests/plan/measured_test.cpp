@@ -183,16 +183,11 @@ class TrainingRun {
     } else if (event.kind == EventKind::Reshard) {
       full -= static_cast<double>(event.unit.full_bytes());
     } else if (event.kind == EventKind::Reduce) {
-      // It tells bytes of the shards' dtype.
-      int64_t bytes = event.bytes;
-      if (case_.setup.reduce_dtype) {
-        bytes = bytes / 4 * format::element_bytes(*case_.setup.reduce_dtype);
-      }
       if (case_.setup.shards > 1) {
-        count(Operation::ReduceScatter, bytes);
+        count(Operation::ReduceScatter, event.bytes);
       }
       if (case_.setup.copies > 1) {
-        count(Operation::AllReduce, bytes / case_.setup.shards);
+        count(Operation::AllReduce, event.bytes / case_.setup.shards);
       }
     }
   }
