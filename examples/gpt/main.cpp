@@ -73,19 +73,24 @@ void lock_run(const std::filesystem::path& run) {
   }
   if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
     throw std::runtime_error(
-        "somebody is training in \"" + run.string() +
-        "\" already. Wait for that, or choose another --run.");
+        errno == EWOULDBLOCK
+            ? "somebody is training in \"" + run.string() +
+                "\" already. Wait for that, or choose another --run."
+            : "cannot lock \"" + path.string() + "\": " + std::strerror(errno) +
+                ". Choose a --run on a file system with locks.");
   }
 }
 
 void prepare(const gpt::Settings& settings) {
   if (settings.mode == gpt::Mode::kTrain) {
     lock_run(settings.run);
-    gpt::keep_settings(settings);
   }
   std::printf(
       "%s\n", gpt::prepare_corpus(settings.data, settings.data_folder).c_str());
   std::fflush(stdout);
+  if (settings.mode == gpt::Mode::kTrain) {
+    gpt::keep_settings(settings);
+  }
 }
 
 void run(const tessera::Group& world, const gpt::Settings& settings) {

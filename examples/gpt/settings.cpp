@@ -410,11 +410,25 @@ std::filesystem::path kept_file(const Settings& settings) {
   return settings.run / "settings.json";
 }
 
+/// Until then nothing hangs on the settings it was tried with.
+bool has_checkpoints(const Settings& settings) {
+  const auto folder = settings.run / "checkpoints";
+  std::error_code error;
+  for (auto entry = std::filesystem::directory_iterator(folder, error);
+       !error && entry != std::filesystem::directory_iterator();
+       entry.increment(error)) {
+    if (entry->path().filename().string().starts_with("step_")) {
+      return true;
+    }
+  }
+  return false;
+}
+
 /// Takes what the run was begun with, where nothing else is said.
 void take_kept(const CLI::App& app, Settings& settings) {
   std::ifstream file(kept_file(settings));
-  if (!file) {
-    return; // a new run
+  if (!file || !has_checkpoints(settings)) {
+    return;
   }
   const auto kept = json::parse(file, nullptr, /*allow_exceptions=*/false);
   if (!kept.is_object()) {
@@ -577,7 +591,7 @@ std::optional<Settings> parse_settings(
 
 void keep_settings(const Settings& settings) {
   const auto path = kept_file(settings);
-  if (std::filesystem::exists(path)) {
+  if (std::filesystem::exists(path) && has_checkpoints(settings)) {
     return; // parse_settings() saw to it that they are the same
   }
   json kept;

@@ -91,8 +91,8 @@ std::optional<Settings> parse_settings(
     int num_ranks,
     bool print_help);
 
-/// Writes RUN/settings.json for a new run: what eval, sample and resumed
-/// training take up. Throws std::runtime_error.
+/// Writes RUN/settings.json for a run without checkpoints: what eval, sample
+/// and resumed training take up. Throws std::runtime_error.
 void keep_settings(const Settings& settings);
 
 } // namespace gpt

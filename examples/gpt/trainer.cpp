@@ -259,7 +259,7 @@ void Trainer::after_step(
   if (is_due(settings_.checkpoint_every)) {
     save();
   }
-  note_finished_save();
+  note_saved();
   if (step_ == settings_.die_at && world_.rank() == world_.size() - 1) {
     ::kill(::getpid(), SIGKILL);
   }
@@ -324,7 +324,7 @@ void Trainer::write_sample() {
   }
 }
 
-/// On any rank. What is saved must be worth resuming from.
+/// On all ranks. What is saved must be worth resuming from.
 bool Trainer::has_finite_parameters() {
   auto is_finite = torch::ones({}, torch::kDouble);
   for (const auto& parameter : tessera::parameters(*parallel_.model())) {
@@ -343,10 +343,8 @@ void Trainer::save() {
         ", so they are not saved. Resume with a lower --lr or a longer "
         "--warmup.");
   }
-  if (under_way_) {
-    checkpoints_.wait();
-    note_finished_save();
-  }
+  checkpoints_.wait(); // for the one before; throws if that failed
+  note_saved();
   const auto start = Clock::now();
   state_.values = {{"step", step_}, {"windows_seen", windows_seen_}};
   if (settings_.wait_for_saves) {
@@ -354,27 +352,29 @@ void Trainer::save() {
   } else {
     checkpoints_.async_save(step_, state_);
   }
-  under_way_ = Save{.step = step_, .blocked_seconds = seconds_since(start)};
+  newest_ = Save{.step = step_, .blocked_seconds = seconds_since(start)};
 }
 
-void Trainer::note_finished_save() {
-  if (under_way_ && !checkpoints_.is_saving()) {
-    log_->checkpoint(
-        under_way_->step,
-        checkpoints_.path_of(under_way_->step),
-        under_way_->blocked_seconds);
-    under_way_.reset();
+/// Puts the newest save into the log once it is there. When that is differs
+/// between ranks, and rank 0 alone writes: nothing else may depend on it.
+void Trainer::note_saved() {
+  if (!newest_ || newest_->is_logged || checkpoints_.is_saving()) {
+    return;
+  }
+  const auto path = checkpoints_.path_of(newest_->step);
+  if (std::filesystem::exists(path)) { // else it failed: wait() will say so
+    log_->checkpoint(newest_->step, path, newest_->blocked_seconds);
+    newest_->is_logged = true;
   }
 }
 
 void Trainer::finish(const std::string& reason) {
-  const bool is_saved = checkpoints_.latest() == step_ ||
-      (under_way_ && under_way_->step == step_);
-  if (settings_.checkpoint_every > 0 && !is_saved) {
-    save();
-  }
   checkpoints_.wait();
-  note_finished_save();
+  if (settings_.checkpoint_every > 0 && checkpoints_.latest() != step_) {
+    save();
+    checkpoints_.wait();
+  }
+  note_saved();
   if (trace_) {
     trace_->close();
   }

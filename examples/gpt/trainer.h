@@ -55,7 +55,7 @@ class Trainer {
   void after_step(const StepResult& result, const tessera::StepReport& report);
   bool has_finite_parameters();
   void save();
-  void note_finished_save();
+  void note_saved();
   void finish(const std::string& reason);
 
   const tessera::Group world_;
@@ -77,8 +77,9 @@ class Trainer {
   struct Save {
     int64_t step = 0;
     double blocked_seconds = 0;
+    bool is_logged = false;
   };
-  std::optional<Save> under_way_; // not in the log yet
+  std::optional<Save> newest_; // of this process
 };
 
 } // namespace gpt

@@ -312,7 +312,10 @@ TEST_F(GptDataTest, JsonSaysTheSame) {
 
 TEST_F(GptDataTest, ARunKeepsWhatItWasBegunWith) {
   const auto run = (folder_ / "run").string();
+  // Without a checkpoint nothing hangs on them.
+  keep_settings(parse({"--run", run, "--width", "16"}));
   keep_settings(parse({"--run", run, "--width", "64", "--seed", "3"}));
+  fs::create_directories(folder_ / "run" / "checkpoints" / "step_00000001");
   const auto again = parse({"--run", run, "--lr", "1e-2"});
   EXPECT_EQ(again.model.width, 64);
   EXPECT_EQ(again.seed, 3);
