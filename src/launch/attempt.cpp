@@ -505,13 +505,20 @@ AttemptResult Attempt::make_result() {
 
 std::string Attempt::failure_summary() const {
   const Rank& first = ranks_[*failed_first_];
+  // Where all ranks fail alike, often one alone says why.
+  const auto prints = [](const Rank& rank) {
+    return !rank.output->last_lines().empty();
+  };
+  const auto other = std::find_if(ranks_.begin(), ranks_.end(), prints);
+  const Rank& speaker = prints(first) || other == ranks_.end() ? first : *other;
   FailureReport report{
       .first = *first.end,
       .pid = first.process.pid(),
       .seconds = to_seconds(first.ended - first.started),
       .attempt = plan_.attempt,
-      .last_lines = first.output->last_lines(),
-      .log_path = first.output->last_lines_log().string(),
+      .speaker = speaker.end->rank,
+      .last_lines = speaker.output->last_lines(),
+      .log_path = speaker.output->last_lines_log().string(),
       .others = {}};
   for (const Rank& rank : ranks_) {
     if (&rank != &first) {

@@ -223,10 +223,9 @@ Endpoint Nodes::await_endpoint(int attempt) {
 }
 
 void Nodes::request_stop(int attempt, Ending ending) {
-  const std::string key = attempt_key(attempt, "stop");
-  if (!get(key)) { // the first cause counts
-    set(key, ending == Ending::kInterrupted ? kInterrupted : kFailed);
-  }
+  set_if_absent( // the first cause counts
+      attempt_key(attempt, "stop"),
+      ending == Ending::kInterrupted ? kInterrupted : kFailed);
 }
 
 bool Nodes::was_interrupted(int attempt) {

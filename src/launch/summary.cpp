@@ -99,14 +99,18 @@ std::string failure_text(
         "dmesg.";
   }
   text += "\n  program: " + command_text(options);
-  if (!report.last_lines.empty()) {
-    text += "\n  its last lines:";
-    const std::string prefix = rank_prefix(first.rank, options.world_size());
+  if (report.last_lines.empty()) {
+    text += "\n  it printed nothing.";
+  } else {
+    text += report.speaker == first.rank
+        ? "\n  its last lines:"
+        : "\n  it printed nothing; the last lines of rank " +
+            std::to_string(report.speaker) + ":";
+    const std::string prefix =
+        rank_prefix(report.speaker, options.world_size());
     for (const std::string& line : report.last_lines) {
       text += "\n    " + prefix + line;
     }
-  } else {
-    text += "\n  it printed nothing.";
   }
   const std::span<const RankEnd> others = report.others;
   const auto status = [](const RankEnd& end) {

@@ -1,5 +1,6 @@
 #include "launch/summary.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -28,6 +29,7 @@ TEST(SummaryTest, TellsTheWholeStory) {
       .pid = 4711,
       .seconds = 12.44,
       .attempt = 0,
+      .speaker = 2,
       .last_lines = {"step 7", "what(): lost"},
       .log_path = "runs/logs/attempt_0/rank_2/stderr.log",
       .others = {
@@ -74,6 +76,12 @@ TEST(SummaryTest, NamesTheNodeWhereThereAreSeveral) {
       "dmesg.\n"
       "  program: ./train\n"
       "  it printed nothing.");
+  report.speaker = 0;
+  report.last_lines = {"no such flag"};
+  EXPECT_THAT(
+      failure_text(options, report),
+      ::testing::HasSubstr("  it printed nothing; the last lines of rank 0:\n"
+                           "    [0] no such flag"));
 }
 
 } // namespace
