@@ -159,6 +159,18 @@ void Trainer::train() {
   if (step_ >= settings_.steps) {
     live_.print("nothing is left to do; give more --steps to go on");
   }
+  try {
+    make_steps();
+  } catch (const c10::Error& error) {
+    log_->end(step_, "failed", error.what_without_backtrace());
+    throw;
+  } catch (const std::exception& error) {
+    log_->end(step_, "failed", error.what());
+    throw;
+  }
+}
+
+void Trainer::make_steps() {
   while (step_ < settings_.steps) {
     if (trace_) {
       trace_->at_step(step_ + 1);
@@ -269,7 +281,8 @@ double Trainer::evaluate() {
   const torch::NoGradGuard no_grad;
   auto& model = parallel_.model();
   model->eval();
-  const int64_t all = settings_.eval_windows;
+  const int64_t all =
+      std::min(settings_.eval_windows, validation_windows_.size());
   const int64_t rows = settings_.rows(world_.size());
   auto sum = torch::zeros({}, torch::kDouble);
   for (int64_t begin = 0; begin < all; begin += rows * world_.size()) {

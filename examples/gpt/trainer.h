@@ -50,6 +50,7 @@ class Trainer {
   };
 
   void announce(bool resumed);
+  void make_steps();
   StepResult train_step();
   std::string sample();
   void after_step(const StepResult& result, const tessera::StepReport& report);

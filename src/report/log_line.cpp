@@ -19,6 +19,7 @@ constexpr size_t kMaxName = 200; // bytes, as all of these
 constexpr size_t kMaxSpanName = 80;
 constexpr size_t kMaxPath = 500;
 constexpr size_t kMaxSample = 4000;
+constexpr size_t kMaxError = 1000;
 constexpr size_t kMaxConfigValue = 300;
 constexpr size_t kMaxConfigRows = 500;
 constexpr size_t kMaxUnits = 100000;
@@ -326,7 +327,8 @@ decltype(LogLine::content) parse_content(
     return parse_timeline(line);
   }
   if (kind == "end") {
-    return EndLine{text(line, "reason", kMaxName)};
+    return EndLine{
+        text(line, "reason", kMaxName), text(line, "error", kMaxError)};
   }
   return OtherLine{};
 }

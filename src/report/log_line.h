@@ -37,6 +37,7 @@ struct ResumeLine {
 
 struct EndLine {
   std::string reason;
+  std::string error;
 };
 
 /// A kind that this program does not know.

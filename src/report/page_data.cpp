@@ -265,7 +265,9 @@ json attempt_data(const Attempt& attempt) {
       {"seconds", attempt.seconds()},
       {"resumed_step", or_null(attempt.resumed_step)},
       {"resumed_path", attempt.resumed_path},
-      {"end_reason", or_null(attempt.end_reason)}};
+      {"end_reason", or_null(attempt.end_reason)},
+      {"error", attempt.error},
+      {"is_continuation", attempt.is_continuation}};
 }
 
 /// What ran, and where: as the last attempt says.

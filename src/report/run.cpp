@@ -15,4 +15,8 @@ double Attempt::seconds() const {
   return step_seconds;
 }
 
+bool Attempt::ended_well() const {
+  return end_reason == "finished" || end_reason == "stopped";
+}
+
 } // namespace tessera::report

@@ -69,9 +69,15 @@ struct Attempt {
   std::optional<int64_t> resumed_step;
   std::string resumed_path;
   std::optional<std::string> end_reason; // nothing: killed, or still running
+  std::string error; // of one that failed
+  /// The one before had ended as it should, and this one goes on; otherwise it
+  /// is a restart, or the first.
+  bool is_continuation = false;
 
   /// How long it ran, by the clock if the log has times.
   double seconds() const;
+  /// Finished, or was asked to stop.
+  bool ended_well() const;
 };
 
 struct Unit {

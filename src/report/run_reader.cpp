@@ -131,6 +131,8 @@ class RunReader {
   void start(StartLine line, std::optional<double> time) {
     line.attempt.began = time;
     line.attempt.last_seen = time;
+    line.attempt.is_continuation =
+        !run_.attempts.empty() && attempt().ended_well();
     run_.attempts.push_back(std::move(line.attempt));
     if (!line.units.empty()) {
       run_.units = std::move(line.units);
@@ -207,6 +209,7 @@ class RunReader {
 
   void take_content(EndLine&& line) {
     attempt().end_reason = std::move(line.reason);
+    attempt().error = std::move(line.error);
   }
 
   Attempt& attempt() {

@@ -102,7 +102,14 @@ std::string checkpoints_text(const Run& run, const Summary& summary) {
   if (!run.checkpoints.empty()) {
     text += ", the last at step " + count_text(run.checkpoints.back().step);
   }
-  text += "; " + count_text(run.attempts.size() - 1, "restart");
+  const auto num_continued = static_cast<size_t>(std::count_if(
+      run.attempts.begin(), run.attempts.end(), [](const Attempt& attempt) {
+        return attempt.is_continuation;
+      }));
+  text += "; " + count_text(run.attempts.size() - 1 - num_continued, "restart");
+  if (num_continued > 0) {
+    text += ", continued " + count_text(num_continued, "time");
+  }
   if (summary.num_repeated > 0) {
     text += ", " + count_text(summary.num_repeated, "step") + " run again";
   }
@@ -140,6 +147,9 @@ std::string summary_text(const Run& run) {
       (run.attempts.back().end_reason ? "" : " (killed, or still running)") +
       " after step " + count_text(summary.last_step) + ", on " +
       worlds_text(summary) + "\n";
+  if (!run.attempts.back().error.empty()) {
+    text += "  " + printable(run.attempts.back().error) + "\n";
+  }
   for (const std::string& line :
        {loss_text(summary),
         speed_text(summary),

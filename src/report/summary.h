@@ -11,7 +11,7 @@
 namespace tessera::report {
 
 struct Summary {
-  std::string state; // "finished", "stopped", "no end"
+  std::string state; // "finished", "stopped", "failed", "no end"
   int64_t last_step = 0;
   int64_t num_steps = 0; // that were logged and count
   int64_t num_repeated = 0; // steps that were run again
@@ -29,7 +29,8 @@ struct Summary {
 
 Summary summarize(const Run& run);
 
-/// The same in five lines of text, each with its end.
+/// The same in five lines of text, each with its end; of a run that failed,
+/// six.
 std::string summary_text(const Run& run);
 
 /// "3 of 120 lines could not be read: line 7: ...", in a line each; empty if

@@ -268,9 +268,15 @@ void RunLog::timeline(int64_t step, const std::vector<Span>& spans) {
   impl_->write(json);
 }
 
-void RunLog::end(int64_t step, const std::string& reason) {
+void RunLog::end(
+    int64_t step,
+    const std::string& reason,
+    std::string_view error) {
   Json json = line("end", step);
   json["reason"] = reason;
+  if (!error.empty()) {
+    json["error"] = error;
+  }
   impl_->write(json);
 }
 

@@ -330,6 +330,10 @@ TEST_F(GptTest, WhatIsNotFiniteIsNeitherUsedNorSaved) {
        "1"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.output, HasSubstr("not finite"));
+  const auto ends = log("nan", "end");
+  ASSERT_EQ(ends.size(), 1);
+  EXPECT_EQ(ends[0].at("reason"), "failed");
+  EXPECT_THAT(ends[0].at("error"), HasSubstr("not finite"));
 }
 
 TEST_F(GptTest, TheDemoInShort) {

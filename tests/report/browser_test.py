@@ -170,6 +170,11 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(done.stdout.splitlines()[0], str(output))
         self.assertEqual(output.read_text(), self.demo_page.read_text())
 
+    def test_the_command_takes_the_log_for_its_folder(self):
+        done = report(self.demo / "log.jsonl", "--output", str(self.root / "from_log.html"))
+        self.assertEqual(done.returncode, 0)
+        self.assertEqual((self.root / "from_log.html").read_text(), self.demo_page.read_text())
+
     def test_the_command_rejects_a_folder_without_a_log(self):
         done = report(self.root)
         self.assertEqual(done.returncode, 1)
@@ -284,6 +289,21 @@ class ReportTest(unittest.TestCase):
                       "choice.value = 0; choice.dispatchEvent(new Event('change')); })()")
         self.assertEqual(page.texts("#timeline .rank"), ["rank 0", "rank 1"])
         self.assertIn("step 10", page.text("#timeline-note"))
+
+    def test_tells_restarts_from_continuations_and_why_one_failed(self):
+        run = make_log.Log()
+        for first, reason in ((0, "finished"), (3, "failed"), (6, "stopped")):
+            run.add("start", step=first, world=2)
+            for step in range(first + 1, first + 4):
+                run.add("step", step=step, loss=5.0 - step / 4)
+            run.add("end", step=first + 3, reason=reason, **({"error": ATTACK} if reason == "failed" else {}))
+        page = self.open(page_of(self.scratch_run(run.lines)), **PHONE)
+        self.assertEqual(all_problems(page), [])
+        marks = [text for text in page.texts("#loss svg text") if "ranks" in text]
+        self.assertEqual(marks, ["continued, 2 ranks", "restart, 2 ranks"])
+        self.assertIn("restart or continued", page.text("#loss-legend"))
+        self.assertEqual(page.texts("#attempts .mono"), [ATTACK])
+        self.assertIn("failed", page.texts("#attempts li")[1])
 
     def test_says_what_a_log_lacks(self):
         page = self.open(page_of(self.scratch_run(make_log.make_bare().lines)), **PHONE)

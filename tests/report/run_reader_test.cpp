@@ -222,6 +222,29 @@ TEST(SummaryTest, HasNothingThatATerminalObeys) {
   EXPECT_THAT(summary_text(run), HasSubstr("a?[2Jb??c\xC3\xBC: no end"));
 }
 
+TEST(SummaryTest, TellsRestartsFromContinuations) {
+  const std::string start = R"({"kind":"start","world":2})";
+  const auto ended = [](const std::string& fields) {
+    return R"({"kind":"end","step":1,)" + fields + "}\n";
+  };
+  const auto run = read_text(
+      start + "\n" + ended(R"("reason":"finished")") + start +
+      "\n" + // continued
+      ended(R"("reason":"stopped")") + start + "\n" + // continued
+      start + "\n" + // after a kill
+      ended(R"("reason":"failed","error":"no\u001b luck")"));
+  ASSERT_THAT(run.attempts, SizeIs(4));
+  EXPECT_FALSE(run.attempts[0].is_continuation);
+  EXPECT_TRUE(run.attempts[1].is_continuation);
+  EXPECT_TRUE(run.attempts[2].is_continuation);
+  EXPECT_FALSE(run.attempts[3].is_continuation);
+  EXPECT_THAT(
+      summary_text(run),
+      AllOf(
+          HasSubstr("run: failed after step 0, on 2 ranks\n  no? luck\n"),
+          HasSubstr("1 restart, continued 2 times\n")));
+}
+
 TEST(SummaryTest, IsFiveLines) {
   const auto run = read_text(
       R"({"kind":"start","time":100,"world":2,"name":"demo"})"

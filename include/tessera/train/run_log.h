@@ -111,8 +111,11 @@ class TESSERA_API RunLog {
       double blocked_seconds);
   /// The spans of all ranks. Collective.
   void timeline(int64_t step, const std::vector<Span>& spans);
-  /// `reason` is "finished" or "stopped".
-  void end(int64_t step, const std::string& reason);
+  /// `reason` is "finished", "stopped", or "failed" and what the error says.
+  void end(
+      int64_t step,
+      const std::string& reason,
+      std::string_view error = {});
 
  private:
   struct Impl;

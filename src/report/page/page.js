@@ -343,14 +343,21 @@ class Chart {
     for (const step of marks) {
       this.svg.append(drawn("path", { class: "checkpoint", d: `M${this.x(step)} ${bottom + 1}${shape}` }));
     }
+    const taken = []; // where the labels of each line are: [left, right]
     for (const attempt of restarts.filter(({ start_step }) => inside(start_step))) {
       const x = this.x(attempt.start_step);
       this.svg.append(drawn("line", { class: "restart", x1: x, x2: x, y1: top, y2: bottom }));
       if (restarts.length > 3 || !this.spec.namesRestarts) continue;
-      const text = attempt.world ? `restart, ${plural(attempt.world, "rank")}` : "restart";
-      const fits = x + 6 + 6 * text.length < right;
+      const name = attempt.is_continuation ? "continued" : "restart";
+      const text = attempt.world ? `${name}, ${plural(attempt.world, "rank")}` : name;
+      const width = 6.5 * text.length;
+      const fits = x + 6 + width < right;
       const [at, anchor] = fits ? [x + 6, "start"] : [x - 6, "end"];
-      this.svg.append(drawn("text", { x: at, y: top + 9, "text-anchor": anchor }, text));
+      const place = fits ? [at, at + width] : [at - width, at];
+      let line = taken.findIndex((places) => places.every(([a, b]) => place[1] < a || b < place[0]));
+      if (line < 0) line = taken.push([]) - 1;
+      taken[line].push(place);
+      this.svg.append(drawn("text", { x: at, y: top + 9 + 14 * line, "text-anchor": anchor }, text));
     }
   }
 
@@ -387,7 +394,8 @@ class Chart {
     if (this.canPlace(value)) fill(this.focus, { cx: at, cy: this.y(value) }, []);
     const notes = [];
     if (run.checkpoint_marks.includes(step)) notes.push("checkpoint");
-    if (restarts.some(({ start_step }) => start_step === step)) notes.push("restarted from here");
+    const begun = restarts.find(({ start_step }) => start_step === step);
+    if (begun) notes.push(begun.is_continuation ? "continued from here" : "restarted from here");
     showTip([`step ${count(step)}`, ...notes].join(", "), this.rows(i, step), x, y);
   }
 
@@ -443,7 +451,10 @@ function drawCharts() {
   const legend = [key("line", "var(--accent)", run.loss.mean ? "training, mean over its extremes" : "training")];
   if (hasDots) legend.push(key("dot", "var(--eval)", "evaluation"));
   if (run.loss.old.length) legend.push(key("line", "var(--old)", "earlier attempt, run again"));
-  if (restarts.length) legend.push(key("restart", "", "restart"));
+  const begun = [
+    ...(restarts.some(({ is_continuation }) => !is_continuation) ? ["restart"] : []),
+    ...(restarts.some(({ is_continuation }) => is_continuation) ? ["continued"] : [])];
+  if (begun.length) legend.push(key("restart", "", begun.join(" or ")));
   if (!run.loss.values.every(isPlain)) legend.push(key("odd", "", "nan or infinite"));
   if (run.checkpoint_marks.length) legend.push(key("checkpoint", "", "checkpoint"));
   byId("loss-legend").append(...legend);
@@ -677,6 +688,7 @@ function drawAttempts() {
     return element("li", { class: attempt.end_reason === "finished" ? "finished" : "" },
       element("p", {}, element("b", {}, `Attempt ${attempt.number}`),
         attempt.world ? ` on ${plural(attempt.world, "rank")}` : "", `: ${end}`),
+      ...(attempt.error ? [element("p", { class: "mono" }, attempt.error)] : []),
       element("p", { class: "muted" }, `${from}, reached step ${count(attempt.last_step)} in ${duration(attempt.seconds)}`),
       element("p", { class: "muted" }, moment(attempt.began)));
   }));
