@@ -79,6 +79,7 @@ def main():
 
     tokens = read_tokens(run / "data" / "validation.tokens")
     length = shape["length"]
+    windows = min(windows, (len(tokens) - 1) // length)
     starts = [(len(tokens) - length - 1) * i // max(1, windows - 1) for i in range(windows)]
     ids = torch.stack([tokens[start : start + length + 1] for start in starts])
     with torch.no_grad():

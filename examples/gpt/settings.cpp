@@ -344,7 +344,10 @@ void add_checkpoints(CLI::App& app, Settings& s) {
 void add_watching(CLI::App& app, Settings& s) {
   app.add_option("--eval-every", s.eval_every, "Steps; 0: never")
       ->check(whole(0));
-  app.add_option("--eval-windows", s.eval_windows, "Windows to evaluate on")
+  app.add_option(
+         "--eval-windows",
+         s.eval_windows,
+         "Windows to evaluate on, if there are as many")
       ->check(whole(1));
   app.add_option("--sample-every", s.sample_every, "Steps; 0: at the end only")
       ->check(whole(0));

@@ -10,6 +10,32 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "state/nearest.h"
+
+namespace {
+
+using Actions = std::map<std::string, tessera::cli::Action>;
+
+/// Empty, or what to say of a first word that is no subcommand.
+std::string unknown_command(
+    const std::vector<std::string>& words,
+    const Actions& actions) {
+  if (words.empty() || words[0].starts_with("-") ||
+      actions.contains(words[0])) {
+    return {};
+  }
+  std::vector<std::string> names;
+  std::string list;
+  for (const auto& [name, action] : actions) {
+    names.push_back(name);
+    list += (list.empty() ? "" : ", ") + name;
+  }
+  return "tessera: there is no command \"" + words[0] + "\"." +
+      tessera::state::did_you_mean(words[0], names) + " There are " + list +
+      "; `tessera COMMAND --help` says more.";
+}
+
+} // namespace
 
 int main(int argc, char** argv) {
   CLI::App app{"Tessera: sharded data-parallel training on LibTorch"};
@@ -21,14 +47,22 @@ int main(int argc, char** argv) {
           tessera::libtorch_version() + ")");
   app.get_formatter()->column_width(34);
 
-  const std::map<std::string, tessera::cli::Action> actions{
+  const Actions actions{
       {"run", tessera::cli::add_run(app)},
       {"doctor", tessera::cli::add_doctor(app)},
       {"ckpt", tessera::cli::add_ckpt(app)},
       {"plan", tessera::cli::add_plan(app)},
       {"report", tessera::cli::add_report(app)}};
+  std::vector<std::string> words(argv + 1, argv + argc);
+  if (words.empty()) {
+    std::cerr << app.help();
+    return 2;
+  }
+  if (const auto text = unknown_command(words, actions); !text.empty()) {
+    std::cerr << text << "\n";
+    return 2;
+  }
   try {
-    std::vector<std::string> words(argv + 1, argv + argc);
     tessera::cli::drop_separator(words);
     std::reverse(words.begin(), words.end()); // as CLI11 wants them
     app.parse(std::move(words));

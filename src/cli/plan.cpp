@@ -124,6 +124,9 @@ Grid parse_mesh(const std::string& text) {
 }
 
 std::string strategy_of(const Settings& settings) {
+  if (settings.strategy == "fsdp") { // as the trainer calls it
+    return "full_shard";
+  }
   if (!settings.strategy.empty()) {
     return settings.strategy;
   }
@@ -416,9 +419,10 @@ void add_setup_flags(CLI::App& command, Settings& settings) {
       .add_option(
           "--strategy",
           settings.strategy,
-          "full_shard (default), shard_grad_op, no_shard, hybrid, ddp, zero")
+          "full_shard or fsdp (default), shard_grad_op, no_shard, hybrid, ddp, zero")
       ->check(CLI::IsMember(
           {"full_shard",
+           "fsdp",
            "shard_grad_op",
            "no_shard",
            "hybrid",

@@ -14,14 +14,19 @@
 namespace tessera::cli {
 namespace {
 
+constexpr const char* kLog = "log.jsonl";
+
 struct Settings {
   std::string run;
   std::string output;
 };
 
 int make_report(const Settings& settings) {
-  const std::filesystem::path folder = settings.run;
-  const report::Run run = report::read_run(folder / "log.jsonl");
+  std::filesystem::path folder = settings.run;
+  if (folder.filename() == kLog) { // the log itself, which serves as well
+    folder = folder.parent_path();
+  }
+  const report::Run run = report::read_run(folder / kLog);
   std::cerr << report::problems_text(run);
   const std::filesystem::path page = settings.output.empty()
       ? folder / "report.html"

@@ -105,6 +105,19 @@ TEST(RunTest, ARankWaitsForADebuggerWhenAsked) {
   EXPECT_EQ(result.exit_code, 0) << result.output;
 }
 
+TEST(CommandTest, NamesTheCommandsThatThereAre) {
+  auto result = run_command({tessera_program(), "repot"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_EQ(
+      result.output,
+      "tessera: there is no command \"repot\". Did you mean \"report\"? There "
+      "are ckpt, doctor, plan, report, run; `tessera COMMAND --help` says "
+      "more.\n");
+  result = run_command({tessera_program()});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.output, HasSubstr("doctor"));
+}
+
 TEST(RunTest, RejectsWhatCannotBeRun) {
   auto result = run({"-n", "0", "/bin/true"});
   EXPECT_EQ(result.exit_code, 2);

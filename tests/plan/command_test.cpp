@@ -67,6 +67,16 @@ TEST(PlanCommandTest, PrintsTablesAndWhatWasAssumed) {
           HasSubstr("blocks.0 to blocks.11"),
           HasSubstr("--heads 12"),
           HasSubstr("--tied: the embedding is the output layer too")));
+  const auto as_the_trainer_says = run(
+      {"--layers",
+       "12",
+       "--width",
+       "768",
+       "--world",
+       "8",
+       "--strategy",
+       "fsdp"});
+  EXPECT_EQ(as_the_trainer_says.output, result.output);
 }
 
 TEST(PlanCommandTest, ATrillionParametersFitOnSixteenThousandRanks) {
