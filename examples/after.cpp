@@ -71,8 +71,8 @@ int main(int argc, char** argv) {
 
   for (int64_t step = first; step < steps; ++step) {
     const auto [inputs, targets] = batch(step);
-    const auto input = inputs.chunk(world.size())[world.rank()];
-    const auto target = targets.chunk(world.size())[world.rank()];
+    const auto input = inputs.tensor_split(world.size())[world.rank()];
+    const auto target = targets.tensor_split(world.size())[world.rank()];
     auto loss = torch::mse_loss(model->forward(input), target);
     optimizer.zero_grad();
     loss.backward();

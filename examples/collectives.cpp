@@ -3,7 +3,7 @@
 //   tessera run -n 4 collectives
 #include <tessera/tessera.h>
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 
 #include <algorithm>
@@ -62,10 +62,10 @@ void show_mesh(const Group& world) {
 }
 
 void show_collectives(const Group& world) {
-  const int64_t part = kNumel / world.size();
-  auto full = at::full({kNumel}, world.rank() + 1.0f, at::kFloat);
+  const int64_t part = (kNumel + world.size() - 1) / world.size();
+  auto full = at::full({part * world.size()}, world.rank() + 1.0f, at::kFloat);
   auto shard = at::full({part}, world.rank() + 1.0f, at::kFloat);
-  auto other = at::empty({kNumel}, at::kFloat);
+  auto other = at::empty_like(full);
 
   const double copy = time_of(world, [&] {
     std::memcpy(other.mutable_data_ptr(), full.const_data_ptr(), kBytes);

@@ -315,6 +315,11 @@ bool says_the_same(
 
 /// Returns whether the loss fell to less than half.
 bool fine_tune(Llama& model, const tessera::Group& world, const Tensor& ids) {
+  if (world.size() > ids.size(0)) {
+    throw std::invalid_argument(
+        "there are " + std::to_string(ids.size(0)) +
+        " rows to learn from: run on as many ranks at most.");
+  }
   tessera::optim::AdamW optimizer(tessera::parameters(*model), 3e-3);
   // Each rank learns from its own rows.
   const auto own = torch::tensor_split(ids, world.size(), 0)[world.rank()];
@@ -326,7 +331,9 @@ bool fine_tune(Llama& model, const tessera::Group& world, const Tensor& ids) {
     tessera::clip_grad_norm_(*model, 1.0);
     optimizer.step();
     optimizer.zero_grad();
-    last = loss.item<double>();
+    const auto mean = loss.detach().clone();
+    world.all_reduce(mean, tessera::ReduceOp::Avg, "loss");
+    last = mean.item<double>();
     first = step == 0 ? last : first;
   }
   const bool has_learned = last < first / 2;

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <fstream>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <vector>
 
+#include "file_lock.h"
 #include "token_file.h"
 
 namespace gpt {
@@ -23,17 +25,29 @@ constexpr const char* kValidation = "validation.tokens";
 /// Every so much of the text, a part of it is set aside for validation.
 constexpr size_t kStretch = 1 << 16;
 
-std::vector<fs::path> files_below(const fs::path& folder) {
+std::vector<fs::path> files_of(const DataSettings& settings) {
+  const fs::path folder = settings.text;
   std::error_code error;
   if (fs::is_regular_file(folder, error)) {
     return {folder};
   }
+  const auto is_left_out = [&](const fs::path& path) {
+    std::error_code missing; // it is not there yet, then
+    return std::any_of(
+        settings.left_out.begin(),
+        settings.left_out.end(),
+        [&](const fs::path& other) {
+          return fs::equivalent(path, other, missing);
+        });
+  };
   std::vector<fs::path> paths;
   for (auto entry = fs::recursive_directory_iterator(folder, error);
        !error && entry != fs::recursive_directory_iterator();
        entry.increment(error)) {
     std::error_code unknown; // a link that leads nowhere, say: no text
-    if (entry->is_regular_file(unknown)) {
+    if (entry->is_directory(unknown) && is_left_out(entry->path())) {
+      entry.disable_recursion_pending();
+    } else if (entry->is_regular_file(unknown)) {
       paths.push_back(entry->path());
     }
   }
@@ -57,9 +71,10 @@ struct Text {
 };
 
 /// The files in the order of their paths, until there are `enough` bytes.
-Text read_text(const fs::path& folder, int64_t enough) {
+Text read_text(const DataSettings& settings) {
+  const int64_t enough = settings.text_bytes;
   Text text;
-  for (const auto& path : files_below(folder)) {
+  for (const auto& path : files_of(settings)) {
     if (std::ssize(text.bytes) >= enough) {
       break;
     }
@@ -77,22 +92,21 @@ Text read_text(const fs::path& folder, int64_t enough) {
     }
   }
   if (text.bytes.empty()) {
-    throw std::runtime_error(
-        "there is no text in \"" + folder.string() + "\".");
+    throw std::runtime_error("there is no text in \"" + settings.text + "\".");
   }
   return text;
 }
 
 /// Notices text that was added or taken away since. None where the folder is
 /// gone: the tokens are all that is needed.
-nlohmann::json extent_of(const fs::path& folder) {
+nlohmann::json extent_of(const DataSettings& settings) {
   std::error_code error;
-  if (!fs::exists(folder, error)) {
+  if (!fs::exists(settings.text, error)) {
     return nullptr;
   }
   int64_t num_files = 0;
   int64_t num_bytes = 0;
-  for (const auto& path : files_below(folder)) {
+  for (const auto& path : files_of(settings)) {
     ++num_files;
     num_bytes += static_cast<int64_t>(fs::file_size(path, error));
   }
@@ -101,7 +115,7 @@ nlohmann::json extent_of(const fs::path& folder) {
 
 nlohmann::json source_of(const DataSettings& settings) {
   return {
-      {"extent", extent_of(settings.text)},
+      {"extent", extent_of(settings)},
       {"text", fs::absolute(settings.text).lexically_normal().string()},
       {"text_bytes", settings.text_bytes},
       {"tokenizer", settings.tokenizer},
@@ -110,18 +124,24 @@ nlohmann::json source_of(const DataSettings& settings) {
       {"validation", settings.validation}};
 }
 
-/// Throws if `folder` was made from something else.
-void check_source(const fs::path& folder, const nlohmann::json& wanted) {
+/// Throws if `folder` was made from something else. Returns what to say of it.
+std::string check_source(
+    const fs::path& folder,
+    const nlohmann::json& wanted,
+    bool is_trained_on) {
   std::ifstream file(folder / kSource);
   const auto found = nlohmann::json::parse(file, nullptr, false);
+  const std::string using_them = "using the tokens in " + folder.string();
   if (found == wanted) {
-    return;
+    return using_them;
   }
-  if (found.is_object() && wanted.at("extent").is_null()) {
+  const bool is_text_gone = wanted.at("extent").is_null();
+  if (found.is_object() && (is_text_gone || is_trained_on)) {
     auto same = wanted;
     same["extent"] = found.value("extent", nlohmann::json());
     if (found == same) {
-      return;
+      return using_them + "; the text they were made from " +
+          (is_text_gone ? "is gone" : "has changed since");
     }
   }
   std::string text =
@@ -140,26 +160,34 @@ void check_source(const fs::path& folder, const nlohmann::json& wanted) {
       "remove the folder.");
 }
 
+/// Whole or not at all.
 void write_json(const fs::path& path, const nlohmann::json& json) {
-  std::ofstream file(path);
-  file << json.dump(2) << "\n";
-  if (!file.flush()) {
-    throw std::runtime_error("cannot write \"" + path.string() + "\".");
+  const fs::path beside = path.string() + ".partial";
+  std::ofstream file(beside);
+  file << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace)
+       << "\n";
+  file.close();
+  if (!file) {
+    throw std::runtime_error("cannot write \"" + beside.string() + "\".");
   }
+  fs::rename(beside, path);
 }
 
 } // namespace
 
 std::string prepare_corpus(
     const DataSettings& settings,
-    const fs::path& folder) {
+    const fs::path& folder,
+    bool is_trained_on) {
   const auto source = source_of(settings);
-  if (fs::exists(folder / kSource)) { // written last
-    check_source(folder, source);
-    return "using the tokens in " + folder.string();
+  std::optional<FileLock> lock;
+  if (!fs::exists(folder / kSource)) { // written last
+    lock.emplace(folder / ".lock");
   }
-  const Text text = read_text(settings.text, settings.text_bytes);
-  fs::create_directories(folder);
+  if (fs::exists(folder / kSource)) { // or meanwhile, by somebody else
+    return check_source(folder, source, is_trained_on);
+  }
+  const Text text = read_text(settings);
   Tokenizer tokenizer = settings.tokenizer == "bpe"
       ? Tokenizer::learn(text.bytes, settings.vocabulary)
       : Tokenizer();

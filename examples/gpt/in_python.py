@@ -65,29 +65,43 @@ def read_tokens(path):
     return torch.frombuffer(bytearray(data[24:]), dtype=dtype, count=count).long()
 
 
+def read_log(path):
+    """The lines of a log; one that a kill tore is left out."""
+    lines = []
+    for line in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            pass
+    return lines
+
+
 def main():
     if len(sys.argv) != 2 or not (pathlib.Path(sys.argv[1]) / "model.safetensors").exists():
         sys.exit("usage: in_python.py RUN, with RUN/model.safetensors by tessera ckpt convert")
     run = pathlib.Path(sys.argv[1])
-    log = [line for line in (run / "log.jsonl").read_text().splitlines() if '"kind":"start"' in line]
-    config = json.loads(log[-1])["config"]
+    log = read_log(run / "log.jsonl")
+    config = [line for line in log if line["kind"] == "start"][-1]["config"]
     shape, windows = config["model"], config["watching"]["eval-windows"]
     weights = read_safetensors(run / "model.safetensors")
     model = Gpt(len(weights["tokens.weight"]), shape["length"], shape["layers"], shape["heads"], shape["width"])
     model.load_state_dict(weights)
     print(f"   {sum(p.numel() for p in model.parameters()):,} parameters loaded into a torch.nn.Module")
 
-    tokens = read_tokens(run / "data" / "validation.tokens")
+    tokens = read_tokens(pathlib.Path(config["data"]["data"] or run / "data") / "validation.tokens")
     length = shape["length"]
     windows = min(windows, (len(tokens) - 1) // length)
     starts = [(len(tokens) - length - 1) * i // max(1, windows - 1) for i in range(windows)]
     ids = torch.stack([tokens[start : start + length + 1] for start in starts])
     with torch.no_grad():
         loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).item()
-    entries = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines() if '"kind":"eval"' in line]
-    if not entries:
-        sys.exit(f"   validation loss {loss:.6f}; the run has no evaluation to compare with")
-    theirs = entries[-1]["loss"]
+    # The model is that of the newest checkpoint, which need not be one that was evaluated.
+    step = max(line["step"] for line in log if line["kind"] == "checkpoint")
+    evaluated = [line["loss"] for line in log if line["kind"] == "eval" and line["step"] == step]
+    if not evaluated:
+        print(f"   validation loss here {loss:.6f}; step {step} was not evaluated in C++ (gpt --mode eval --run {run})")
+        return
+    theirs = float(evaluated[-1])  # "nan" and "inf" are text
     print(f"   validation loss here {loss:.6f}, in C++ {theirs:.6f}")
     if not abs(loss - theirs) < 1e-4 * theirs:
         sys.exit("   They should be equal.")

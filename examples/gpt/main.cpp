@@ -8,24 +8,21 @@
 // Tessera has to do with it, model.h the model, which knows nothing of it.
 #include <tessera/tessera.h>
 
-#include <fcntl.h>
-#include <sys/file.h>
-
-#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <functional>
 #include <future>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "corpus.h"
+#include "file_lock.h"
 #include "settings.h"
 #include "trainer.h"
 
@@ -60,37 +57,28 @@ void on_rank_0(const tessera::Group& world, const std::function<void()>& work) {
   }
 }
 
-/// One process a run: two would write over each other. Held until the process
-/// ends.
-void lock_run(const std::filesystem::path& run) {
-  std::filesystem::create_directories(run);
-  const auto path = run / ".lock";
-  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (fd < 0) {
-    throw std::runtime_error(
-        "cannot write to \"" + run.string() + "\": " + std::strerror(errno) +
-        ".");
-  }
-  if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    throw std::runtime_error(
-        errno == EWOULDBLOCK
-            ? "somebody is training in \"" + run.string() +
-                "\" already. Wait for that, or choose another --run."
-            : "cannot lock \"" + path.string() + "\": " + std::strerror(errno) +
-                ". Choose a --run on a file system with locks.");
-  }
-}
-
-void prepare(const gpt::Settings& settings) {
+/// What rank 0 does before anybody trains. Returns the lock of the run, if it
+/// trains: two processes would write over each other.
+std::optional<gpt::FileLock> prepare(const gpt::Settings& settings) {
+  std::optional<gpt::FileLock> lock;
   if (settings.mode == gpt::Mode::kTrain) {
-    lock_run(settings.run);
+    lock = gpt::FileLock::if_free(settings.run / ".lock");
+    if (!lock) {
+      throw std::runtime_error(
+          "somebody is training in \"" + settings.run.string() +
+          "\" already. Wait for that, or choose another --run.");
+    }
   }
   std::printf(
-      "%s\n", gpt::prepare_corpus(settings.data, settings.data_folder).c_str());
+      "%s\n",
+      gpt::prepare_corpus(
+          settings.data, settings.tokens_folder(), settings.has_checkpoints())
+          .c_str());
   std::fflush(stdout);
   if (settings.mode == gpt::Mode::kTrain) {
     gpt::keep_settings(settings);
   }
+  return lock;
 }
 
 void run(const tessera::Group& world, const gpt::Settings& settings) {
@@ -100,11 +88,13 @@ void run(const tessera::Group& world, const gpt::Settings& settings) {
     throw gpt::UsageError(
         "\"" + settings.run.string() + "\" has no checkpoint. Train first.");
   }
-  on_rank_0(world, [&] { prepare(settings); });
+  std::optional<gpt::FileLock> lock; // until training ends
+  on_rank_0(world, [&] { lock = prepare(settings); });
   if (settings.mode == Mode::kPrepare) {
     return;
   }
-  gpt::Trainer trainer(world, settings, gpt::open_corpus(settings.data_folder));
+  gpt::Trainer trainer(
+      world, settings, gpt::open_corpus(settings.tokens_folder()));
   if (settings.mode == Mode::kTrain) {
     trainer.train();
     return;

@@ -47,6 +47,13 @@ std::string nearest(
       });
 }
 
+/// With U+FFFD for what is not UTF-8: paths and prompts may be anything.
+std::string text_of(const json& value) {
+  return value.is_string()
+      ? value.get<std::string>()
+      : value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
 std::vector<std::string> option_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const auto* option : app.get_options()) {
@@ -72,6 +79,7 @@ class SettingsFile : public CLI::ConfigTOML {
     const bool is_json = (input >> std::ws).peek() == '{';
     for (auto& item : is_json ? from_json(input) : from_toml(input)) {
       if (item.name == "++" || item.name == "--") {
+        check_section(item.parents);
         continue; // begin and end of a section
       }
       std::replace(item.name.begin(), item.name.end(), '_', '-');
@@ -116,11 +124,30 @@ class SettingsFile : public CLI::ConfigTOML {
         return line.substr(0, i);
       }
     }
+    if (quote != 0) {
+      throw UsageError(
+          "the file of settings has a quote that does not end in: " + line);
+    }
     return line;
   }
 
-  static std::string text_of(const json& value) {
-    return value.is_string() ? value.get<std::string>() : value.dump();
+  /// The parser would take the last of two values for a name.
+  static json::parser_callback_t refuse_twice() {
+    return [seen = std::vector<std::set<std::string>>()](
+               int, json::parse_event_t event, json& value) mutable {
+      if (event == json::parse_event_t::object_start) {
+        seen.emplace_back();
+      } else if (event == json::parse_event_t::object_end) {
+        seen.pop_back();
+      } else if (
+          event == json::parse_event_t::key &&
+          !seen.back().insert(value.get<std::string>()).second) {
+        throw UsageError(
+            "the file of settings has several values for \"" +
+            value.get<std::string>() + "\"; one is wanted.");
+      }
+      return true;
+    };
   }
 
   static std::vector<CLI::ConfigItem> from_json(std::istream& input) {
@@ -136,7 +163,7 @@ class SettingsFile : public CLI::ConfigTOML {
     };
     json file;
     try {
-      file = json::parse(input);
+      file = json::parse(input, refuse_twice());
     } catch (const json::parse_error& error) {
       throw UsageError(
           std::string("the file of settings is no JSON: ") + error.what());
@@ -151,6 +178,19 @@ class SettingsFile : public CLI::ConfigTOML {
       }
     }
     return entries;
+  }
+
+  void check_section(const std::vector<std::string>& names) const {
+    for (const auto* option : app_.get_options()) {
+      if (names.size() == 1 &&
+          CLI::detail::to_lower(option->get_group()) ==
+              CLI::detail::to_lower(names[0])) {
+        return;
+      }
+    }
+    throw UsageError(
+        "the file of settings has a section [" + CLI::detail::join(names, ".") +
+        "], which there is not. Sections are named as the groups of --help.");
   }
 
   void check(const CLI::ConfigItem& item) const {
@@ -390,6 +430,8 @@ std::vector<Kept> kept_settings() {
       keep(
           "text", [](auto& s) -> auto& { return s.data.text; }),
       keep(
+          "data", [](auto& s) -> auto& { return s.data_folder; }),
+      keep(
           "text-bytes", [](auto& s) -> auto& { return s.data.text_bytes; }),
       keep(
           "tokenizer", [](auto& s) -> auto& { return s.data.tokenizer; }),
@@ -413,24 +455,10 @@ std::filesystem::path kept_file(const Settings& settings) {
   return settings.run / "settings.json";
 }
 
-/// Until then nothing hangs on the settings it was tried with.
-bool has_checkpoints(const Settings& settings) {
-  const auto folder = settings.run / "checkpoints";
-  std::error_code error;
-  for (auto entry = std::filesystem::directory_iterator(folder, error);
-       !error && entry != std::filesystem::directory_iterator();
-       entry.increment(error)) {
-    if (entry->path().filename().string().starts_with("step_")) {
-      return true;
-    }
-  }
-  return false;
-}
-
 /// Takes what the run was begun with, where nothing else is said.
 void take_kept(const CLI::App& app, Settings& settings) {
   std::ifstream file(kept_file(settings));
-  if (!file || !has_checkpoints(settings)) {
+  if (!file || !settings.has_checkpoints()) {
     return;
   }
   const auto kept = json::parse(file, nullptr, /*allow_exceptions=*/false);
@@ -445,11 +473,18 @@ void take_kept(const CLI::App& app, Settings& settings) {
       continue;
     }
     if (app.get_option("--" + name)->count() == 0) {
-      set(settings, *found);
+      try {
+        set(settings, *found);
+      } catch (const json::exception&) {
+        throw UsageError(
+            "\"" + kept_file(settings).string() + "\" has " + text_of(*found) +
+            " for \"" + name + "\", which cannot be. Mend it, or give --" +
+            name + ".");
+      }
     } else if (get(settings) != *found) {
       throw UsageError(
           "the run in \"" + settings.run.string() + "\" has --" + name + " " +
-          found->dump() + ", not " + get(settings).dump() +
+          text_of(*found) + ", not " + text_of(get(settings)) +
           ". Leave that out, or choose another --run.");
     }
   }
@@ -477,7 +512,7 @@ std::string described(const CLI::App& app, const Settings& settings) {
       }
     }
   }
-  return groups.dump();
+  return text_of(groups);
 }
 
 void check(Settings& s, int num_ranks) {
@@ -488,17 +523,17 @@ void check(Settings& s, int num_ranks) {
         text(s.model.heads) + ".");
   }
   const int64_t at_once = s.rows(num_ranks) * num_ranks;
-  if (at_once == 0 || s.batch % at_once != 0) {
+  if (s.mode == Mode::kTrain && s.batch % at_once != 0) {
     throw UsageError(
         "--batch " + text(s.batch) + " cannot be divided among " +
         text(num_ranks) + " ranks" +
         (s.micro_batch > 0 ? " with --micro-batch " + text(s.micro_batch)
                            : "") +
         ". Try --batch " +
-        text(
-            std::max<int64_t>(1, s.batch / std::max<int64_t>(at_once, 1)) *
-            std::max<int64_t>(at_once, num_ranks)) +
-        ".");
+        text(std::max<int64_t>(1, s.batch / at_once) * at_once) + ".");
+  }
+  if (s.data.text_bytes < 1) {
+    throw UsageError("--text-bytes wants a number above 0.");
   }
   if (!s.trace.empty()) {
     char rest = 0;
@@ -520,7 +555,26 @@ void check(Settings& s, int num_ranks) {
 } // namespace
 
 int64_t Settings::rows(int num_ranks) const {
-  return micro_batch > 0 ? micro_batch : batch / num_ranks;
+  return micro_batch > 0 ? micro_batch
+                         : std::max<int64_t>(1, batch / num_ranks);
+}
+
+std::filesystem::path Settings::tokens_folder() const {
+  return data_folder.empty() ? run / "data"
+                             : std::filesystem::path(data_folder);
+}
+
+bool Settings::has_checkpoints() const {
+  const auto folder = run / "checkpoints";
+  std::error_code error;
+  for (auto entry = std::filesystem::directory_iterator(folder, error);
+       !error && entry != std::filesystem::directory_iterator();
+       entry.increment(error)) {
+    if (entry->path().filename().string().starts_with("step_")) {
+      return true;
+    }
+  }
+  return false;
 }
 
 int64_t Settings::accumulation(int num_ranks) const {
@@ -575,18 +629,18 @@ std::optional<Settings> parse_settings(
                  nearest(word.substr(2), option_names(app)) + " meant?"
                                 : "; all settings are flags, --name value."));
   }
+  namespace fs = std::filesystem;
+  for (auto* path : {&settings.data.text, &settings.data_folder}) {
+    if (!path->empty()) { // the run may go on from another folder
+      *path = fs::absolute(*path).lexically_normal().string();
+    }
+  }
+  take_kept(app, settings);
   if (settings.data.tokenizer == "byte" &&
       app.get_option("--vocabulary")->count() > 0) {
     throw UsageError("--vocabulary is for --tokenizer bpe; bytes are 256.");
   }
-  namespace fs = std::filesystem;
-  if (app.get_option("--text")->count() > 0) {
-    settings.data.text = fs::absolute(settings.data.text).lexically_normal();
-  }
-  take_kept(app, settings);
-  if (settings.data_folder.empty()) {
-    settings.data_folder = settings.run / "data";
-  }
+  settings.data.left_out = {settings.run, settings.tokens_folder()};
   check(settings, num_ranks);
   settings.json = described(app, settings);
   return settings;
@@ -594,7 +648,7 @@ std::optional<Settings> parse_settings(
 
 void keep_settings(const Settings& settings) {
   const auto path = kept_file(settings);
-  if (std::filesystem::exists(path) && has_checkpoints(settings)) {
+  if (std::filesystem::exists(path) && settings.has_checkpoints()) {
     return; // parse_settings() saw to it that they are the same
   }
   json kept;
@@ -604,7 +658,7 @@ void keep_settings(const Settings& settings) {
   std::filesystem::create_directories(settings.run);
   const std::filesystem::path beside = path.string() + ".partial";
   std::ofstream file(beside);
-  file << kept.dump(2) << "\n";
+  file << kept.dump(2, ' ', false, json::error_handler_t::replace) << "\n";
   file.close();
   if (!file) {
     throw std::runtime_error("cannot write \"" + beside.string() + "\".");

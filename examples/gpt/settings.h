@@ -5,6 +5,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "model.h"
 
@@ -16,6 +17,8 @@ struct DataSettings {
   std::string tokenizer = "byte"; // or "bpe"
   int64_t vocabulary = 1024; // of "bpe"
   double validation = 0.05; // share of the text
+  /// Folders that are no text, though they may be below it: the run's own.
+  std::vector<std::filesystem::path> left_out;
 };
 
 enum class Mode { kTrain, kEvaluate, kSample, kPrepare };
@@ -31,7 +34,7 @@ struct Settings {
   uint64_t seed = 0;
 
   DataSettings data;
-  std::filesystem::path data_folder; // default: run / "data"
+  std::string data_folder; // empty: "data" of the run
   GptConfig model; // its vocabulary comes from the data
 
   int64_t steps = 1000;
@@ -71,6 +74,10 @@ struct Settings {
   /// The same once more, by group and name, as JSON: for the run's log.
   std::string json;
 
+  /// Where the tokens are.
+  std::filesystem::path tokens_folder() const;
+  /// Then it is bound to its data and its model.
+  bool has_checkpoints() const;
   /// Rows that a rank takes at once, and how often in a step.
   int64_t rows(int num_ranks) const;
   int64_t accumulation(int num_ranks) const;
@@ -82,9 +89,9 @@ class UsageError : public std::invalid_argument {
 };
 
 /// From the command line, the file it names, and RUN/settings.json. Nothing if
-/// all was said already
-/// (--help), by `print_help` only. Throws UsageError for what it does not know,
-/// with the nearest name, or what makes no sense on so many ranks.
+/// all was said already (--help), by `print_help` only. Throws UsageError for
+/// what it does not know, with the nearest name, or what makes no sense on so
+/// many ranks.
 std::optional<Settings> parse_settings(
     int argc,
     char** argv,

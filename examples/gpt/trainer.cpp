@@ -356,9 +356,9 @@ void Trainer::save() {
         ", so they are not saved. Resume with a lower --lr or a longer "
         "--warmup.");
   }
+  const auto start = Clock::now();
   checkpoints_.wait(); // for the one before; throws if that failed
   note_saved();
-  const auto start = Clock::now();
   state_.values = {{"step", step_}, {"windows_seen", windows_seen_}};
   if (settings_.wait_for_saves) {
     checkpoints_.save(step_, state_);
@@ -381,13 +381,22 @@ void Trainer::note_saved() {
   }
 }
 
-void Trainer::finish(const std::string& reason) {
+/// Stands still until the newest save is there.
+void Trainer::wait_for_save() {
+  const auto start = Clock::now();
   checkpoints_.wait();
-  if (settings_.checkpoint_every > 0 && checkpoints_.latest() != step_) {
-    save();
-    checkpoints_.wait();
+  if (newest_) {
+    newest_->blocked_seconds += seconds_since(start);
   }
   note_saved();
+}
+
+void Trainer::finish(const std::string& reason) {
+  wait_for_save();
+  if (settings_.checkpoint_every > 0 && checkpoints_.latest() != step_) {
+    save();
+    wait_for_save();
+  }
   if (trace_) {
     trace_->close();
   }
@@ -402,11 +411,22 @@ void Trainer::finish(const std::string& reason) {
              ? ", which is saved: the same command goes on from here"
              : "; nothing is saved, as --checkpoint-every 0 says"));
   }
-  if (trace_) {
+  if (trace_ && std::filesystem::exists(trace_->path())) {
     live_.print("trace: " + trace_->path().string());
   }
   if (world_.rank() == 0) {
+    write_page();
+  }
+}
+
+/// A page that cannot be made does not undo the training.
+void Trainer::write_page() {
+  try {
     live_.print("report: " + tessera::write_report(settings_.run).string());
+  } catch (const c10::Error& error) {
+    live_.print(std::string("no report: ") + error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    live_.print(std::string("no report: ") + error.what());
   }
 }
 

@@ -57,6 +57,8 @@ class Trainer {
   bool has_finite_parameters();
   void save();
   void note_saved();
+  void wait_for_save();
+  void write_page();
   void finish(const std::string& reason);
 
   const tessera::Group world_;

@@ -3,6 +3,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -252,10 +254,45 @@ TEST_F(GptDataTest, NoticesTextThatWasAdded) {
   EXPECT_THAT(
       message_of([&] { prepare_corpus(settings, folder_ / "data"); }),
       HasSubstr("extent was"));
+  EXPECT_THAT( // a run that began with them goes on
+      prepare_corpus(settings, folder_ / "data", /*is_trained_on=*/true),
+      HasSubstr("has changed since"));
   fs::remove_all(folder_ / "text"); // the tokens are enough
   EXPECT_THAT(
       prepare_corpus(settings, folder_ / "data"),
       HasSubstr("using the tokens"));
+}
+
+TEST_F(GptDataTest, ARunBelowItsTextIsNoText) {
+  write("text/a.txt", std::string(1000, 'a'));
+  const auto run = folder_ / "text" / "runs" / "gpt";
+  auto settings =
+      parse({"--text", (folder_ / "text").string(), "--run", run.string()})
+          .data;
+  prepare_corpus(settings, run / "data");
+  write("text/runs/gpt/log.jsonl", "a line");
+  EXPECT_THAT(
+      prepare_corpus(settings, run / "data"), HasSubstr("using the tokens"));
+  settings.left_out.clear();
+  EXPECT_THAT(
+      message_of([&] { prepare_corpus(settings, run / "data"); }),
+      HasSubstr("extent was"));
+}
+
+TEST_F(GptDataTest, OfSeveralThatAskForTokensOneMakesThem) {
+  write("text/a.txt", std::string(3000000, 'a'));
+  const DataSettings settings{.text = folder_ / "text"};
+  std::vector<std::future<std::string>> asked;
+  for (int i = 0; i < 4; ++i) {
+    asked.push_back(std::async(std::launch::async, [&] {
+      return prepare_corpus(settings, folder_ / "data");
+    }));
+  }
+  int made = 0;
+  for (auto& answer : asked) {
+    made += answer.get().starts_with("read 1 files") ? 1 : 0;
+  }
+  EXPECT_EQ(made, 1);
 }
 
 TEST_F(GptDataTest, RejectsAFolderWithoutText) {
@@ -328,6 +365,57 @@ TEST_F(GptDataTest, ARunKeepsWhatItWasBegunWith) {
       HasSubstr("has --width 64, not 32"));
 }
 
+TEST_F(GptDataTest, ARunKeepsWhereItsTokensAre) {
+  const auto run = (folder_ / "run").string();
+  const auto begin = [&](const std::vector<std::string>& more) {
+    fs::remove_all(run);
+    std::vector<std::string> words{"--run", run, "--tokenizer", "bpe"};
+    words.insert(words.end(), more.begin(), more.end());
+    keep_settings(parse(words));
+    fs::create_directories(fs::path(run) / "checkpoints" / "step_00000001");
+  };
+  begin({"--data", (folder_ / "tokens").string()});
+  EXPECT_EQ(parse({"--run", run}).tokens_folder(), folder_ / "tokens");
+  EXPECT_EQ(
+      parse({"--run", run, "--vocabulary", "1024"}).data.vocabulary, 1024);
+  begin({}); // with the run, which may be moved
+  fs::rename(run, folder_ / "moved");
+  EXPECT_EQ(
+      parse({"--run", (folder_ / "moved").string()}).tokens_folder(),
+      folder_ / "moved" / "data");
+}
+
+TEST_F(GptDataTest, WhatIsNotUtf8IsDescribedAllTheSame) {
+  EXPECT_THAT(
+      parse({"--prompt",
+             "\xe4"
+             "bc"})
+          .json,
+      HasSubstr("\xEF\xBF\xBD"
+                "bc"));
+}
+
+TEST_F(GptDataTest, SettingsKeptByAnotherHandAreNamed) {
+  const auto run = (folder_ / "run").string();
+  write("run/settings.json", R"({"width": "wide"})");
+  fs::create_directories(folder_ / "run" / "checkpoints" / "step_00000001");
+  EXPECT_THAT(
+      message_of([&] {
+        parse({"--run", run});
+      }),
+      AllOf(HasSubstr("settings.json"), HasSubstr("wide for \"width\"")));
+}
+
+TEST_F(GptDataTest, EvaluationTakesAnyNumberOfRanks) {
+  EXPECT_THAT(
+      message_of([] {
+        parse({"--batch", "16"}, 3);
+      }),
+      HasSubstr("Try --batch 15"));
+  EXPECT_EQ(parse({"--mode", "eval"}, 3).rows(3), 5);
+  EXPECT_EQ(parse({"--mode", "eval"}, 40).rows(40), 1);
+}
+
 TEST_F(GptDataTest, RejectsUnknownNamesAndSaysTheNearest) {
   EXPECT_THAT(
       message_of([] {
@@ -360,6 +448,16 @@ TEST_F(GptDataTest, RejectsUnknownNamesAndSaysTheNearest) {
         parse({"--config", write("d.toml", "prompt = \"a\\n\"\n").string()});
       }),
       HasSubstr("escape"));
+  for (const auto& [text, why] : std::map<std::string, std::string>{
+           {"prompt = \"a\n", "a quote that does not end"},
+           {"[1,2]\n", "section [1,2]"},
+           {R"({"width": 16, "width": 32})", "several values for \"width\""}}) {
+    EXPECT_THAT(
+        message_of([&, &name = text] {
+          parse({"--config", write("e.toml", name).string()});
+        }),
+        HasSubstr(why));
+  }
 }
 
 TEST_F(GptDataTest, RejectsWhatMakesNoSense) {
@@ -380,6 +478,7 @@ TEST_F(GptDataTest, RejectsWhatMakesNoSense) {
   rejects({"--strategy", "ddp", "--offload"}, "fsdp");
   rejects({"--vocabulary", "500"}, "bpe");
   rejects({"--min-lr", "1"}, "above --lr");
+  rejects({"--text-bytes", "-5"}, "--text-bytes");
   rejects({"--config", "/nowhere.toml"}, "nowhere.toml");
   rejects({"12"}, "all settings are flags");
 }

@@ -200,6 +200,10 @@ TEST_F(GptTest, RecomputingChangesMemoryAndNoBit) {
   must_train(2, "kept", {"--dropout", "0.1"});
   must_train(2, "recomputed", {"--dropout", "0.1", "--recompute"});
   expect_same_bits("recomputed", "kept");
+  const auto activations = [&](const std::string& run) {
+    return log(run, "step").at(1).at("memory").at("activations").get<int64_t>();
+  };
+  EXPECT_LT(activations("recomputed"), 0.7 * activations("kept"));
 }
 
 TEST_F(GptTest, OptionsOfShardingTrainToo) {
@@ -276,7 +280,7 @@ TEST_F(GptTest, LeavesALogAReportAndATrace) {
   EXPECT_EQ(start.at("config").at("model").at("width"), 32);
   EXPECT_EQ(log("run", "timeline").at(0).at("ranks").size(), 2);
   EXPECT_EQ(log("run", "checkpoint").size(), 3);
-  EXPECT_GT(log("run", "step").at(0).at("memory").at("optimizer"), -1);
+  EXPECT_GT(log("run", "step").at(1).at("memory").at("optimizer"), 0);
   EXPECT_TRUE(fs::exists(folder_ / "run" / "report.html"));
   for (const char* name : {"rank0.json", "rank1.json"}) {
     std::ifstream file(folder_ / "run" / "trace" / name);
@@ -329,11 +333,42 @@ TEST_F(GptTest, WhatIsNotFiniteIsNeitherUsedNorSaved) {
        "--checkpoint-every",
        "1"});
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.output, HasSubstr("not finite"));
+  EXPECT_THAT(
+      result.output, HasSubstr("parameters are not finite after step 1"));
+  EXPECT_TRUE(fs::is_empty(folder_ / "nan" / "checkpoints"));
   const auto ends = log("nan", "end");
   ASSERT_EQ(ends.size(), 1);
   EXPECT_EQ(ends[0].at("reason"), "failed");
   EXPECT_THAT(ends[0].at("error"), HasSubstr("not finite"));
+  // Where nothing is saved the next gradients tell.
+  const auto unsaved = train(
+      2,
+      "unsaved",
+      {"--lr",
+       "1e38",
+       "--min-lr",
+       "0",
+       "--warmup",
+       "2",
+       "--checkpoint-every",
+       "0"});
+  EXPECT_EQ(unsaved.exit_code, 1);
+  EXPECT_THAT(
+      unsaved.output, HasSubstr("the gradients of step 2 are not finite"));
+  EXPECT_EQ(losses("unsaved").size(), 1);
+}
+
+TEST_F(GptTest, APageThatCannotBeMadeDoesNotUndoTheTraining) {
+  fs::create_directories(folder_ / "run" / "report.html" / "in_the_way");
+  const auto result = train(2, "run", {"--trace", "20-22"});
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_THAT(
+      result.output,
+      AllOf(HasSubstr("no report: "), Not(HasSubstr("trace: "))));
+  ASSERT_EQ(log("run", "end").size(), 1);
+  EXPECT_EQ(log("run", "end")[0].at("reason"), "finished");
+  const auto evaluated = train(3, "run", {"--mode", "eval"});
+  EXPECT_THAT(evaluated.output, HasSubstr("step 12: validation loss"));
 }
 
 TEST_F(GptTest, TheDemoInShort) {
