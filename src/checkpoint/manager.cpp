@@ -37,8 +37,8 @@ std::optional<int64_t> step_of(const std::string& name) {
   const char* const end = name.data() + name.size();
   const auto [stop, error] =
       std::from_chars(name.data() + kPrefix.size(), end, step);
-  return error == std::errc() && stop == end ? std::optional(step)
-                                             : std::nullopt;
+  return error == std::errc() && stop == end && step >= 0 ? std::optional(step)
+                                                          : std::nullopt;
 }
 
 /// What a removed checkpoint is called while it is being removed.
@@ -276,13 +276,15 @@ std::optional<int64_t> CheckpointManager::latest() const {
   const Peers peers(options_.group());
   const std::vector<int64_t> steps = steps_of_root();
   checkpoint::WireWriter out;
-  if (peers.is_root()) {
-    const auto newest =
-        std::find_if(steps.rbegin(), steps.rend(), [&](int64_t step) {
-          return problem_with(path_of(step)).empty();
-        });
-    out.number(static_cast<uint64_t>(steps.rend() - newest));
-  }
+  settle(peers, [&] {
+    if (peers.is_root()) {
+      const auto newest =
+          std::find_if(steps.rbegin(), steps.rend(), [&](int64_t step) {
+            return problem_with(path_of(step)).empty();
+          });
+      out.number(static_cast<uint64_t>(steps.rend() - newest));
+    }
+  });
   const Bytes bytes = peers.broadcast(out.take(), "the latest checkpoint");
   const uint64_t count = checkpoint::WireReader(bytes).number();
   return count == 0 ? std::nullopt : std::optional(steps[count - 1]);

@@ -85,6 +85,12 @@ TEST(CheckpointManagerTest, AnEmptyFolderHasNothingToLoad) {
     CheckpointManager manager(folder / "c");
     StateDict target = state_at(5, world);
     EXPECT_EQ(manager.load_latest(target), std::nullopt);
+    if (world.rank() == 0) { // a name that only looks like a step's
+      std::filesystem::create_directories(folder / "c" / "step_-0000001");
+    }
+    world.barrier();
+    EXPECT_EQ(manager.latest(), std::nullopt);
+    EXPECT_EQ(manager.load_latest(target), std::nullopt);
     EXPECT_EQ(diff(target, state_at(5, world)), "");
     EXPECT_THAT(
         error_of([&] { manager.load(3, target); }), HasSubstr("step_00000003"));
