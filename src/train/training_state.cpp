@@ -16,15 +16,25 @@ std::string rank_key() {
   return "rank" + std::to_string(is_initialized() ? world().rank() : 0);
 }
 
+/// Where a model draws its numbers: a rank need not make its GPU the current
+/// one.
+at::Device cuda_device_of(const torch::nn::Module& model) {
+  for (const at::Tensor& parameter : model.parameters()) {
+    if (parameter.is_cuda()) {
+      return parameter.device();
+    }
+  }
+  return {at::kCUDA, at::detail::getCUDAHooks().getCurrentDevice()};
+}
+
 /// A generator of this process; defined only if it is there.
-at::Generator generator(at::DeviceType device) {
+at::Generator generator(const torch::nn::Module& model, at::DeviceType device) {
   if (device == at::kCPU) {
     return at::globalContext().defaultGenerator(at::kCPU);
   }
   const auto& hooks = at::detail::getCUDAHooks();
   return hooks.hasCUDA() && hooks.getNumGPUs() > 0
-      ? at::globalContext().defaultGenerator(
-            at::Device(at::kCUDA, hooks.getCurrentDevice()))
+      ? at::globalContext().defaultGenerator(cuda_device_of(model))
       : at::Generator();
 }
 
@@ -32,10 +42,10 @@ constexpr std::pair<const char*, at::DeviceType> kGenerators[] = {
     {"cpu", at::kCPU},
     {"cuda", at::kCUDA}};
 
-StateDict generator_states() {
+StateDict generator_states(const torch::nn::Module& model) {
   StateDict states;
   for (const auto& [name, device] : kGenerators) {
-    at::Generator source = generator(device);
+    at::Generator source = generator(model, device);
     if (source.defined()) {
       const std::lock_guard lock(source.mutex());
       states.set(name, source.get_state());
@@ -44,9 +54,11 @@ StateDict generator_states() {
   return states;
 }
 
-void set_generator_states(const StateDict& states) {
+void set_generator_states(
+    const torch::nn::Module& model,
+    const StateDict& states) {
   for (const auto& [name, device] : kGenerators) {
-    at::Generator target = generator(device);
+    at::Generator target = generator(model, device);
     const StateValue* state = states.find(name);
     if (target.defined() && state != nullptr) {
       const std::lock_guard lock(target.mutex());
@@ -65,7 +77,7 @@ StateDict TrainingState::state_dict() {
   return {
       {"model", std::move(state.model)},
       {"optim", std::move(state.optimizer)},
-      {"rng", StateDict{{rank_key(), generator_states()}}},
+      {"rng", StateDict{{rank_key(), generator_states(model_)}}},
       {"values", values}};
 }
 
@@ -76,7 +88,7 @@ void TrainingState::load_state_dict(const StateDict& state) {
     set_optimizer_state_dict(model_, optimizers_, state.at("optim").dict());
   }
   values = state.at("values").dict();
-  set_generator_states(state.at("rng").dict().at(rank_key()).dict());
+  set_generator_states(model_, state.at("rng").dict().at(rank_key()).dict());
 }
 
 bool TrainingState::is_optional(const std::string& name) const {

@@ -23,9 +23,11 @@ namespace tessera {
 /// the checkpoint has "model" and "optim" as Python's get_state_dict() names
 /// them, "rng" and "values".
 ///
-/// A rank takes up the generators that the rank of its number had, as far as
-/// there were so many; the others keep their own. (The same number of ranks
-/// goes on bit by bit; another one draws other numbers in any case.)
+/// The generators are the CPU's and that of the GPU the model is on (if it is
+/// on none, of the current one). A rank takes up those that the rank of its
+/// number had, as far as there were so many; the others keep their own. (The
+/// same number of ranks goes on bit by bit; another one draws other numbers in
+/// any case.)
 class TESSERA_API TrainingState : public checkpoint::Stateful {
  public:
   /// Both must outlive it.
