@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "digits.h"
+
 namespace tessera::comm {
 namespace {
 
@@ -21,11 +23,6 @@ struct Observers {
 Observers& observers() {
   static auto& instance = *new Observers;
   return instance;
-}
-
-bool is_digits(std::string_view text) {
-  return !text.empty() &&
-      text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
 } // namespace

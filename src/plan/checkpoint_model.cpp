@@ -1,7 +1,6 @@
 #include "plan/checkpoint_model.h"
 
 #include <algorithm>
-#include <cctype>
 #include <map>
 #include <optional>
 #include <regex>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "checkpoint/format/error.h"
+#include "digits.h"
 #include "plan/checked.h"
 #include "plan/setup.h"
 
@@ -21,12 +21,6 @@ using checkpoint::StoredTensor;
 /// std::regex recurses: names come from files that anyone may have written.
 constexpr size_t kLongestName = 1000;
 
-bool is_number(std::string_view text) {
-  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
-    return std::isdigit(static_cast<unsigned char>(c)) != 0;
-  });
-}
-
 bool is_below(std::string_view name, std::string_view prefix) {
   return name.size() > prefix.size() && name.starts_with(prefix) &&
       name[prefix.size()] == '.';
@@ -37,7 +31,7 @@ std::string numbered_module(std::string_view name) {
   size_t begin = 0;
   for (size_t dot = name.find('.'); dot != std::string_view::npos;
        begin = dot + 1, dot = name.find('.', begin)) {
-    if (is_number(name.substr(begin, dot - begin))) {
+    if (is_digits(name.substr(begin, dot - begin))) {
       return std::string(name.substr(0, dot));
     }
   }

@@ -51,11 +51,6 @@ LogFile::LogFile(const std::filesystem::path& path) : path_(path) {
   }
 }
 
-LogFile::LogFile(LogFile&& other) noexcept
-    : path_(std::move(other.path_)),
-      fd_(std::exchange(other.fd_, -1)),
-      is_torn_(other.is_torn_) {}
-
 LogFile::~LogFile() {
   if (fd_ >= 0) {
     ::close(fd_);

@@ -13,20 +13,16 @@ namespace tessera::train {
 /// it.
 class LogFile {
  public:
-  /// Nothing: lines are dropped.
-  LogFile() = default;
   /// Makes the file and its folders if they are not there.
   explicit LogFile(const std::filesystem::path& path);
   ~LogFile();
   LogFile(const LogFile&) = delete;
   LogFile& operator=(const LogFile&) = delete;
-  LogFile(LogFile&& other) noexcept;
-  LogFile& operator=(LogFile&&) = delete;
 
   bool is_open() const {
     return fd_ >= 0;
   }
-  /// Lines that were there when it was opened and begin with `prefix`.
+  /// Lines of a file that begin with `prefix`; 0 if it is not there.
   static int64_t count_lines(
       const std::filesystem::path& path,
       std::string_view prefix);

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "digits.h"
 #include "fsdp/module_units.h"
 #include "shard/backward_hooks.h"
 #include "shard/owners.h"
@@ -24,11 +25,6 @@ constexpr double kShortest = 1e-7; // seconds; less is a seam between two spans
 /// The timeline that operators are shown to.
 std::atomic<Timeline*> active_timeline{nullptr};
 
-bool is_number(std::string_view text) {
-  return !text.empty() &&
-      text.find_first_not_of("0123456789") == std::string_view::npos;
-}
-
 /// "blocks.3" for "blocks.3.mlp.weight", "head" for "head.weight": a child of
 /// the root, or an element of a list among these. Else the root.
 std::string part_of(
@@ -40,7 +36,7 @@ std::string part_of(
   }
   const size_t second = parameter.find('.', first + 1);
   const bool is_element = second != std::string::npos &&
-      is_number(std::string_view(parameter).substr(
+      is_digits(std::string_view(parameter).substr(
           first + 1, second - first - 1));
   return parameter.substr(0, is_element ? second : first);
 }
