@@ -13,6 +13,7 @@
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/store_channel.h"
 #include "comm/host.h"
 #include "comm/store.h"
 #include "launch/signals.h"
@@ -25,36 +26,9 @@ using comm::Milliseconds;
 using comm::StoreEndpoint;
 using comm::StorePtr;
 
-/// How long a launcher waits for the store of another before it gives up.
-constexpr Milliseconds kChannelTimeout{2000};
 constexpr Milliseconds kStoreTimeout = std::chrono::minutes(10);
-
-/// The launchers' shared values, in a store that node 0 hosts.
-class StoreChannel : public launch::Channel {
- public:
-  explicit StoreChannel(StorePtr store) : store_(std::move(store)) {
-    store_->setTimeout(kChannelTimeout);
-  }
-
-  void set(const std::string& key, const std::string& bytes) override {
-    store_->set(key, bytes);
-  }
-
-  std::string set_if_absent(const std::string& key, const std::string& bytes)
-      override {
-    return store_->compareSet(key, "", bytes);
-  }
-
-  std::optional<std::string> get(const std::string& key) override {
-    if (!store_->check({key})) {
-      return std::nullopt;
-    }
-    return store_->get_to_str(key);
-  }
-
- private:
-  StorePtr store_;
-};
+/// Of timeouts: more is meant to be for ever, and would overflow.
+constexpr double kLongestSeconds = 365.0 * 24 * 3600;
 
 struct Settings {
   launch::RunOptions options;
@@ -93,10 +67,9 @@ int run_on_one_node(const Settings& settings) {
 
 int run_on_several_nodes(const Settings& settings) {
   StoreEndpoint endpoint = parse_endpoint(settings.endpoint);
-  StorePtr shared = settings.options.node_rank == 0
-      ? comm::host_store(endpoint, kChannelTimeout)
-      : comm::connect_store(endpoint, settings.options.join_timeout);
-  StoreChannel channel(std::move(shared));
+  StoreChannel channel = settings.options.node_rank == 0
+      ? StoreChannel(comm::host_store(endpoint, kStoreTimeout))
+      : StoreChannel(endpoint);
   StorePtr store; // of the attempt under way, on node 0
   return launch::run(
       settings.options,
@@ -106,6 +79,17 @@ int run_on_several_nodes(const Settings& settings) {
         return launch::Endpoint{fresh.address, fresh.port};
       },
       &channel);
+}
+
+Milliseconds to_timeout(const char* flag, double seconds) {
+  if (!(seconds >= 0 && seconds <= kLongestSeconds)) { // nan neither
+    throw launch::InvalidRunOptions(fmt::format(
+        "{} {} is no time to wait: give seconds, {:.0f} (a year) at most.",
+        flag,
+        seconds,
+        kLongestSeconds));
+  }
+  return Milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
 int run(Settings settings, std::vector<std::string> command) {
@@ -123,9 +107,9 @@ int run(Settings settings, std::vector<std::string> command) {
   options.args.assign(command.begin() + 1, command.end());
   options.cpu_threads = settings.cpu_threads;
   options.join_timeout =
-      Milliseconds(static_cast<int64_t>(settings.join_timeout_seconds * 1000));
+      to_timeout("--join-timeout", settings.join_timeout_seconds);
   options.interrupt_grace =
-      Milliseconds(static_cast<int64_t>(settings.stop_timeout_seconds * 1000));
+      to_timeout("--stop-timeout", settings.stop_timeout_seconds);
   launch::validate(options);
   if (options.num_nodes > 1 && settings.endpoint.empty()) {
     throw launch::InvalidRunOptions(

@@ -160,12 +160,16 @@ StorePtr host_store(StoreEndpoint& endpoint, Milliseconds timeout) {
   }
 }
 
-StorePtr connect_store(const StoreEndpoint& endpoint, Milliseconds timeout) {
+StorePtr connect_store(
+    const StoreEndpoint& endpoint,
+    Milliseconds timeout,
+    std::string_view advice) {
   const auto give_up = [&](std::string_view reason) {
     throw_network(fmt::format(
-        "no store answered on {} within {:.1f} s. Is rank 0 (or its launcher) running there, and are MASTER_ADDR and MASTER_PORT the same everywhere? ({})",
+        "no store answered on {} within {:.1f} s. {} ({})",
         endpoint.to_string(),
         seconds(timeout),
+        advice,
         reason.substr(0, reason.find('\n'))));
   };
   // c10d would retry too, but warns with a stack trace at each attempt.

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -31,8 +32,13 @@ struct StoreEndpoint {
 /// c10::DistNetworkError if the port is taken.
 StorePtr host_store(StoreEndpoint& endpoint, Milliseconds timeout);
 
-/// Connects to a store, trying again until `timeout`.
-StorePtr connect_store(const StoreEndpoint& endpoint, Milliseconds timeout);
+/// Connects to a store, trying again until `timeout`. `advice` is what the
+/// error tells the user to look at.
+StorePtr connect_store(
+    const StoreEndpoint& endpoint,
+    Milliseconds timeout,
+    std::string_view advice =
+        "Is rank 0 (or its launcher) running there, and are MASTER_ADDR and MASTER_PORT the same everywhere?");
 
 /// Each rank's `value`, by rank. Collective through the store alone; throws
 /// TimeoutError that names `call` and the ranks that never came. `names` are

@@ -218,6 +218,9 @@ void Attempt::take_signal(int signal) {
       ::raise(SIGSTOP);
       return;
     case SIGHUP:
+      has_hung_up_ = true;
+      signal_ranks(signal);
+      return;
     case SIGUSR1:
     case SIGUSR2:
     case SIGCONT:
@@ -276,6 +279,10 @@ void Attempt::take_exits(const std::vector<size_t>& ready) {
       if (!failed_first_) {
         failed_first_ = i;
         set_cause(Ending::kFailed, status->exit_code());
+        // Who hangs up does not want it started again.
+        if (has_hung_up_ && status->signal == SIGHUP) {
+          cause_.may_restart = false;
+        }
       }
     }
     rank.end = end;

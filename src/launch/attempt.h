@@ -123,6 +123,7 @@ class Attempt {
   // The first child that ended since the last look, where the kernel said so.
   pid_t first_to_end_ = 0;
   int num_interrupts_ = 0;
+  bool has_hung_up_ = false;
   std::optional<size_t> failed_first_;
   // What becomes the node's report.
   NodeReport cause_;

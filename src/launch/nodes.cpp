@@ -89,7 +89,16 @@ std::string Nodes::set_if_absent(
 
 std::optional<std::string> Nodes::get(const std::string& key) {
   try {
-    return channel_->get(key);
+    auto value = channel_->get(key);
+    last_answer_ = Clock::now();
+    return value;
+  } catch (const ChannelSlow&) {
+    if (Clock::now() - last_answer_ < kLostAfter) {
+      return std::nullopt; // as if it were not set yet
+    }
+    throw ChannelLost(
+        "the launcher of node 0 has not answered for " +
+        seconds_text(kLostAfter) + ". Is the host up?");
   } catch (const std::exception& error) {
     throw ChannelLost(
         std::string("lost contact with the launcher of node 0: ") +
@@ -164,8 +173,22 @@ std::string Nodes::missing_nodes() const {
   return result;
 }
 
+void Nodes::connect(Clock::time_point deadline) {
+  while (const auto problem = channel_->connect()) {
+    if (Clock::now() >= deadline) {
+      throw NodesError(
+          "waited " + seconds_text(options_.join_timeout) +
+          " for the launcher of node 0: " + *problem +
+          "\n  If it only starts later, raise the join timeout.");
+    }
+    frontend_->pause(kPollInterval);
+  }
+  last_answer_ = Clock::now();
+}
+
 void Nodes::join() {
   const Clock::time_point deadline = Clock::now() + options_.join_timeout;
+  connect(deadline);
   throw_if_aborted();
   claim_node_rank();
   for (;;) {

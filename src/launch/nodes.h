@@ -54,7 +54,8 @@ class ChannelLost : public NodesError {
 /// all reports, so no rank of attempt A is left when attempt A + 1 begins. A
 /// node that does not report in time, or whose counter stands still, is lost:
 /// node 0 writes its report for it, and there is no restart. Node 0 hosts the
-/// channel; if it dies, calls throw and the others end by themselves.
+/// channel; if it dies, or does not answer for as long, the others end by
+/// themselves.
 class Nodes {
  public:
   /// Borrows everything. The options have been validated.
@@ -103,6 +104,7 @@ class Nodes {
   void set(const std::string& key, const std::string& bytes);
   std::string set_if_absent(const std::string& key, const std::string& bytes);
   std::optional<std::string> get(const std::string& key);
+  void connect(Clock::time_point deadline);
   [[noreturn]] void abort_and_throw(const std::string& message);
   void throw_if_aborted();
   void claim_node_rank();
@@ -120,6 +122,7 @@ class Nodes {
   std::string identity_;
   std::vector<Peer> peers_;
   Clock::time_point next_beat_;
+  Clock::time_point last_answer_; // of the channel
   int64_t num_beats_ = 0;
 };
 

@@ -1,9 +1,16 @@
 // `tessera run` as a user meets it; supervision itself is tested in launch/.
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <sys/ptrace.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <memory>
+#include <thread>
 
 #include "support/command.h"
 
@@ -116,6 +123,99 @@ TEST(CommandTest, NamesTheCommandsThatThereAre) {
   result = run_command({tessera_program()});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.output, HasSubstr("doctor"));
+}
+
+/// A port that was free a moment ago.
+std::string free_endpoint() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* raw = reinterpret_cast<sockaddr*>(&address);
+  const bool ok =
+      ::bind(fd, raw, size) == 0 && ::getsockname(fd, raw, &size) == 0;
+  ::close(fd);
+  return ok ? "127.0.0.1:" + std::to_string(ntohs(address.sin_port)) : "";
+}
+
+std::unique_ptr<Command> start_node(
+    int node,
+    const std::string& endpoint,
+    const std::vector<std::string>& more) {
+  std::vector<std::string> words{
+      tessera_program(),
+      "run",
+      "-n",
+      "1",
+      "--nnodes",
+      "2",
+      "--node-rank",
+      std::to_string(node),
+      "--rdzv-endpoint",
+      endpoint};
+  words.insert(words.end(), more.begin(), more.end());
+  return std::make_unique<Command>(
+      words, CommandOptions{.environment = without_launcher()});
+}
+
+TEST(RunTest, ANodeEndsAlsoWhileNodeZeroIsFrozen) {
+  const std::string endpoint = free_endpoint();
+  const std::vector<std::string> program{
+      "/bin/sh",
+      "-c",
+      "trap 'exit 0' TERM INT; i=0; while :; do echo at $i; i=$((i+1)); "
+      "sleep 0.1; done"};
+  auto first = start_node(0, endpoint, program);
+  auto second = start_node(1, endpoint, program);
+  ASSERT_TRUE(first->wait_for_output("[0] at 3\n"));
+  ASSERT_TRUE(second->wait_for_output("[1] at 3\n"));
+  kill(first->pid(), SIGSTOP);
+  // Its ranks go on to be heard, with no wait for each look at node 0.
+  const auto begin = std::chrono::steady_clock::now();
+  ASSERT_TRUE(second->wait_for_output("[1] at 43\n")); // in 4 s and more
+  const std::chrono::duration<double> heard =
+      std::chrono::steady_clock::now() - begin;
+  EXPECT_LT(heard.count(), 20);
+  kill(second->pid(), SIGINT);
+  const auto result = second->wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("interrupted by SIGINT"));
+}
+
+TEST(RunTest, ANodeThatWaitsForNodeZeroCanBeInterrupted) {
+  auto node = start_node(1, free_endpoint(), {"/bin/true"});
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  kill(node->pid(), SIGINT);
+  const auto result = node->wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.output;
+  EXPECT_LT(result.seconds, 10);
+}
+
+TEST(RunTest, ANodeSaysWhereItLookedForNodeZero) {
+  const std::string endpoint = free_endpoint();
+  const auto result =
+      start_node(1, endpoint, {"--join-timeout", "2", "/bin/true"})->wait();
+  EXPECT_EQ(result.exit_code, 1) << result.output;
+  EXPECT_LT(result.seconds, 10);
+  EXPECT_THAT(
+      result.output,
+      AllOf(
+          HasSubstr("waited 2 s for the launcher of node 0"),
+          HasSubstr(endpoint),
+          HasSubstr("--rdzv-endpoint"),
+          HasSubstr("Connection refused")));
+}
+
+TEST(RunTest, RejectsTimesThatCannotBeWaited) {
+  for (const char* seconds : {"1e12", "inf", "nan", "-1"}) {
+    for (const char* flag : {"--stop-timeout", "--join-timeout"}) {
+      const auto result =
+          run({"-n", "1", std::string(flag) + "=" + seconds, "/bin/true"});
+      EXPECT_EQ(result.exit_code, 2) << flag << seconds;
+      EXPECT_THAT(result.output, HasSubstr(flag)) << seconds;
+    }
+  }
 }
 
 TEST(RunTest, RejectsWhatCannotBeRun) {

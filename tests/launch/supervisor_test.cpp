@@ -355,6 +355,21 @@ TEST(SupervisorTest, ForwardsSignals) {
   EXPECT_EQ(launcher.wait().exit_code, 128 + SIGTERM);
 }
 
+TEST(SupervisorTest, RanksThatAHangupEndedAreNotStartedAgain) {
+  const TempDir dir;
+  RunOptions options = shell_options(
+      2, "echo ready >>" + (dir / "ready").string() + "; exec sleep 30");
+  options.max_restarts = 3;
+  LauncherProcess launcher(options);
+  ASSERT_TRUE(
+      eventually([&] { return count_lines(dir / "ready", "ready") == 2; }));
+  launcher.signal(SIGHUP);
+  const LauncherResult result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGHUP);
+  EXPECT_THAT(result.err, HasSubstr("killed by SIGHUP"));
+  EXPECT_THAT(result.err, Not(HasSubstr("restarting")));
+}
+
 TEST(SupervisorTest, InterruptIsForwardedAndNeverRestarts) {
   const TempDir dir;
   RunOptions options = shell_options(
