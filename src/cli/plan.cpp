@@ -70,7 +70,7 @@ struct Settings {
   std::optional<int64_t> world;
   std::string mesh;
   std::string strategy;
-  std::string layout = "flat";
+  std::optional<std::string> layout;
   std::optional<bool> reshard_after_forward;
   std::optional<DType> dtype;
   std::optional<DType> param_dtype;
@@ -82,7 +82,7 @@ struct Settings {
   std::string device = "cpu";
   // What is asked.
   std::string memory; // bytes
-  std::string largest = "batch";
+  std::optional<std::string> largest;
   bool json = false;
 
   bool has_gpt_flags() const {
@@ -158,6 +158,7 @@ void place_ranks(
   const bool is_sharded =
       strategy == "full_shard" || strategy == "shard_grad_op";
   (is_sharded ? setup.shards : setup.copies) = settings.world.value_or(1);
+  setup.is_whole = strategy == "no_shard";
 }
 
 TrainingSetup setup_of(const Settings& settings, const std::string& strategy) {
@@ -165,8 +166,8 @@ TrainingSetup setup_of(const Settings& settings, const std::string& strategy) {
       .engine = strategy == "ddp" ? Engine::Ddp
           : strategy == "zero"    ? Engine::Zero
                                   : Engine::Sharded,
-      .layout = settings.layout == "flat" ? shard::Layout::Kind::Flat
-                                          : shard::Layout::Kind::Dim0,
+      .layout = settings.layout == "dim0" ? shard::Layout::Kind::Dim0
+                                          : shard::Layout::Kind::Flat,
       .dtype = settings.dtype,
       .param_dtype = settings.param_dtype,
       .reduce_dtype = settings.reduce_dtype,
@@ -176,6 +177,12 @@ TrainingSetup setup_of(const Settings& settings, const std::string& strategy) {
       .offload = settings.offload,
       .device =
           settings.device == "cpu" ? plan::Device::Cpu : plan::Device::Cuda};
+  if (setup.engine != Engine::Sharded &&
+      (settings.layout || settings.reshard_after_forward)) {
+    throw PlanError(
+        "--layout and --reshard-after-forward belong to sharding; " + strategy +
+        " trains whole copies without them.");
+  }
   place_ranks(settings, strategy, setup);
   setup.reshard_after_forward =
       settings.reshard_after_forward.value_or(strategy != "shard_grad_op");
@@ -258,7 +265,7 @@ ModelSubject checkpoint_of(
   ModelSubject subject{.model = std::move(found.model)};
   if (settings.activations.empty()) {
     notes.emplace_back(
-        "activations: not known from a checkpoint; give --activations BYTES or GPT flags");
+        "activations: not known from a checkpoint; give --activations BYTES");
   } else {
     subject.activation_bytes =
         parse_size("--activations", settings.activations);
@@ -310,14 +317,18 @@ FitReport fit_of(
       .smallest_world = smallest_world(subject, setup, limit)};
   const auto* gpt = std::get_if<GptSubject>(&subject);
   if (gpt == nullptr) {
+    if (settings.largest) {
+      throw PlanError(
+          "--largest makes a GPT by flags larger; a checkpoint is as large as it is.");
+    }
     return fit;
   }
-  fit.grows = settings.largest;
-  if (settings.largest == "batch") {
+  fit.grows = settings.largest.value_or("batch");
+  if (fit.grows == "batch") {
     fit.largest = largest_batch(*gpt, setup, limit);
     return fit;
   }
-  const bool by_layers = settings.largest == "layers";
+  const bool by_layers = fit.grows == "layers";
   const auto shape = largest_gpt(
       *gpt, setup, limit, by_layers ? plan::Grows::Layers : plan::Grows::Width);
   if (shape) {
@@ -407,7 +418,7 @@ void add_model_flags(CLI::App& command, Settings& settings) {
       command,
       "--loss-dtype",
       settings.loss_dtype,
-      "Logits are cast to it; default: they are not");
+      "Logits are cast to it (default: float32)");
   command.get_option("--loss-dtype")->group(of_gpt);
 }
 
@@ -492,9 +503,9 @@ Action add_plan(CLI::App& app) {
       "Exit code: 0 planned, 1 it does not fit --memory, 2 it cannot be planned.\n"
       "Example: tessera plan --layers 48 --width 6144 --world 64 --memory 80GB\n"
       "           --param-dtype bf16 --recompute --device cuda");
-  return [settings, command] {
+  return [settings] {
     try {
-      if (settings->memory.empty() && command->count("--largest") > 0) {
+      if (settings->memory.empty() && settings->largest) {
         throw PlanError("--largest needs --memory BYTES to fit into.");
       }
       return print_plan(*settings);

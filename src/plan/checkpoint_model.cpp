@@ -73,14 +73,15 @@ class Grouping {
   std::optional<std::regex> regex_;
 };
 
-/// Units of a list by their numbers: "blocks.10" comes after "blocks.2".
-using OrderKey = std::tuple<std::string, size_t, std::string>;
+/// Units of a list by their numbers: "blocks.10" comes after "blocks.2". The
+/// name itself tells "h.1" from "h.01".
+using OrderKey = std::tuple<std::string, size_t, std::string, std::string>;
 
 OrderKey order_key(const std::string& unit) {
   const size_t end = unit.find_last_not_of("0123456789") + 1;
   std::string digits = unit.substr(end);
   digits.erase(0, digits.find_first_not_of('0'));
-  return {unit.substr(0, end), digits.size(), digits};
+  return {unit.substr(0, end), digits.size(), digits, unit};
 }
 
 /// Kinds of a model, each once.

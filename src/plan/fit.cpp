@@ -9,6 +9,8 @@ namespace tessera::plan {
 namespace {
 
 constexpr int64_t kMost = int64_t{1} << 40;
+/// Ranks, where more may not be better.
+constexpr int64_t kTriedOneByOne = 512;
 
 /// The largest number from 1 to `most` that has a property which no number
 /// above it has.
@@ -81,8 +83,8 @@ std::optional<int64_t> smallest_world(
     const Subject& subject,
     const TrainingSetup& setup,
     Limit limit) {
-  const bool has_copies_only = setup.engine != Engine::Sharded ||
-      (setup.shards == 1 && setup.copies > 1);
+  const bool has_copies_only =
+      setup.engine != Engine::Sharded || setup.is_whole;
   const auto fits_on = [&](int64_t ranks) {
     TrainingSetup other = setup;
     (has_copies_only ? other.copies : other.shards) = ranks;
@@ -90,22 +92,32 @@ std::optional<int64_t> smallest_world(
   };
   const int64_t groups = has_copies_only ? 1 : setup.copies;
   const int64_t most = kMostRanks / groups;
-  if (fits_on(1)) {
-    return groups;
+  // Shards by rows are padded to whole rows: more ranks may need more memory.
+  const bool is_monotone = setup.layout == shard::Layout::Kind::Flat;
+  const int64_t tried_all = is_monotone ? 1 : std::min(most, kTriedOneByOne);
+  for (int64_t ranks = 1; ranks <= tried_all; ++ranks) {
+    if (fits_on(ranks)) {
+      return ranks * groups;
+    }
   }
+  const bool is_enough = fits(subject, setup, limit);
+  const int64_t given = has_copies_only ? setup.copies : setup.shards;
   int64_t good = 2;
+  while (good <= tried_all) {
+    good *= 2;
+  }
   while (good <= most && !fits_on(good)) {
     good *= 2;
   }
   if (good > most) {
-    return std::nullopt;
+    return is_enough ? std::optional(given * groups) : std::nullopt;
   }
   int64_t bad = good / 2;
   while (good - bad > 1) {
     const int64_t middle = bad + (good - bad) / 2;
     (fits_on(middle) ? good : bad) = middle;
   }
-  return good * groups;
+  return (is_enough ? std::min(good, given) : good) * groups;
 }
 
 } // namespace tessera::plan

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string_view>
 
 #include "plan/checked.h"
 #include "plan/program.h"
@@ -41,24 +42,34 @@ void walk_step(
   rank.step();
 }
 
+/// "blocks." of "blocks.7"; empty for what is no element of a list.
+std::string_view list_of(std::string_view unit) {
+  const size_t end = unit.find_last_not_of("0123456789") + 1;
+  return end < unit.size() ? unit.substr(0, end) : std::string_view();
+}
+
 std::vector<UnitLine> lines_of(const Model& model, const TrainingSetup& setup) {
   const auto sizes = sizes_of(model, setup);
   const bool is_whole = setup.engine != Engine::Sharded;
   std::vector<UnitLine> lines;
-  std::optional<size_t> last_kind;
+  const NamedUnit* before = nullptr;
   for (const NamedUnit& unit : model.units) {
-    if (last_kind == unit.kind) {
+    const bool goes_on = before != nullptr && before->kind == unit.kind &&
+        !list_of(unit.name).empty() &&
+        list_of(before->name) == list_of(unit.name);
+    before = &unit;
+    if (goes_on) {
       lines.back().last = unit.name;
       ++lines.back().count;
       continue;
     }
-    last_kind = unit.kind;
     lines.push_back(
         {.name = unit.name,
          .last = {},
          .count = 1,
          .numel = model.kinds[unit.kind].numel(),
-         .shard_bytes = sizes[unit.kind].shard(),
+         .shard_bytes =
+             is_whole ? sizes[unit.kind].own() : sizes[unit.kind].shard(),
          .full_bytes = is_whole ? 0 : sizes[unit.kind].full()});
   }
   return lines;

@@ -14,13 +14,15 @@ namespace {
 using checkpoint::ScratchFolder;
 using nlohmann::json;
 using tessera::testing::CommandResult;
+using tessera::testing::run_command;
+using tessera::testing::tessera_program;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 CommandResult run(const std::vector<std::string>& words) {
-  std::vector<std::string> command{tessera::testing::tessera_program(), "plan"};
+  std::vector<std::string> command{tessera_program(), "plan"};
   command.insert(command.end(), words.begin(), words.end());
-  return tessera::testing::run_command(command);
+  return run_command(command);
 }
 
 json run_json(std::vector<std::string> words) {
@@ -30,11 +32,13 @@ json run_json(std::vector<std::string> words) {
   return json::parse(result.output);
 }
 
+/// Name, dtype, shape.
+using StoredShape = std::tuple<std::string, std::string, std::vector<int64_t>>;
+
 /// A safetensors file with these tensors, all zeros.
 void write_safetensors(
     const std::filesystem::path& path,
-    const std::vector<
-        std::tuple<std::string, std::string, std::vector<int64_t>>>& tensors) {
+    const std::vector<StoredShape>& tensors) {
   json header;
   int64_t end = 0;
   for (const auto& [name, dtype, shape] : tensors) {
@@ -52,7 +56,11 @@ void write_safetensors(
   const uint64_t length = text.size();
   std::ofstream file(path, std::ios::binary);
   file.write(reinterpret_cast<const char*>(&length), sizeof(length));
-  file << text << std::string(static_cast<size_t>(end), '\0');
+  file << text;
+  file.close();
+  std::filesystem::resize_file( // zeros that take no room
+      path,
+      sizeof(length) + length + static_cast<uint64_t>(end));
 }
 
 TEST(PlanCommandTest, PrintsTablesAndWhatWasAssumed) {
@@ -191,6 +199,80 @@ TEST(PlanCommandTest, NamesFromFilesCannotWriteToTheTerminal) {
   const auto result = run({folder / "m.safetensors"});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.output, ::testing::Not(HasSubstr("\x1b")));
+  for (const char* text : {"\u009b31m", "\u202e", "\u2066", "\x7f"}) {
+    write_safetensors(
+        folder / "m.safetensors",
+        {{std::string("a") + text + ".0.w", "F32", {2}}});
+    EXPECT_THAT(
+        run({folder / "m.safetensors"}).output,
+        ::testing::Not(HasSubstr(text)));
+  }
+  write_safetensors(folder / "m.safetensors", {{"\u00e4.0.w", "F32", {2}}});
+  EXPECT_THAT(run({folder / "m.safetensors"}).output, HasSubstr("\u00e4"));
+}
+
+TEST(PlanCommandTest, LinesOfUnitsAreOfOneList) {
+  const ScratchFolder folder;
+  const std::string file = folder / "m.safetensors";
+  write_safetensors(
+      file,
+      {{"blocks.0.w", "F32", {4, 4}},
+       {"blocks.1.w", "F32", {4, 4}},
+       {"heads.0.w", "F32", {4, 4}},
+       {"w", "F32", {4, 4}}});
+  const auto units = run_json({file})["units"];
+  ASSERT_EQ(units.size(), 3U);
+  EXPECT_EQ(units[0]["last"], "blocks.1");
+  EXPECT_EQ(units[2]["first"], "root");
+  // Whole copies have no padding.
+  write_safetensors(file, {{"a", "F32", {3}}, {"b", "F32", {5}}});
+  EXPECT_EQ(
+      run_json({file, "--strategy", "ddp"})["units"][0]["shard_bytes"], 32);
+  write_safetensors(file, {{"h.w", "F32", {10}}, {"h0.w", "F32", {20}}});
+  EXPECT_EQ(run_json({file, "--unit", "h[0-9]*"})["units"].size(), 3U);
+}
+
+TEST(PlanCommandTest, TheFewestRanksAreOfTheStrategy) {
+  const auto fewest = [](const std::vector<std::string>& more) {
+    std::vector<std::string> words{
+        "--layers", "12", "--width", "768", "--device", "cuda"};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_json(words)["fit"]["smallest_world"];
+  };
+  EXPECT_EQ(
+      fewest({"--strategy", "no_shard", "--world", "1", "--memory", "2.5GB"}),
+      nullptr);
+  EXPECT_EQ(fewest({"--mesh", "8x1", "--memory", "2.5GB"}), 16);
+  EXPECT_EQ(fewest({"--mesh", "8x1", "--memory", "30GB"}), 8);
+  // More ranks may need more memory where shards are whole rows.
+  const ScratchFolder folder;
+  std::vector<StoredShape> tensors;
+  for (int i = 0; i < 6; ++i) {
+    tensors.push_back(
+        {"blocks." + std::to_string(i) + ".w", "F32", {9, 1000000}});
+  }
+  write_safetensors(folder / "m.safetensors", tensors);
+  EXPECT_EQ(
+      run_json(
+          {folder / "m.safetensors",
+           "--layout",
+           "dim0",
+           "--world",
+           "16",
+           "--device",
+           "cuda",
+           "--memory",
+           "240MB"})["fit"]["smallest_world"],
+      9);
+}
+
+TEST(PlanCommandTest, AFullDiskIsAnError) {
+  const auto result = run_command(
+      {"/bin/sh",
+       "-c",
+       tessera_program() + " plan --layers 2 --width 128 >/dev/full"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.output, HasSubstr("standard output"));
 }
 
 TEST(PlanCommandTest, RejectsWithReasons) {
@@ -218,6 +300,15 @@ TEST(PlanCommandTest, RejectsWithReasons) {
       {{"--layers", "2", "--width", "128", "--memory", "many"}, "many"},
       {{"--layers", "2", "--width", "128", "--strategy", "tensor"},
        "shard_grad_op"},
+      {{"--layers",
+        "2",
+        "--width",
+        "128",
+        "--strategy",
+        "ddp",
+        "--layout",
+        "flat"},
+       "--layout and --reshard"},
       {{"--layers", "99999999", "--width", "128"}, "expected 1 to 10000"},
       {{"--layers", "2", "--width", "68719476736"}, "64-bit"},
   };
