@@ -95,7 +95,7 @@ struct WriteSettings {
   std::string to;
   std::string format = "dcp";
   int world = 1;
-  std::string max_shard_size = "5GB";
+  std::optional<std::string> max_shard_size;
   std::string dtype;
   checkpoint::ContentOptions content;
   checkpoint::TargetOptions target;
@@ -137,8 +137,16 @@ std::optional<format::DType> parse_dtype(const std::string& name) {
 }
 
 int write(WriteSettings& settings) {
-  settings.target.max_shard_bytes =
-      checkpoint::parse_bytes(settings.max_shard_size);
+  if (settings.format != "safetensors" &&
+      (settings.target.drop_values || settings.max_shard_size)) {
+    throw std::invalid_argument(
+        "--drop-values and --max-shard-size belong to --to safetensors; " +
+        settings.format + " has neither.");
+  }
+  if (settings.max_shard_size) {
+    settings.target.max_shard_bytes =
+        checkpoint::parse_bytes(*settings.max_shard_size);
+  }
   settings.content.dtype = parse_dtype(settings.dtype);
   const auto source = Source::open(settings.from);
   const auto content = choose(*source, settings.content);

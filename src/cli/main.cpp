@@ -70,7 +70,13 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   try {
-    return actions.at(app.get_subcommands().front()->get_name())();
+    const int code = actions.at(app.get_subcommands().front()->get_name())();
+    if (!std::cout.flush()) {
+      std::cerr << "tessera: standard output cannot be written to. Is the disk "
+                   "full?\n";
+      return 2;
+    }
+    return code;
   } catch (const std::exception& error) {
     std::cerr << "tessera: " << error.what() << "\n";
     return 1;

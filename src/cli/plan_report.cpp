@@ -9,6 +9,7 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/error.h"
 #include "checkpoint/tools/text.h"
+#include "controls.h"
 
 namespace tessera::cli {
 namespace {
@@ -30,11 +31,10 @@ std::string bytes(int64_t count) {
 /// Names come from files that anyone may have written.
 std::string printable(const std::string& name) {
   constexpr size_t kLongest = 80;
-  const bool is_plain =
-      name.size() <= kLongest &&
-      std::all_of(name.begin(), name.end(), [](char c) {
-        return static_cast<unsigned char>(c) >= ' ' && c != 0x7f;
-      });
+  bool is_plain = name.size() <= kLongest;
+  for (size_t i = 0; i < name.size(); ++i) {
+    is_plain = is_plain && control_length(name, i) == 0;
+  }
   return is_plain ? name : format::in_quotes(name);
 }
 

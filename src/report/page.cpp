@@ -47,22 +47,29 @@ void fill(
   rest->remove_prefix(place + mark.size());
 }
 
-class NewFile {
+/// A file that is replaced whole, or a stream that is written into.
+class OutputFile {
  public:
-  explicit NewFile(const std::filesystem::path& path)
+  OutputFile(const std::filesystem::path& path, bool is_stream)
       : path_(path),
-        partial_(path.string() + ".partial-" + std::to_string(::getpid())),
-        file_(::open(
-            partial_.c_str(),
-            O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW,
-            0666)) {
+        partial_(
+            is_stream
+                ? ""
+                : path.string() + ".partial-" + std::to_string(::getpid())),
+        file_(
+            is_stream
+                ? ::open(path.c_str(), O_WRONLY | O_CLOEXEC)
+                : ::open(
+                      partial_.c_str(),
+                      O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW,
+                      0666)) {
     if (file_ < 0) {
       fail();
     }
   }
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
-  ~NewFile() {
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+  ~OutputFile() {
     ::close(file_);
     ::unlink(partial_.c_str()); // gone already if all went well
   }
@@ -78,8 +85,9 @@ class NewFile {
   }
 
   void publish() {
-    if (::fsync(file_) != 0 ||
-        std::rename(partial_.c_str(), path_.c_str()) != 0) {
+    if (!partial_.empty() &&
+        (::fsync(file_) != 0 ||
+         std::rename(partial_.c_str(), path_.c_str()) != 0)) {
       fail();
     }
   }
@@ -112,7 +120,14 @@ std::string make_page(const Run& run) {
 
 void write_page(const Run& run, const std::filesystem::path& path) {
   const std::string page = make_page(run);
-  NewFile file(path);
+  std::error_code unknown; // it is not there yet
+  const auto status = std::filesystem::status(path, unknown);
+  const bool is_stream = std::filesystem::exists(status) &&
+      !std::filesystem::is_regular_file(status);
+  const auto target = std::filesystem::is_symlink(path, unknown)
+      ? std::filesystem::weakly_canonical(path)
+      : path;
+  OutputFile file(target, is_stream);
   file.write(page);
   file.publish();
 }

@@ -15,6 +15,7 @@ constexpr size_t kMaxLineBytes = 16 << 20;
 constexpr size_t kMaxProblems = 20;
 constexpr size_t kMaxSamples = 20;
 constexpr size_t kMaxTimelines = 3;
+constexpr const char* kNotSet = "(not set)";
 
 // Where an attempt's first line begins if the one before was cut off and the
 // writer did not begin a new line.
@@ -143,21 +144,31 @@ class RunReader {
   }
 
   void take_config(std::vector<std::pair<std::string, std::string>> rows) {
-    std::map<std::string, std::string> earlier;
+    std::map<std::string, ConfigRow> earlier;
     for (ConfigRow& row : run_.config) {
-      earlier.emplace(std::move(row.path), std::move(row.value));
+      earlier.emplace(row.path, std::move(row));
     }
     const bool is_first = run_.config.empty();
     run_.config.clear();
     for (auto& [path, value] : rows) {
       ConfigRow row{.path = std::move(path), .value = std::move(value)};
       const auto found = earlier.find(row.path);
-      if (found != earlier.end() && found->second != row.value) {
-        row.was = found->second;
-      } else if (found == earlier.end() && !is_first) {
-        row.was = "(not set)";
+      if (found == earlier.end()) {
+        row.was = is_first ? std::nullopt : std::optional<std::string>(kNotSet);
+      } else {
+        row.was = found->second.value != row.value
+            ? std::optional(std::move(found->second.value))
+            : std::move(found->second.was);
+        earlier.erase(found);
       }
       run_.config.push_back(std::move(row));
+    }
+    for (auto& [path, row] : earlier) { // no longer given
+      run_.config.push_back(
+          {.path = path,
+           .value = kNotSet,
+           .was = row.value == kNotSet ? std::move(row.was)
+                                       : std::optional(std::move(row.value))});
     }
   }
 

@@ -66,12 +66,12 @@ std::string worlds_text(const Summary& summary) {
 }
 
 std::string loss_text(const Summary& summary) {
-  if (!summary.final_loss) {
-    return "no loss in the log";
+  std::string text = "no loss of steps in the log";
+  if (summary.final_loss) {
+    text = "loss " + number_text(*summary.final_loss) + " at step " +
+        count_text(summary.final_loss_step) + ", from " +
+        number_text(*summary.first_loss);
   }
-  std::string text = "loss " + number_text(*summary.final_loss) + " at step " +
-      count_text(summary.final_loss_step) + ", from " +
-      number_text(*summary.first_loss);
   if (summary.best_eval) {
     text += "; best eval loss " + number_text(summary.best_eval->loss) +
         " at step " + count_text(summary.best_eval->step);

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "controls.h"
+
 namespace tessera::report {
 namespace {
 
@@ -31,11 +33,8 @@ std::string clipped(std::string text, size_t max_bytes) {
 
 std::string printable(std::string text) {
   for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const bool is_late_control = byte == 0xC2 && i + 1 < text.size() &&
-        static_cast<unsigned char>(text[i + 1]) < 0xA0; // U+0080 to U+009F
-    if (byte < 0x20 || byte == 0x7F || is_late_control) {
-      text.replace(i, is_late_control ? 2 : 1, "?");
+    if (const size_t length = control_length(text, i)) {
+      text.replace(i, length, "?");
     }
   }
   return text;

@@ -305,6 +305,27 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(page.texts("#attempts .mono"), [ATTACK])
         self.assertIn("failed", page.texts("#attempts li")[1])
 
+    def test_a_restart_from_nothing_has_its_mark(self):
+        run = make_log.Log()
+        for _ in range(2):
+            run.add("start", step=0, world=2)
+            for step in (1, 2):
+                run.add("step", step=step, loss=5.0 - step)
+        page = self.open(page_of(self.scratch_run(run.lines)))
+        self.assertEqual(all_problems(page), [])
+        self.assertEqual(len(page.texts("#loss line.restart")), 1)
+
+    def test_evaluations_alone_are_drawn(self):
+        run = make_log.Log()
+        run.add("start", step=0, world=2)
+        for step, loss in ((10, 4.0), (20, 3.0), (30, "nan")):
+            run.add("eval", step=step, loss=loss)
+        page = self.open(page_of(self.scratch_run(run.lines)))
+        self.assertEqual(all_problems(page), [])
+        self.assertEqual(len(page.texts("#loss .main")), 1)
+        self.assertEqual(len(page.texts("#loss .odd")), 1)
+        self.assertEqual(page.evaluate("document.querySelectorAll('#loss .missing').length"), 0)
+
     def test_says_what_a_log_lacks(self):
         page = self.open(page_of(self.scratch_run(make_log.make_bare().lines)), **PHONE)
         self.assertEqual(all_problems(page), [])

@@ -137,7 +137,7 @@ TEST(PageTest, AMillionStepsAreASmallPageSoon) {
   EXPECT_GT(data["loss"]["mean"]["steps"].size(), 300U);
 }
 
-TEST(PageTest, EverythingAtItsMostStaysBelowAMegabyte) {
+TEST(PageTest, EverythingAtItsMostStaysBelowThreeMegabytes) {
   std::string text;
   const std::string name(190, 'n');
   nlohmann::json start{
@@ -152,7 +152,7 @@ TEST(PageTest, EverythingAtItsMostStaysBelowAMegabyte) {
     for (int i = 0; i < 300; ++i) {
       spans.push_back(
           {{"lane", "gather"},
-           {"name", "blocks." + std::to_string(i)},
+           {"name", std::to_string(rank * 300 + i) + std::string(75, 's')},
            {"start", i + 0.123456},
            {"end", i + 0.623456}});
     }
@@ -162,14 +162,39 @@ TEST(PageTest, EverythingAtItsMostStaysBelowAMegabyte) {
     text += attempt == 299 ? start.dump() + "\n" : start_line(attempt);
     text += step_lines(attempt * 10, attempt * 10 + 300, 0.123456789);
     text += attempt % 100 == 99 ? timeline.dump() + "\n" : "";
-    text += R"({"kind":"sample","step":1,"text":")" + std::string(3900, 's') +
-        "\"}\n";
-    text += R"({"kind":"checkpoint","step":)" + std::to_string(attempt) +
-        R"(,"path":")" + name + "\"}\n";
+    text +=
+        nlohmann::json{
+            {"kind", "resume"},
+            {"step", attempt},
+            {"path", std::string(500, 'r')}}
+            .dump() +
+        "\n";
+    text +=
+        nlohmann::json{
+            {"kind", "sample"},
+            {"step", 1},
+            {"prompt", std::string(4000, 'p')},
+            {"text", std::string(4000, 's')}}
+            .dump() +
+        "\n";
+    text +=
+        nlohmann::json{
+            {"kind", "checkpoint"},
+            {"step", attempt},
+            {"path", std::string(500, 'c')}}
+            .dump() +
+        "\n";
+    text +=
+        nlohmann::json{
+            {"kind", "end"},
+            {"reason", name},
+            {"error", std::string(1000, 'e')}}
+            .dump() +
+        "\n";
   }
   const std::string page = make_page(read_text(text));
-  EXPECT_LT(page.size(), 1000000U);
-  EXPECT_GT(page.size(), 300000U);
+  EXPECT_LT(page.size(), 3000000U);
+  EXPECT_GT(page.size(), 1000000U);
 }
 
 TEST(PageTest, DamagedLogsAreReadOrRejected) {
@@ -180,8 +205,9 @@ TEST(PageTest, DamagedLogsAreReadOrRejected) {
       "\n"
       R"({"kind":"sample","step":1,"prompt":"p","text":"t"})"
       "\n"
-      R"({"kind":"checkpoint","step":5,"path":"p","blocked_seconds":1}))"
+      R"({"kind":"checkpoint","step":5,"path":"p","blocked_seconds":1})"
       "\n";
+  ASSERT_EQ(read_text(text).num_problems, 0); // undamaged
   std::mt19937 random(11);
   int read = 0;
   for (int round = 0; round < 500; ++round) {
@@ -207,6 +233,19 @@ TEST(PageTest, DamagedLogsAreReadOrRejected) {
     }
   }
   EXPECT_GT(read, 300);
+}
+
+TEST(WritePageTest, LinksStayLinksAndStreamsStreams) {
+  const ScratchFolder folder;
+  const auto run = read_text(start_line());
+  write_file(folder / "target.html", "old");
+  std::filesystem::create_symlink("target.html", folder / "link.html");
+  write_page(run, folder / "link.html");
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link.html"));
+  EXPECT_GT(std::filesystem::file_size(folder / "target.html"), 1000U);
+  std::filesystem::create_symlink("/dev/null", folder / "nothing.html");
+  write_page(run, folder / "nothing.html");
+  EXPECT_TRUE(std::filesystem::is_character_file(folder / "nothing.html"));
 }
 
 TEST(WritePageTest, ReplacesThePageAndLeavesNothingElse) {

@@ -245,6 +245,33 @@ TEST(SummaryTest, TellsRestartsFromContinuations) {
           HasSubstr("1 restart, continued 2 times\n")));
 }
 
+TEST(RunReaderTest, AChangeOfTheConfigIsShownForGood) {
+  const auto run = read_text(R"({"kind":"start","config":{"lr":1,"gone":5}})"
+                             "\n"
+                             R"({"kind":"start","config":{"lr":2,"new":7}})"
+                             "\n"
+                             R"({"kind":"start","config":{"lr":2,"new":7}})"
+                             "\n");
+  using Row = std::pair<std::string, std::string>;
+  std::map<std::string, Row> rows;
+  for (const auto& row : run.config) {
+    rows[row.path] = {row.value, row.was.value_or("")};
+  }
+  EXPECT_EQ(rows["lr"], Row("2", "1"));
+  EXPECT_EQ(rows["new"], Row("7", "(not set)"));
+  EXPECT_EQ(rows["gone"], Row("(not set)", "5"));
+}
+
+TEST(SummaryTest, EvaluationsAloneAreToldToo) {
+  const auto run = read_text(R"({"kind":"start"})"
+                             "\n"
+                             R"({"kind":"eval","step":2,"loss":4})"
+                             "\n");
+  EXPECT_THAT(
+      summary_text(run),
+      HasSubstr("no loss of steps in the log; best eval loss 4.0000"));
+}
+
 TEST(SummaryTest, IsFiveLines) {
   const auto run = read_text(
       R"({"kind":"start","time":100,"world":2,"name":"demo"})"

@@ -1,6 +1,9 @@
 #include "checkpoint/format/error.h"
 
+#include <algorithm>
 #include <string>
+
+#include "controls.h"
 
 namespace tessera::format {
 
@@ -14,12 +17,17 @@ std::string in_quotes(std::string_view text) {
   constexpr size_t kLongest = 120;
   constexpr char kHex[] = "0123456789abcdef";
   std::string out = "\"";
-  for (const char c : text.substr(0, kLongest)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) {
+  size_t escaped = 0; // bytes of the control character under way
+  for (size_t i = 0; i < std::min(text.size(), kLongest); ++i) {
+    escaped = escaped > 0 ? escaped - 1 : 0;
+    if (escaped == 0) {
+      escaped = control_length(text, i);
+    }
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (escaped > 0) {
       out += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
     } else {
-      out += c;
+      out += text[i];
     }
   }
   return out + (text.size() > kLongest ? "...\"" : "\"");

@@ -160,6 +160,8 @@ addEventListener("scroll", hideTip, { passive: true, capture: true });
 // ---- Curves over the steps ------------------------------------------------------
 
 const restarts = run.attempts.filter((_, i) => run.num_attempts > run.attempts.length || i > 0);
+// Where an attempt goes on, on the axis: one that starts anew does at its left end.
+const beginOf = ({ resumed_step, start_step }) => Math.max(resumed_step ?? start_step, steps.low);
 
 const steps = (() => {
   const all = [run.loss, run.lr, run.grad_norm, run.tokens_per_second, run.memory, run.evals]
@@ -318,11 +320,13 @@ class Chart {
       this.svg.append(
         ...dots.old.flatMap((part) => this.points(part, "old", tone)), ...this.points(dots, "eval", this.spec.dotTone));
     }
-    curve.values.forEach((value, i) => {
-      if (isPlain(value)) return;
-      const x = this.x(curve.steps[i]);
-      this.svg.append(drawn("path", { class: "odd", d: `M${x - 4} ${top}l8 8m0 -8l-8 8` }));
-    });
+    for (const { steps: places, values } of dots ? [curve, dots] : [curve]) {
+      values.forEach((value, i) => {
+        if (isPlain(value)) return;
+        const x = this.x(places[i]);
+        this.svg.append(drawn("path", { class: "odd", d: `M${x - 4} ${top}l8 8m0 -8l-8 8` }));
+      });
+    }
   }
 
   drawStack() {
@@ -344,8 +348,8 @@ class Chart {
       this.svg.append(drawn("path", { class: "checkpoint", d: `M${this.x(step)} ${bottom + 1}${shape}` }));
     }
     const taken = []; // where the labels of each line are: [left, right]
-    for (const attempt of restarts.filter(({ start_step }) => inside(start_step))) {
-      const x = this.x(attempt.start_step);
+    for (const attempt of restarts.filter((one) => beginOf(one) <= steps.high)) {
+      const x = this.x(beginOf(attempt));
       this.svg.append(drawn("line", { class: "restart", x1: x, x2: x, y1: top, y2: bottom }));
       if (restarts.length > 3 || !this.spec.namesRestarts) continue;
       const name = attempt.is_continuation ? "continued" : "restart";
@@ -394,7 +398,7 @@ class Chart {
     if (this.canPlace(value)) fill(this.focus, { cx: at, cy: this.y(value) }, []);
     const notes = [];
     if (run.checkpoint_marks.includes(step)) notes.push("checkpoint");
-    const begun = restarts.find(({ start_step }) => start_step === step);
+    const begun = restarts.find((attempt) => beginOf(attempt) === step);
     if (begun) notes.push(begun.is_continuation ? "continued from here" : "restarted from here");
     showTip([`step ${count(step)}`, ...notes].join(", "), this.rows(i, step), x, y);
   }
@@ -426,10 +430,12 @@ function curveChart(id, curve, spec) {
 }
 
 function drawCharts() {
+  const hasCurve = run.loss.steps.length > 0;
   const hasDots = run.evals.steps.length > 0;
-  const loss = curveChart("loss", run.loss, {
-    label: "Loss", name: "loss", field: "loss", key: "loss", height: 300, namesRestarts: true,
-    dots: hasDots ? run.evals : null, dotTone: "var(--eval)" });
+  const ofLoss = { label: "Loss", field: "loss", key: "loss", height: 300, namesRestarts: true };
+  const loss = hasCurve || !hasDots
+    ? curveChart("loss", run.loss, { ...ofLoss, name: "loss", dots: hasDots ? run.evals : null, dotTone: "var(--eval)" })
+    : curveChart("loss", run.evals, { ...ofLoss, name: "eval loss", tone: "var(--eval)" });
   curveChart("lr", run.lr, {
     label: "Learning rate", name: "learning rate", field: "learning rate", key: "lr", height: 130, fromZero: true,
     format: (value) => (isPlain(value) ? exponent(value, 3) : value) });
@@ -448,14 +454,15 @@ function drawCharts() {
   });
   if (!loss) return;
   const key = (kind, tone, name) => element("span", {}, swatch(kind, tone), name);
-  const legend = [key("line", "var(--accent)", run.loss.mean ? "training, mean over its extremes" : "training")];
+  const legend = hasCurve
+    ? [key("line", "var(--accent)", run.loss.mean ? "training, mean over its extremes" : "training")] : [];
   if (hasDots) legend.push(key("dot", "var(--eval)", "evaluation"));
   if (run.loss.old.length) legend.push(key("line", "var(--old)", "earlier attempt, run again"));
   const begun = [
     ...(restarts.some(({ is_continuation }) => !is_continuation) ? ["restart"] : []),
     ...(restarts.some(({ is_continuation }) => is_continuation) ? ["continued"] : [])];
   if (begun.length) legend.push(key("restart", "", begun.join(" or ")));
-  if (!run.loss.values.every(isPlain)) legend.push(key("odd", "", "nan or infinite"));
+  if (![...run.loss.values, ...run.evals.values].every(isPlain)) legend.push(key("odd", "", "nan or infinite"));
   if (run.checkpoint_marks.length) legend.push(key("checkpoint", "", "checkpoint"));
   byId("loss-legend").append(...legend);
 }
