@@ -1,7 +1,8 @@
 // Data parallel training and ZeRO against the plain model, on the same ranks.
 //
 //   tessera run -n 2 ddp_bench           # tiny, on the CPU
-//   ddp_bench 124M cuda                  # alone, on a GPU, in bfloat16
+//   ddp_bench 124M cuda                  # alone, on a GPU, autocast to
+//   bfloat16
 //
 // One training step of a GPT with AdamW: under DistributedDataParallel, with
 // ZeroRedundancyOptimizer on top, with its steps inside backward, and plainly,
@@ -13,10 +14,12 @@
 #include <torch/torch.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "gpt/autocast.h"
 #include "harness.h"
 #include "setting.h"
 
@@ -39,9 +42,6 @@ class Trainer {
     torch::manual_seed(0);
     model_ = bench::Gpt(setting.config);
     model_->to(setting.device);
-    if (setting.is_cuda()) {
-      model_->to(torch::kBFloat16);
-    }
     if (kind != Kind::Plain) {
       ddp_ = std::make_unique<tessera::DistributedDataParallel<bench::GptImpl>>(
           model_, tessera::DDPOptions().gradient_as_bucket_view(true));
@@ -51,7 +51,7 @@ class Trainer {
   }
 
   void step() {
-    bench::loss_of(model_, ids_).backward();
+    loss().backward();
     if (kind_ != Kind::ZeroOverlap) {
       optimizer_->step();
     }
@@ -71,6 +71,15 @@ class Trainer {
   }
 
  private:
+  /// On a GPU in bfloat16, from float32 parameters, as bench/peers/ddp.py.
+  torch::Tensor loss() {
+    std::optional<gpt::Autocast> autocast;
+    if (setting_.is_cuda()) {
+      autocast.emplace(torch::kCUDA, torch::kBFloat16);
+    }
+    return bench::loss_of(model_, ids_);
+  }
+
   void make_optimizer(const tessera::Group& world) {
     const auto make =
         tessera::optimizer_class<tessera::optim::AdamW>(kLearningRate);

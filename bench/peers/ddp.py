@@ -47,6 +47,7 @@ def consolidation():
         param.grad = torch.ones_like(param)
     zero = ZeroRedundancyOptimizer(params, torch.optim.AdamW, lr=1e-4)
     zero.step()
+    zero.consolidate_state_dict()  # warms up
     return [ranks.milliseconds(zero.consolidate_state_dict) for _ in range(CONSOLIDATIONS)]
 
 
