@@ -15,6 +15,7 @@ constexpr size_t kMaxLineBytes = 16 << 20;
 constexpr size_t kMaxProblems = 20;
 constexpr size_t kMaxSamples = 20;
 constexpr size_t kMaxTimelines = 3;
+constexpr size_t kMaxConfig = 600;
 constexpr const char* kNotSet = "(not set)";
 
 // Where an attempt's first line begins if the one before was cut off and the
@@ -164,6 +165,9 @@ class RunReader {
       run_.config.push_back(std::move(row));
     }
     for (auto& [path, row] : earlier) { // no longer given
+      if (run_.config.size() >= kMaxConfig) {
+        break;
+      }
       run_.config.push_back(
           {.path = path,
            .value = kNotSet,

@@ -260,6 +260,12 @@ TEST(RunReaderTest, AChangeOfTheConfigIsShownForGood) {
   EXPECT_EQ(rows["lr"], Row("2", "1"));
   EXPECT_EQ(rows["new"], Row("7", "(not set)"));
   EXPECT_EQ(rows["gone"], Row("(not set)", "5"));
+  // However many there were.
+  std::string text;
+  for (int i = 0; i < 2000; ++i) {
+    text += R"({"kind":"start","config":{"k)" + std::to_string(i) + "\":1}}\n";
+  }
+  EXPECT_EQ(read_text(text).config.size(), 600U);
 }
 
 TEST(SummaryTest, EvaluationsAloneAreToldToo) {
