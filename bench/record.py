@@ -143,13 +143,20 @@ def load_records():
     return {path.stem: results.load(path) for path in sorted(RECORDS.glob("*.jsonl"))}
 
 
+def machine_of(run):
+    """What the record of a run's machine is called: "cpu", or its GPU, as in "h200"."""
+    if "gpu" not in run:
+        return "cpu"
+    return re.sub(r"[^a-z0-9]+", "-", run["gpu"]["name"].lower().removeprefix("nvidia ")).strip("-")
+
+
 def take(path):
     """Makes results the record of their kind of machine. What it has of other families
     stays."""
     sections = results.load(path)
     if any("quick" in run for run, _ in sections):
         sys.exit(f"{path} is of a --quick run, whose figures say nothing. Run bench/run.py without it.")
-    name = "h200" if any("gpu" in run for run, _ in sections) else "cpu"
+    name = machine_of(sections[0][0])
     record = RECORDS / f"{name}.jsonl"
     families = {results.family_of(row["name"]) for row in matching(sections, ["*"])}
     earlier = results.load(record) if record.exists() else []
@@ -172,6 +179,9 @@ def check(document):
 
 def self_test():
     """Medians are of all rounds, tables have what rows have, and templates can be wrong."""
+    assert machine_of({"cpu": "AMD"}) == "cpu"
+    assert machine_of({"gpu": {"name": "NVIDIA H200"}}) == "h200"
+    assert machine_of({"gpu": {"name": "NVIDIA A100-SXM4-80GB"}}) == "a100-sxm4-80gb"
     samples = {"name": "a/b", "unit": "ms", "ours": [1, 4, 2], "peers": {"gloo": [6, 2]}, "limit": [1, 3]}
     row = results.summarize(samples)
     assert (row["ours"], row["spread"], row["repeats"]) == (2, 1.5, 3), row
