@@ -47,12 +47,21 @@ class StoreChannel::Thread {
  public:
   explicit Thread(StorePtr store) : shared_(std::make_shared<Shared>()) {
     shared_->store = std::move(store);
-    std::thread([shared = shared_] { work(*shared); }).detach();
+    thread_ = std::thread([shared = shared_] { work(*shared); });
   }
   ~Thread() {
-    const std::scoped_lock lock(shared_->mutex);
-    shared_->is_over = true;
-    shared_->changed.notify_all();
+    const bool hangs =
+        !is_idle(kLongest); // the last words are still to be said
+    {
+      const std::scoped_lock lock(shared_->mutex);
+      shared_->is_over = true;
+      shared_->changed.notify_all();
+    }
+    if (hangs) {
+      thread_.detach();
+    } else {
+      thread_.join();
+    }
   }
   Thread(const Thread&) = delete;
   Thread& operator=(const Thread&) = delete;
@@ -108,7 +117,8 @@ class StoreChannel::Thread {
     }
   }
 
-  const std::shared_ptr<Shared> shared_;
+  const std::shared_ptr<Shared> shared_; // the thread may outlive the object
+  std::thread thread_;
 };
 
 StoreChannel::StoreChannel(StorePtr store)
@@ -118,8 +128,8 @@ StoreChannel::StoreChannel(comm::StoreEndpoint endpoint)
     : endpoint_(std::move(endpoint)) {}
 
 StoreChannel::~StoreChannel() {
-  if (thread_) {
-    thread_->is_idle(kLongest); // the last words
+  if (connecting_.valid()) { // not in the middle of the process's end
+    connecting_.wait_for(kLongest);
   }
 }
 
