@@ -304,6 +304,11 @@ check_venv() {
     "Install torch 2.13.0 in it, move it away, or set Torch_DIR, then run make again."
 }
 
+install_in_venv() {
+  PIP_USER=0 PIP_TARGET='' PIP_PREFIX='' PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    "${venv_python[@]}" -m pip install -q "$@"
+}
+
 make_venv() {
   say "installing torch 2.13.0 into .venv: LibTorch (some minutes, your Python is not changed)"
   rm -rf .venv
@@ -315,8 +320,7 @@ make_venv() {
       "Mend that, or set Torch_DIR to a LibTorch 2.11 to 2.13."
   local wanted
   for wanted in 2.13.0+cpu 2.13.0; do
-    if log="$(PIP_USER=0 PIP_TARGET='' PIP_PREFIX='' PIP_DISABLE_PIP_VERSION_CHECK=1 \
-      "${venv_python[@]}" -m pip install -q "torch==$wanted" 2>&1)"; then
+    if log="$(install_in_venv "torch==$wanted" 2>&1)"; then
       return
     fi
     # Only an index of CPU builds has the first one.
@@ -324,6 +328,28 @@ make_venv() {
   done
   die "pip could not install torch $wanted: $(grep -m 1 ERROR <<<"$log" || tail -n 1 <<<"$log")" \
     "With a network, run make again. Without one, set Torch_DIR to a LibTorch 2.11 to 2.13."
+}
+
+# PyTorch's distributed programs, which ours are compared with, need numpy; torch
+# does not bring it.
+need_numpy() {
+  [[ -n "$torch_python" ]] || return 0
+  if "$torch_python" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("numpy"))'; then
+    return
+  fi
+  if [[ "$torch_from" != venv && "$profile" == bench ]]; then
+    say "$torch_python has no numpy: some of Python's benchmarks will fail"
+    return
+  elif [[ "$torch_from" != venv ]]; then
+    die "$torch_python has torch but no numpy, which PyTorch's distributed programs need;" \
+      "the tests run some. Install it ($torch_python -m pip install numpy), then run make" \
+      "again."
+  fi
+  say "installing numpy into .venv: PyTorch's programs, which ours are compared with"
+  local log
+  log="$(install_in_venv numpy 2>&1)" ||
+    die "pip could not install numpy: $(grep -m 1 ERROR <<<"$log" || tail -n 1 <<<"$log")" \
+      "With a network, run make again."
 }
 
 # ---- Main ------------------------------------------------------------------
@@ -368,6 +394,10 @@ if [[ "$torch_from" == new-venv ]]; then
     die "pip installed torch into .venv, and it has no headers or no libtorch.so." \
       "Set Torch_DIR to a LibTorch 2.11 to 2.13."
   fi
+fi
+
+if [[ "$profile" == test || "$profile" == bench ]]; then
+  need_numpy
 fi
 
 mkdir -p build
