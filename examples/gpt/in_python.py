@@ -10,7 +10,9 @@ import json
 import pathlib
 import struct
 import sys
+import warnings
 
+warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # not needed here
 import torch
 import torch.nn.functional as F
 from torch import nn
