@@ -4,7 +4,7 @@
     comm <- shard <- state <- optim <- { fsdp, ddp, zero }
     comm, shard, state, optim <- checkpoint
     all of these, report <- train
-    comm, launch, plan, report, checkpoint's tools <- cli
+    all but train, and launch, plan, report <- cli
     plan: arithmetic without LibTorch, on shard/layout.h and stored checkpoints
 
 Usage: check_includes.py [--self-test]
