@@ -171,12 +171,8 @@ TEST(RunTest, ANodeEndsAlsoWhileNodeZeroIsFrozen) {
   ASSERT_TRUE(first->wait_for_output("[0] at 3\n"));
   ASSERT_TRUE(second->wait_for_output("[1] at 3\n"));
   kill(first->pid(), SIGSTOP);
-  // Its ranks go on to be heard, with no wait for each look at node 0.
-  const auto begin = std::chrono::steady_clock::now();
-  ASSERT_TRUE(second->wait_for_output("[1] at 43\n")); // in 4 s and more
-  const std::chrono::duration<double> heard =
-      std::chrono::steady_clock::now() - begin;
-  EXPECT_LT(heard.count(), 40);
+  ASSERT_TRUE(
+      second->wait_for_output("[1] at 43\n")); // ranks go on to be heard
   kill(second->pid(), SIGINT);
   const auto result = second->wait();
   EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.output;

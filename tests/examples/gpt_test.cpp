@@ -321,17 +321,20 @@ TEST_F(GptTest, OneProcessTrainsInARunAtATime) {
 }
 
 TEST_F(GptTest, WhatIsNotFiniteIsNeitherUsedNorSaved) {
-  const auto result = train(
-      2,
-      "nan",
-      {"--lr",
-       "1e38",
-       "--min-lr",
-       "0",
-       "--warmup",
-       "2",
-       "--checkpoint-every",
-       "1"});
+  const auto explode = [&](const std::string& run, const char* save_every) {
+    return train(
+        2,
+        run,
+        {"--lr",
+         "1e38",
+         "--min-lr",
+         "0",
+         "--warmup",
+         "2",
+         "--checkpoint-every",
+         save_every});
+  };
+  const auto result = explode("nan", "1");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(
       result.output, HasSubstr("parameters are not finite after step 1"));
@@ -341,17 +344,7 @@ TEST_F(GptTest, WhatIsNotFiniteIsNeitherUsedNorSaved) {
   EXPECT_EQ(ends[0].at("reason"), "failed");
   EXPECT_THAT(ends[0].at("error"), HasSubstr("not finite"));
   // Where nothing is saved the next gradients tell.
-  const auto unsaved = train(
-      2,
-      "unsaved",
-      {"--lr",
-       "1e38",
-       "--min-lr",
-       "0",
-       "--warmup",
-       "2",
-       "--checkpoint-every",
-       "0"});
+  const auto unsaved = explode("unsaved", "0");
   EXPECT_EQ(unsaved.exit_code, 1);
   EXPECT_THAT(
       unsaved.output, HasSubstr("the gradients of step 2 are not finite"));

@@ -232,6 +232,11 @@ TEST_F(ConvertTest, RejectsValuesThatSafetensorsCannotHold) {
            "safetensors",
            "--drop-values"}),
       HasSubstr("values left out"));
+  for (const char* flag : {"--drop-values", "--max-shard-size=1MB"}) {
+    EXPECT_THAT(
+        refused({"convert", from, folder_ / "d", "--to", "dcp", flag}),
+        HasSubstr("belong to --to safetensors"));
+  }
 }
 
 TEST_F(ConvertTest, RejectsTensorsInsideOfTuples) {
