@@ -104,7 +104,7 @@ def has_no_torch(path):
     """Parts that build without LibTorch, so that they build fast and run under TSan."""
     if path.startswith("src/comm/shm/"):
         return not posixpath.basename(path).startswith("reduce_kernels.")
-    return path.startswith(("src/controls.h", "src/digits.h", "src/launch/", "src/plan/", "src/report/", "src/checkpoint/format/"))
+    return path.startswith(("src/controls.h", "src/digits.h", "src/unique_fd.h", "src/launch/", "src/plan/", "src/report/", "src/checkpoint/format/"))
 
 
 def check_spelling(path, include):

@@ -139,7 +139,10 @@ std::optional<std::string> StoreChannel::connect() {
   }
   if (!connecting_.valid()) {
     connecting_ = start_apart([endpoint = endpoint_] {
-      return connect_store(endpoint, kOneAttempt, kAdvice);
+      StorePtr store = connect_store(endpoint, kOneAttempt, kAdvice);
+      // A launcher that is suspended answers later; nobody waits for it here.
+      store->setTimeout(c10d::Store::kNoTimeout);
+      return store;
     });
   }
   if (is_ready(connecting_, kGlance)) {

@@ -2,8 +2,6 @@
 
 #include <tessera/error.h>
 
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
-
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -19,10 +17,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <future>
+#include <utility>
 
 #include "comm/call.h"
 #include "comm/host.h"
+#include "comm/store_client.h"
+#include "comm/store_server.h"
 
 namespace tessera::comm {
 namespace {
@@ -30,8 +30,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr Milliseconds kRetry{20};
-/// The least that a store gets to answer once it was reached.
-constexpr Milliseconds kGreeting{500};
 
 double seconds(Milliseconds duration) {
   return std::chrono::duration<double>(duration).count();
@@ -41,79 +39,54 @@ double seconds(Milliseconds duration) {
   raise<c10::DistNetworkError>({.call = "init"}, what);
 }
 
-/// A listening socket. Bound by us, not by c10d, which listens on every
-/// interface even where only this host should reach the store.
-int listen_on(StoreEndpoint& endpoint) {
+/// The address to listen on: a loopback address itself, or any of this host.
+sockaddr_storage address_to_bind(const StoreEndpoint& endpoint) {
   const bool loopback = is_loopback(endpoint.address);
-  const bool ipv6 = endpoint.address.find(':') != std::string::npos;
-  const int fd =
-      socket(ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) {
-    throw_network(fmt::format("socket: {}", std::strerror(errno)));
-  }
-  const int on = 1;
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   sockaddr_storage storage{};
-  socklen_t length = 0;
-  if (ipv6) {
+  if (endpoint.address.find(':') != std::string::npos) {
     auto& address = reinterpret_cast<sockaddr_in6&>(storage);
     address.sin6_family = AF_INET6;
     address.sin6_port = htons(static_cast<uint16_t>(endpoint.port));
     address.sin6_addr = loopback ? in6addr_loopback : in6addr_any;
-    length = sizeof address;
   } else {
     auto& address = reinterpret_cast<sockaddr_in&>(storage);
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<uint16_t>(endpoint.port));
-    address.sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
-    length = sizeof address;
+    if (!loopback) {
+      address.sin_addr.s_addr = htonl(INADDR_ANY);
+    } else if (
+        inet_pton(AF_INET, endpoint.address.c_str(), &address.sin_addr) != 1) {
+      address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    }
   }
+  return storage;
+}
+
+/// A listening socket; `endpoint.port` is its port afterwards.
+UniqueFd listen_on(StoreEndpoint& endpoint) {
+  sockaddr_storage storage = address_to_bind(endpoint);
   auto* address = reinterpret_cast<sockaddr*>(&storage);
-  if (bind(fd, address, length) != 0 || listen(fd, SOMAXCONN) != 0) {
-    const int error = errno;
-    close(fd);
+  const bool ipv6 = storage.ss_family == AF_INET6;
+  socklen_t length = ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  UniqueFd fd(socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) {
+    throw_network(fmt::format("socket: {}", std::strerror(errno)));
+  }
+  const int on = 1;
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (bind(fd.get(), address, length) != 0 ||
+      listen(fd.get(), SOMAXCONN) != 0) {
     throw_network(fmt::format(
         "cannot listen on {} ({}). Another program, or an earlier run that is still there, may hold the port: choose another MASTER_PORT, or use `tessera run`, which takes a free one.",
         endpoint.to_string(),
-        std::strerror(error)));
+        std::strerror(errno)));
   }
-  if (getsockname(fd, address, &length) == 0) {
+  if (getsockname(fd.get(), address, &length) == 0) {
     endpoint.port = ntohs(
         ipv6 ? reinterpret_cast<sockaddr_in6&>(storage).sin6_port
              : reinterpret_cast<sockaddr_in&>(storage).sin_port);
   }
   return fd;
-}
-
-/// 0 if somebody listens there, else the errno of the attempt.
-int try_to_reach(const StoreEndpoint& endpoint) {
-  constexpr int kPatienceMs = 1000;
-  const AddressList addresses =
-      resolve(endpoint.address, endpoint.port, SOCK_STREAM);
-  int error = ECONNREFUSED;
-  for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
-    const int fd =
-        socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) {
-      error = errno;
-      continue;
-    }
-    error = connect(fd, at->ai_addr, at->ai_addrlen) == 0 ? 0 : errno;
-    if (error == EINPROGRESS) {
-      pollfd connected{fd, POLLOUT, 0};
-      socklen_t length = sizeof error;
-      if (poll(&connected, 1, kPatienceMs) <= 0) {
-        error = ETIMEDOUT;
-      } else {
-        getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
-      }
-    }
-    close(fd);
-    if (error == 0) {
-      return 0;
-    }
-  }
-  return error;
 }
 
 struct UnixAddress {
@@ -144,69 +117,45 @@ bool is_same_user(int fd) {
 } // namespace
 
 StorePtr host_store(StoreEndpoint& endpoint, Milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.isServer = true;
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  options.masterListenFd = listen_on(endpoint);
-  options.port = static_cast<uint16_t>(endpoint.port);
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(endpoint.address, options);
-  } catch (const std::exception& error) {
-    throw_network(fmt::format(
-        "the store on {} could not be started: {}",
-        endpoint.to_string(),
-        error.what()));
+  auto server = std::make_shared<StoreServer>(listen_on(endpoint));
+  // However others reach it, this process does through loopback.
+  const bool ipv6 = endpoint.address.find(':') != std::string::npos;
+  StoreEndpoint nearby = endpoint;
+  if (!is_loopback(endpoint.address)) {
+    nearby.address = ipv6 ? "::1" : "127.0.0.1";
   }
+  std::string problem;
+  UniqueFd socket = connect_to_store(nearby, Clock::now() + timeout, problem);
+  if (!socket) {
+    throw_network(fmt::format(
+        "the store on {} could not be started: {}. Is the loopback interface up (`ip link set lo up`)?",
+        endpoint.to_string(),
+        problem));
+  }
+  return c10::make_intrusive<StoreClient>(
+      std::move(socket), nearby, timeout, std::move(server));
 }
 
 StorePtr connect_store(
     const StoreEndpoint& endpoint,
     Milliseconds timeout,
     std::string_view advice) {
-  const auto give_up = [&](std::string_view reason) {
-    throw_network(fmt::format(
-        "no store answered on {} within {:.1f} s. {} ({})",
-        endpoint.to_string(),
-        seconds(timeout),
-        advice,
-        reason.substr(0, reason.find('\n'))));
-  };
-  // c10d would retry too, but warns with a stack trace at each attempt.
   const auto deadline = Clock::now() + timeout;
-  while (const int error = try_to_reach(endpoint)) {
+  for (;;) {
+    std::string problem;
+    if (UniqueFd socket = connect_to_store(endpoint, deadline, problem)) {
+      return c10::make_intrusive<StoreClient>(
+          std::move(socket), endpoint, timeout);
+    }
     if (Clock::now() + kRetry > deadline) {
-      give_up(std::strerror(error));
+      throw_network(fmt::format(
+          "no store answered on {} within {:.1f} s. {} ({})",
+          endpoint.to_string(),
+          seconds(timeout),
+          advice,
+          problem));
     }
     std::this_thread::sleep_for(kRetry);
-  }
-  // c10d's greeting has no time limit: a program that listens there but is no
-  // store would hold us for ever. So it runs on a thread that, then, stays
-  // behind.
-  auto attempt = std::make_shared<std::promise<StorePtr>>();
-  auto connected = attempt->get_future();
-  std::thread([attempt, endpoint, timeout] {
-    try {
-      c10d::TCPStoreOptions options;
-      options.isServer = false;
-      options.waitWorkers = false;
-      options.timeout = timeout;
-      options.port = static_cast<uint16_t>(endpoint.port);
-      attempt->set_value(
-          c10::make_intrusive<c10d::TCPStore>(endpoint.address, options));
-    } catch (...) {
-      attempt->set_exception(std::current_exception());
-    }
-  }).detach();
-  if (connected.wait_until(std::max(deadline, Clock::now() + kGreeting)) !=
-      std::future_status::ready) {
-    give_up("something listens there, but it does not answer as a store");
-  }
-  try {
-    return connected.get();
-  } catch (const std::exception& error) {
-    give_up(error.what());
-    throw;
   }
 }
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "launch/unique_fd.h"
+#include "unique_fd.h"
 
 namespace tessera::launch {
 

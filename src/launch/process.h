@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/unique_fd.h"
+#include "unique_fd.h"
 
 namespace tessera::launch {
 

@@ -14,7 +14,7 @@
 #include <optional>
 #include <string>
 
-#include "launch/unique_fd.h"
+#include "unique_fd.h"
 
 namespace tessera::launch {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "launch/console.h"
 #include "launch/line_mux.h"
-#include "launch/unique_fd.h"
+#include "unique_fd.h"
 
 namespace tessera::launch {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/unique_fd.h"
+#include "unique_fd.h"
 
 namespace tessera::launch {
 

@@ -48,9 +48,39 @@ TEST(LaunchersTest, AllReduceUnderTesseraRun) {
   expect_four_sums(launch({tessera_program(), "run", "-n", "4"}));
 }
 
-TEST(LaunchersTest, AllReduceUnderTorchrun) {
+std::string python_of_torch() {
   std::string python;
   std::getline(std::ifstream(TESSERA_PYTHON_FILE), python);
+  return python;
+}
+
+/// PyTorch's own ranks meet in our store.
+TEST(LaunchersTest, PythonUnderTesseraRun) {
+  const std::string python = python_of_torch();
+  if (python.empty()) {
+    GTEST_SKIP() << "this LibTorch came without Python";
+  }
+  const auto result = run_command(
+      {tessera_program(),
+       "run",
+       "-n",
+       "2",
+       python,
+       "-c",
+       "import torch, torch.distributed as dist\n"
+       "dist.init_process_group('gloo')\n"
+       "sum = torch.ones(1) * (dist.get_rank() + 1)\n"
+       "dist.all_reduce(sum)\n"
+       "dist.barrier()\n"
+       "print('sum', sum.item())\n"
+       "dist.destroy_process_group()\n"},
+      {.environment = without_launcher()});
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_EQ(count(result.output, "sum 3.0"), 2) << result.output;
+}
+
+TEST(LaunchersTest, AllReduceUnderTorchrun) {
+  const std::string python = python_of_torch();
   if (python.empty()) {
     GTEST_SKIP() << "this LibTorch came without Python, so without torchrun";
   }

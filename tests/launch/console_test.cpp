@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "launch/unique_fd.h"
+#include "unique_fd.h"
 
 namespace tessera::launch {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "launch/supervisor.h"
-#include "launch/unique_fd.h"
+#include "unique_fd.h"
 
 namespace tessera::launch {
 

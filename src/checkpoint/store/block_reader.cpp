@@ -23,7 +23,7 @@ struct BlockReader::State {
   struct File {
     const FileSums* sums = nullptr; // null: none
     std::vector<bool> compared; // by block
-    Descriptor descriptor;
+    UniqueFd descriptor;
   };
 
   State(const Source& from, bool verify)
@@ -38,7 +38,7 @@ struct BlockReader::State {
     }
   }
 
-  const Descriptor& open(size_t file) {
+  const UniqueFd& open(size_t file) {
     if (!files[file].descriptor) {
       if (num_open == kMostOpenFiles) {
         for (auto& other : files) {

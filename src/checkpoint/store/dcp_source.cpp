@@ -53,7 +53,7 @@ class DcpSource : public Source {
     const Item& item = items_.at(box.item);
     refuse_transforms(item, tensor.name);
     const auto& path = files_[item.file].path;
-    const Descriptor file = open_file(item.file);
+    const UniqueFd file = open_file(item.file);
     const Mapping mapping(file, path, item.offset, item.length);
     return parsing(where(item, tensor.name), [&] {
       const auto stored = format::read_torch_file(mapping.bytes());

@@ -69,27 +69,6 @@ auto retrying(F call) {
 
 } // namespace
 
-Descriptor::Descriptor(Descriptor&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)) {}
-
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  if (this != &other) {
-    reset();
-    fd_ = std::exchange(other.fd_, -1);
-  }
-  return *this;
-}
-
-Descriptor::~Descriptor() {
-  reset();
-}
-
-void Descriptor::reset() {
-  if (fd_ >= 0) {
-    ::close(std::exchange(fd_, -1));
-  }
-}
-
 const char* name_of(FileOp op) {
   switch (op) {
     case FileOp::kMakeFolder:
@@ -120,9 +99,9 @@ std::string system_reason(int error) {
   return std::system_category().message(error);
 }
 
-Descriptor create_file(const fs::path& path) {
+UniqueFd create_file(const fs::path& path) {
   before(FileOp::kCreate, path);
-  Descriptor file(retrying([&] {
+  UniqueFd file(retrying([&] {
     return ::open(
         path.c_str(),
         O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
@@ -135,7 +114,7 @@ Descriptor create_file(const fs::path& path) {
 }
 
 void write_all(
-    const Descriptor& file,
+    const UniqueFd& file,
     const fs::path& path,
     uint64_t offset,
     std::vector<iovec>& parts) {
@@ -164,13 +143,13 @@ void write_all(
 }
 
 void write_file(const fs::path& path, std::string_view bytes) {
-  const Descriptor file = create_file(path);
+  const UniqueFd file = create_file(path);
   std::vector<iovec> parts{{const_cast<char*>(bytes.data()), bytes.size()}};
   write_all(file, path, 0, parts);
   sync_file(file, path);
 }
 
-void sync_file(const Descriptor& file, const fs::path& path) {
+void sync_file(const UniqueFd& file, const fs::path& path) {
   before(FileOp::kSync, path);
   if (retrying([&] { return ::fsync(file.get()); }) < 0) {
     fail(FileOp::kSync, path, errno);
@@ -179,7 +158,7 @@ void sync_file(const Descriptor& file, const fs::path& path) {
 
 void sync_folder(const fs::path& path) {
   before(FileOp::kSyncFolder, path);
-  const Descriptor folder(retrying([&] {
+  const UniqueFd folder(retrying([&] {
     return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   }));
   // Some network file systems cannot sync a folder; there is nothing to lose.

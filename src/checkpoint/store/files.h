@@ -11,29 +11,11 @@
 #include <string_view>
 #include <vector>
 
+#include "unique_fd.h"
+
 namespace tessera::checkpoint {
 
 namespace fs = std::filesystem;
-
-/// Owns one file descriptor; -1 means none. Movable only.
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept;
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  ~Descriptor();
-
-  int get() const {
-    return fd_;
-  }
-  explicit operator bool() const {
-    return fd_ >= 0;
-  }
-  void reset();
-
- private:
-  int fd_;
-};
 
 enum class FileOp {
   kMakeFolder,
@@ -56,16 +38,16 @@ void set_file_fault(FileFault fault);
 /// All of these throw FileError with the path and the system's reason.
 
 /// A new file, open for writing; it must not be there yet.
-Descriptor create_file(const fs::path& path);
+UniqueFd create_file(const fs::path& path);
 /// All the bytes, one after another, at `offset`. Changes `parts`.
 void write_all(
-    const Descriptor& file,
+    const UniqueFd& file,
     const fs::path& path,
     uint64_t offset,
     std::vector<iovec>& parts);
 /// A whole small file, synced.
 void write_file(const fs::path& path, std::string_view bytes);
-void sync_file(const Descriptor& file, const fs::path& path);
+void sync_file(const UniqueFd& file, const fs::path& path);
 void sync_folder(const fs::path& path);
 void make_folder(const fs::path& path); // its parent must be there
 /// False if it was there already.

@@ -20,8 +20,8 @@ std::string quoted(const fs::path& path) {
 }
 
 /// Locks the folder, or throws if another process has it.
-Descriptor lock_folder(const fs::path& partial, const fs::path& folder) {
-  Descriptor lock(
+UniqueFd lock_folder(const fs::path& partial, const fs::path& folder) {
+  UniqueFd lock(
       ::open(partial.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
   if (!lock) {
     throw FileError(
@@ -126,7 +126,7 @@ FolderWriter::FolderWriter(const fs::path& folder, bool overwrite)
 }
 
 void FolderWriter::remove_if_stale(const fs::path& partial) {
-  const Descriptor lock(
+  const UniqueFd lock(
       ::open(partial.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
   if (lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) {
     remove_path(partial);
@@ -155,7 +155,7 @@ void FolderWriter::commit() {
     lock_.reset(); // the name may be another's by now
   } else {
     // The old folder gets the partial name, under which others look for it.
-    Descriptor old_lock = lock_folder(folder_, folder_);
+    UniqueFd old_lock = lock_folder(folder_, folder_);
     if (!exchange_paths(partial_, folder_)) {
       throw FileError("cannot replace " + quoted(folder_) + ".");
     }

@@ -50,7 +50,7 @@ class FolderWriter {
 
   fs::path folder_;
   fs::path partial_;
-  Descriptor lock_; // of what is called partial_, and must go
+  UniqueFd lock_; // of what is called partial_, and must go
   bool replaces_ = false;
 };
 

@@ -93,7 +93,7 @@ fs::path resolve_below(const fs::path& root, const std::string& name) {
 
 Input open_input(const fs::path& path) {
   // O_NONBLOCK: opening a pipe must not wait for its writer.
-  Descriptor file(
+  UniqueFd file(
       ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!file) {
     fail(errno, quoted(path) + ": " + system_reason(errno));
@@ -110,7 +110,7 @@ Input open_input(const fs::path& path) {
 }
 
 void read_at(
-    const Descriptor& file,
+    const UniqueFd& file,
     const fs::path& path,
     uint64_t offset,
     uint8_t* to,
@@ -140,7 +140,7 @@ void read_at(
 }
 
 Mapping::Mapping(
-    const Descriptor& file,
+    const UniqueFd& file,
     const fs::path& path,
     uint64_t offset,
     uint64_t bytes) {

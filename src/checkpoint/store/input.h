@@ -28,7 +28,7 @@ fs::path resolve_below(const fs::path& root, const std::string& name);
 
 /// A regular file, open for reading.
 struct Input {
-  Descriptor file;
+  UniqueFd file;
   uint64_t bytes = 0;
 };
 /// `path` is a resolved one. Throws FileError, also for what is no regular
@@ -37,7 +37,7 @@ Input open_input(const fs::path& path);
 
 /// Throws FileError if the file ends too early.
 void read_at(
-    const Descriptor& file,
+    const UniqueFd& file,
     const fs::path& path,
     uint64_t offset,
     uint8_t* to,
@@ -48,7 +48,7 @@ void read_at(
 class Mapping {
  public:
   Mapping(
-      const Descriptor& file,
+      const UniqueFd& file,
       const fs::path& path,
       uint64_t offset,
       uint64_t bytes);

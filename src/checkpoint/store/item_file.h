@@ -49,7 +49,7 @@ class ItemFile {
   void write_block();
 
   fs::path path_;
-  Descriptor file_;
+  UniqueFd file_;
   uint64_t written_ = 0; // bytes in the file
   uint64_t pending_bytes_ = 0; // in parts_
   uint64_t unsynced_from_ = 0;

@@ -95,7 +95,7 @@ class SafetensorsSource : public Source {
  private:
   format::SafetensorsHeader read_header(size_t file) {
     const auto& entry = files_[file];
-    const Descriptor input = open_file(file);
+    const UniqueFd input = open_file(file);
     const Mapping mapping(input, entry.path, 0, entry.bytes);
     auto header = parsing(quoted(entry.path), [&] {
       return format::read_safetensors(mapping.bytes());

@@ -47,7 +47,7 @@ const StoredValue* Source::find_value(std::string_view name) const {
   return found == value_index_.end() ? nullptr : &values_[found->second];
 }
 
-Descriptor Source::open_file(size_t file) const {
+UniqueFd Source::open_file(size_t file) const {
   const SourceFile& entry = files_.at(file);
   Input input = open_input(entry.path);
   if (input.bytes != entry.bytes) {

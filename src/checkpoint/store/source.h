@@ -117,7 +117,7 @@ class Source {
   const std::vector<SourceFile>& files() const {
     return files_;
   }
-  Descriptor open_file(size_t file) const;
+  UniqueFd open_file(size_t file) const;
   /// Null where there are none, as with checkpoints that others wrote.
   const Checksums* checksums() const {
     return checksums_ ? &*checksums_ : nullptr;

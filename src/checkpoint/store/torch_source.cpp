@@ -78,7 +78,7 @@ class TorchSource : public Source {
     root_ = at.root;
     add_file(at.name);
     const auto& file = files_[0];
-    const Descriptor input = open_file(0);
+    const UniqueFd input = open_file(0);
     mapping_.emplace(input, file.path, 0, file.bytes);
     parsing(quoted(file.path), [&] {
       content_ = format::read_torch_file(mapping_->bytes());

@@ -17,7 +17,7 @@ namespace tessera::checkpoint {
 namespace {
 
 // Some file systems have no locks; there nobody can be warned.
-bool is_locked_by_another(const Descriptor& file) {
+bool is_locked_by_another(const UniqueFd& file) {
   return ::flock(file.get(), LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK;
 }
 
@@ -28,7 +28,7 @@ bool is_locked_by_another(const Descriptor& file) {
 
 // What a crash left; not what somebody is writing.
 fs::path cleared(const fs::path& partial, const fs::path& path) {
-  const Descriptor old(
+  const UniqueFd old(
       ::open(partial.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (old && is_locked_by_another(old)) {
     fail_as_busy(path);

@@ -18,13 +18,13 @@ class StreamFile {
   void append(format::ByteSpan bytes);
   /// Syncs and closes.
   FileSums finish();
-  const Descriptor& descriptor() const {
+  const UniqueFd& descriptor() const {
     return file_;
   }
 
  private:
   fs::path path_;
-  Descriptor file_;
+  UniqueFd file_;
   uint64_t written_ = 0;
   FileSummer sums_;
 };
@@ -51,7 +51,7 @@ class NewFile {
   fs::path path_;
   fs::path partial_;
   StreamFile stream_;
-  Descriptor lock_; // a second one of the same file, to outlive the stream's
+  UniqueFd lock_; // a second one of the same file, to outlive the stream's
   bool committed_ = false;
 };
 

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace tessera::launch {
+namespace tessera {
 
 /// Owns one file descriptor and closes it; -1 means none. Movable only.
 class UniqueFd {
@@ -38,4 +38,4 @@ class UniqueFd {
   int fd_;
 };
 
-} // namespace tessera::launch
+} // namespace tessera

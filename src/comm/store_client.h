@@ -1,0 +1,82 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "comm/store.h"
+#include "comm/store_server.h"
+#include "unique_fd.h"
+
+namespace tessera::comm {
+
+/// A connection to a store. Any thread may call; calls are made one after
+/// another.
+///
+/// c10d's client looks up the name of the host it connects to, which takes
+/// seconds where name servers do not answer, and waits for answers without a
+/// limit. This one asks for no names, and a store that says nothing for as long
+/// as the timeout, or is gone, makes calls throw c10::DistNetworkError: this
+/// one and all later ones. A key that nobody sets in time is a
+/// c10::DistStoreError, and the store as good as before.
+class StoreClient final : public c10d::Store {
+ public:
+  /// `socket` comes from connect_to_store(). `server` is the store where this
+  /// process hosts it; it lives as long as this.
+  StoreClient(
+      UniqueFd socket,
+      StoreEndpoint endpoint,
+      Milliseconds timeout,
+      std::shared_ptr<StoreServer> server = nullptr);
+
+  c10::intrusive_ptr<Store> clone() override;
+
+  using Store::compareSet;
+  using Store::set;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override;
+  std::vector<uint8_t> compareSet(
+      const std::string& key,
+      const std::vector<uint8_t>& expected,
+      const std::vector<uint8_t>& desired) override;
+  std::vector<uint8_t> get(const std::string& key) override;
+  int64_t add(const std::string& key, int64_t amount) override;
+  bool deleteKey(const std::string& key) override;
+  bool check(const std::vector<std::string>& keys) override;
+  int64_t getNumKeys() override;
+  void wait(const std::vector<std::string>& keys) override;
+  void wait(const std::vector<std::string>& keys, const Milliseconds& timeout)
+      override;
+  void append(const std::string& key, const std::vector<uint8_t>& value)
+      override;
+  std::vector<std::vector<uint8_t>> multiGet(
+      const std::vector<std::string>& keys) override;
+  void multiSet(
+      const std::vector<std::string>& keys,
+      const std::vector<std::vector<uint8_t>>& values) override;
+  bool hasExtendedApi() const override {
+    return true;
+  }
+
+ private:
+  template <class Function>
+  auto call(Function&& function);
+
+  const StoreEndpoint endpoint_;
+  const std::shared_ptr<StoreServer> server_;
+  std::mutex mutex_;
+  UniqueFd socket_; // guarded by mutex_; none after the connection failed
+};
+
+/// One attempt to reach a store, over by `deadline`, though a greeting gets
+/// half a second at least. None if it fails, with the reason in `problem`.
+/// Throws c10::DistNetworkError if the host has no address.
+UniqueFd connect_to_store(
+    const StoreEndpoint& endpoint,
+    std::chrono::steady_clock::time_point deadline,
+    std::string& problem);
+
+} // namespace tessera::comm

@@ -1,0 +1,506 @@
+#include "comm/store_server.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <deque>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "comm/store_wire.h"
+
+namespace tessera::comm {
+namespace {
+
+using wire::Message;
+using wire::Query;
+
+/// Never given twice, unlike descriptors.
+using ClientId = uint64_t;
+constexpr ClientId kListener = 0;
+constexpr ClientId kWake = 1;
+constexpr ClientId kFirstClient = 2;
+
+/// A client that lets more than this wait for it is cut off.
+constexpr size_t kMaxUnsent = 64 * 1024 * 1024;
+/// Until accepting is tried again where descriptors ran out.
+constexpr int kPauseMs = 100;
+
+int64_t to_number(std::string_view text) {
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, value);
+  if (result.ec != std::errc() || result.ptr != end) {
+    throw wire::BadRequest("a value that is no number");
+  }
+  return value;
+}
+
+/// The keys and values, and who waits for which.
+class Contents {
+ public:
+  using Reply = std::function<void(ClientId, const Message&)>;
+
+  explicit Contents(Reply reply) : reply_(std::move(reply)) {}
+
+  /// Throws BadRequest, with nothing changed.
+  void handle(ClientId client, const wire::Request& request) {
+    const auto key = [&](size_t i = 0) { return std::string(request.keys[i]); };
+    switch (request.query) {
+      case Query::kValidate:
+        return;
+      case Query::kPing:
+        reply_(client, Message().number(static_cast<uint32_t>(request.number)));
+        return;
+      case Query::kSet:
+        set(key(), std::string(request.values[0]));
+        return;
+      case Query::kMultiSet:
+        for (size_t i = 0; i < request.keys.size(); ++i) {
+          set(key(i), std::string(request.values[i]));
+        }
+        return;
+      case Query::kAppend:
+        set(key(), std::string(value_of(key())).append(request.values[0]));
+        return;
+      case Query::kCompareSet:
+        reply_(
+            client,
+            Message().text(
+                compare_set(key(), request.values[0], request.values[1])));
+        return;
+      case Query::kAdd:
+        reply_(client, Message().number(add(key(), request.number)));
+        return;
+      case Query::kGet:
+        reply_(client, Message().text(value_of(key())));
+        return;
+      case Query::kMultiGet: {
+        Message all;
+        for (size_t i = 0; i < request.keys.size(); ++i) {
+          all.text(value_of(key(i)));
+          if (all.bytes().size() > kMaxUnsent) {
+            throw wire::BadRequest("more than one answer holds");
+          }
+        }
+        reply_(client, all);
+        return;
+      }
+      case Query::kDelete:
+        reply_(
+            client,
+            Message().number(static_cast<int64_t>(values_.erase(key()))));
+        return;
+      case Query::kCount:
+        reply_(client, Message().number(static_cast<int64_t>(values_.size())));
+        return;
+      case Query::kListKeys: {
+        Message all;
+        all.number(static_cast<int64_t>(values_.size()));
+        for (const auto& [name, value] : values_) {
+          all.text(name);
+        }
+        reply_(client, all);
+        return;
+      }
+      case Query::kCheck: {
+        const bool all_there = std::all_of(
+            request.keys.begin(), request.keys.end(), [&](auto name) {
+              return is_there(std::string(name));
+            });
+        reply_(
+            client,
+            Message().number(
+                all_there ? wire::Presence::kAllThere
+                          : wire::Presence::kMissing));
+        return;
+      }
+      case Query::kWait:
+        wait(client, request.keys);
+        return;
+      case Query::kCancelWait:
+        forget(client);
+        reply_(client, Message().number(wire::WaitEnd::kCancelled));
+        return;
+      case Query::kBarrier:
+        come_to_barrier(client, key(), request.number);
+        return;
+      case Query::kQueuePush:
+        queues_[key()].emplace_back(request.values[0]);
+        wake_one(key());
+        return;
+      case Query::kQueuePop:
+        reply_(client, pop(key()));
+        return;
+      case Query::kQueueLength:
+        reply_(client, Message().number(length_of_queue(key())));
+        return;
+    }
+  }
+
+  /// The client waits for nothing any more.
+  void forget(ClientId client) {
+    if (awaited_.erase(client) == 0) {
+      return;
+    }
+    for (auto at = waiting_.begin(); at != waiting_.end();) {
+      std::erase(at->second, client);
+      at = at->second.empty() ? waiting_.erase(at) : std::next(at);
+    }
+  }
+
+ private:
+  std::string_view value_of(const std::string& key) const {
+    const auto found = values_.find(key);
+    return found == values_.end() ? std::string_view() : found->second;
+  }
+
+  int64_t length_of_queue(const std::string& key) const {
+    const auto found = queues_.find(key);
+    return found == queues_.end() ? 0
+                                  : static_cast<int64_t>(found->second.size());
+  }
+
+  bool is_there(const std::string& key) const {
+    return values_.contains(key) || length_of_queue(key) > 0;
+  }
+
+  void set(const std::string& key, std::string value) {
+    values_[key] = std::move(value);
+    wake_all(key);
+  }
+
+  std::string compare_set(
+      const std::string& key,
+      std::string_view expected,
+      std::string_view desired) {
+    const auto found = values_.find(key);
+    if (found == values_.end() ? expected.empty() : found->second == expected) {
+      set(key, std::string(desired));
+      return std::string(desired);
+    }
+    // c10d says what was expected where there is nothing.
+    return found == values_.end() ? std::string(expected) : found->second;
+  }
+
+  int64_t add(const std::string& key, int64_t amount) {
+    const auto found = values_.find(key);
+    const int64_t before =
+        found == values_.end() ? 0 : to_number(found->second);
+    int64_t sum = 0;
+    if (__builtin_add_overflow(before, amount, &sum)) {
+      throw wire::BadRequest("a sum that is too large");
+    }
+    set(key, std::to_string(sum));
+    return sum;
+  }
+
+  Message pop(const std::string& key) {
+    Message reply;
+    reply.number(length_of_queue(key));
+    if (const auto found = queues_.find(key); found != queues_.end()) {
+      reply.text(found->second.front());
+      found->second.pop_front();
+      if (found->second.empty()) {
+        queues_.erase(found);
+      }
+    }
+    return reply;
+  }
+
+  void come_to_barrier(ClientId client, const std::string& key, int64_t size) {
+    const auto found = values_.find(key);
+    const int64_t came =
+        (found == values_.end() ? 0 : to_number(found->second)) + 1;
+    values_[key] = std::to_string(came);
+    if (came >= size) {
+      wake_all(key);
+      end_wait(client);
+    } else {
+      forget(client);
+      await(client, key);
+    }
+  }
+
+  void wait(ClientId client, const std::vector<std::string_view>& keys) {
+    forget(client);
+    for (const std::string_view view : keys) {
+      const std::string key(view);
+      if (!is_there(key)) {
+        await(client, key);
+      }
+    }
+    if (!awaited_.contains(client)) {
+      end_wait(client);
+    }
+  }
+
+  void await(ClientId client, const std::string& key) {
+    waiting_[key].push_back(client);
+    ++awaited_[client];
+  }
+
+  void end_wait(ClientId client) {
+    reply_(client, Message().number(wire::WaitEnd::kDone));
+  }
+
+  void wake_all(const std::string& key) {
+    if (const auto found = waiting_.find(key); found != waiting_.end()) {
+      const std::vector<ClientId> clients = std::move(found->second);
+      waiting_.erase(found);
+      for (const ClientId client : clients) {
+        came(client);
+      }
+    }
+  }
+
+  /// What is pushed is for one client alone.
+  void wake_one(const std::string& key) {
+    if (const auto found = waiting_.find(key); found != waiting_.end()) {
+      const ClientId client = found->second.front();
+      found->second.erase(found->second.begin());
+      if (found->second.empty()) {
+        waiting_.erase(found);
+      }
+      came(client);
+    }
+  }
+
+  void came(ClientId client) {
+    const auto found = awaited_.find(client);
+    if (--found->second == 0) {
+      awaited_.erase(found);
+      end_wait(client);
+    }
+  }
+
+  const Reply reply_;
+  std::unordered_map<std::string, std::string> values_;
+  std::unordered_map<std::string, std::deque<std::string>> queues_;
+  std::unordered_map<std::string, std::vector<ClientId>> waiting_; // by key
+  std::unordered_map<ClientId, size_t> awaited_; // how often each is in there
+};
+
+/// Everything that the thread owns.
+class Loop {
+ public:
+  Loop(UniqueFd listener, int wake)
+      : listener_(std::move(listener)),
+        epoll_(epoll_create1(EPOLL_CLOEXEC)),
+        contents_([this](ClientId client, const Message& message) {
+          send(client, message.bytes());
+        }) {
+    fcntl(listener_.get(), F_SETFL, O_NONBLOCK);
+    if (!epoll_ || !watch(listener_.get(), kListener) || !watch(wake, kWake)) {
+      throw std::system_error(errno, std::generic_category(), "epoll");
+    }
+  }
+
+  void run() {
+    std::vector<epoll_event> events(256);
+    for (;;) {
+      const int count = epoll_wait(
+          epoll_.get(),
+          events.data(),
+          static_cast<int>(events.size()),
+          is_accepting_ ? -1 : kPauseMs);
+      if (!is_accepting_) {
+        is_accepting_ = watch(listener_.get(), kListener);
+      }
+      for (int i = 0; i < count; ++i) {
+        const epoll_event& event = events[static_cast<size_t>(i)];
+        if (event.data.u64 == kWake) {
+          return;
+        }
+        if (event.data.u64 == kListener) {
+          accept_clients();
+        } else {
+          serve(event.data.u64, event.events);
+        }
+      }
+      for (const ClientId client : std::exchange(lost_, {})) {
+        contents_.forget(client);
+        clients_.erase(client);
+      }
+    }
+  }
+
+ private:
+  struct Client {
+    UniqueFd socket;
+    std::string received; // the beginning of a request
+    std::string unsent;
+    uint32_t watched = EPOLLIN;
+    bool is_validated = false;
+    bool is_lost = false;
+  };
+
+  bool watch(int fd, ClientId id) {
+    epoll_event event{.events = EPOLLIN, .data = {.u64 = id}};
+    return epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
+  }
+
+  void accept_clients() {
+    for (;;) {
+      UniqueFd socket(accept4(
+          listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!socket) {
+        if (errno == ECONNABORTED || errno == EINTR) {
+          continue;
+        }
+        if (errno != EAGAIN && errno != EWOULDBLOCK) { // no descriptor left
+          epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
+          is_accepting_ = false;
+        }
+        return;
+      }
+      const int on = 1;
+      setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+      setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+      const ClientId id = next_++;
+      if (watch(socket.get(), id)) {
+        clients_[id].socket = std::move(socket);
+      }
+    }
+  }
+
+  void serve(ClientId id, uint32_t events) {
+    const auto found = clients_.find(id);
+    if (found == clients_.end() || found->second.is_lost) {
+      return;
+    }
+    Client& client = found->second;
+    if ((events & EPOLLOUT) != 0) {
+      flush(id, client);
+    }
+    if ((events & ~EPOLLOUT) != 0 && !client.is_lost) {
+      receive(id, client);
+    }
+  }
+
+  void receive(ClientId id, Client& client) {
+    char bytes[64 * 1024];
+    const ssize_t count = recv(client.socket.get(), bytes, sizeof bytes, 0);
+    if (count < 0 && (errno == EAGAIN || errno == EINTR)) {
+      return;
+    }
+    if (count <= 0) {
+      lose(id, client);
+      return;
+    }
+    client.received.append(bytes, static_cast<size_t>(count));
+    std::string_view rest = client.received;
+    try {
+      while (!client.is_lost) {
+        const auto request = wire::take_request(rest);
+        if (!request) {
+          break;
+        }
+        if (!client.is_validated &&
+            (request->query != Query::kValidate ||
+             request->number != wire::kMagic)) {
+          throw wire::BadRequest("no client of a store");
+        }
+        client.is_validated = true;
+        contents_.handle(id, *request);
+      }
+      if (rest.size() > wire::kMaxRequestBytes) {
+        throw wire::BadRequest("a request that is too long");
+      }
+    } catch (const wire::BadRequest&) {
+      lose(id, client);
+      return;
+    }
+    client.received.erase(0, client.received.size() - rest.size());
+  }
+
+  void send(ClientId id, std::string_view bytes) {
+    Client& client = clients_.at(id);
+    if (client.is_lost) {
+      return;
+    }
+    const bool is_first = client.unsent.empty();
+    client.unsent += bytes;
+    if (client.unsent.size() > kMaxUnsent) {
+      const linger now{.l_onoff = 1, .l_linger = 0}; // nor does the kernel wait
+      setsockopt(client.socket.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
+      lose(id, client);
+    } else if (is_first) {
+      flush(id, client);
+    }
+  }
+
+  void flush(ClientId id, Client& client) {
+    const ssize_t count = ::send(
+        client.socket.get(),
+        client.unsent.data(),
+        client.unsent.size(),
+        MSG_NOSIGNAL);
+    if (count < 0 && errno != EAGAIN && errno != EINTR) {
+      lose(id, client);
+      return;
+    }
+    client.unsent.erase(0, static_cast<size_t>(std::max<ssize_t>(count, 0)));
+    const uint32_t wanted =
+        client.unsent.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT;
+    if (std::exchange(client.watched, wanted) != wanted) {
+      epoll_event event{.events = wanted, .data = {.u64 = id}};
+      epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, client.socket.get(), &event);
+    }
+  }
+
+  /// It is taken away once nobody holds on to it.
+  void lose(ClientId id, Client& client) {
+    if (!client.is_lost) {
+      client.is_lost = true;
+      lost_.push_back(id);
+    }
+  }
+
+  const UniqueFd listener_;
+  const UniqueFd epoll_;
+  bool is_accepting_ = true;
+  ClientId next_ = kFirstClient;
+  std::unordered_map<ClientId, Client> clients_;
+  std::vector<ClientId> lost_;
+  Contents contents_;
+};
+
+} // namespace
+
+StoreServer::StoreServer(UniqueFd listener)
+    : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  auto loop = std::make_unique<Loop>(std::move(listener), wake_.get());
+  // Signals are for the threads that know what to do about them.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([loop = std::move(loop)] {
+    pthread_setname_np(pthread_self(), "tessera_store");
+    loop->run();
+  });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+StoreServer::~StoreServer() {
+  eventfd_write(wake_.get(), 1);
+  thread_.join();
+}
+
+} // namespace tessera::comm

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <memory>
+#include <thread>
+
+#include "unique_fd.h"
+
+namespace tessera::comm {
+
+/// The key-value store itself, on a thread of its own until destruction.
+///
+/// c10d's server looks up the host name of each client that comes, on the one
+/// thread that serves them all: where name servers are slow or out of reach,
+/// nobody is served meanwhile. Ours asks for no names.
+class StoreServer {
+ public:
+  /// Serves who connects to `listener`, a socket that listens.
+  explicit StoreServer(UniqueFd listener);
+  ~StoreServer();
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+
+ private:
+  UniqueFd wake_; // eventfd: ends the thread
+  std::thread thread_;
+};
+
+} // namespace tessera::comm
