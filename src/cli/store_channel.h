@@ -11,9 +11,9 @@
 
 namespace tessera::cli {
 
-/// LibTorch's calls wait without a limit for a store that is frozen or out of
-/// reach. So a thread makes them, in their order; where one hangs the thread
-/// stays behind, and the launcher goes on.
+/// Calls wait as long as it takes for a store that is frozen or out of reach,
+/// and may come back. So a thread makes them, in their order; where one hangs
+/// the thread stays behind, and the launcher goes on.
 class StoreChannel : public launch::Channel {
  public:
   /// Node 0's: of a store in this process.

@@ -38,6 +38,8 @@ using comm::StoreEndpoint;
 using comm::StorePtr;
 
 constexpr Milliseconds kDefaultTimeout = std::chrono::minutes(10);
+/// Thirty years: longer is as good as for ever, and can be added to a time.
+constexpr Milliseconds kLongestTimeout = std::chrono::seconds(1'000'000'000);
 /// A process that cannot take part says so to the others within this time.
 constexpr Milliseconds kRefusal{2000};
 
@@ -69,7 +71,7 @@ Milliseconds timeout_from(const InitOptions& options) {
       raise<c10::ValueError>(
           {.call = "init"}, "the timeout must be longer than zero.");
     }
-    return *options.timeout();
+    return std::min(*options.timeout(), kLongestTimeout);
   }
   const char* text = std::getenv("TESSERA_TIMEOUT");
   if (text == nullptr || *text == '\0') {
@@ -157,7 +159,9 @@ OpenedStore host(
     Milliseconds timeout) {
   for (const HostedStore& hosted : current.hosted) {
     if (hosted.asked_for.to_string() == asked_for.to_string()) {
-      return {hosted.store, hosted.endpoint};
+      StorePtr store = hosted.store->clone(); // its own connection may be lost
+      store->setTimeout(timeout);
+      return {std::move(store), hosted.endpoint};
     }
   }
   HostedStore hosted{asked_for, asked_for, nullptr, nullptr};

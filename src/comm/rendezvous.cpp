@@ -177,11 +177,10 @@ std::vector<Member> join(
     if (!outcome.verdict.starts_with(kOk)) {
       say_farewell(store, hosts_store, world_size);
     }
-  } catch (const c10::DistNetworkError&) {
+  } catch (const c10::DistNetworkError& error) {
     if (outcome.verdict.empty()) {
       raise<PeerLostError>(
-          site,
-          "the store went away while the ranks were joining: rank 0 or its launcher has ended. See its output.");
+          site, fmt::format("while the ranks were joining: {}", error.what()));
     }
   }
   if (!outcome.verdict.starts_with(kOk)) {

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "comm/call.h"
@@ -89,6 +90,17 @@ UniqueFd listen_on(StoreEndpoint& endpoint) {
   return fd;
 }
 
+/// However others reach a store of this process, it does so through loopback.
+StoreEndpoint seen_from_here(const StoreEndpoint& endpoint) {
+  in_addr parsed{};
+  if (endpoint.address.find(':') != std::string::npos) {
+    return {"::1", endpoint.port};
+  }
+  const bool is_bound_to_it = is_loopback(endpoint.address) &&
+      inet_pton(AF_INET, endpoint.address.c_str(), &parsed) == 1;
+  return {is_bound_to_it ? endpoint.address : "127.0.0.1", endpoint.port};
+}
+
 struct UnixAddress {
   sockaddr_un address{};
   socklen_t length = 0;
@@ -117,23 +129,24 @@ bool is_same_user(int fd) {
 } // namespace
 
 StorePtr host_store(StoreEndpoint& endpoint, Milliseconds timeout) {
-  auto server = std::make_shared<StoreServer>(listen_on(endpoint));
-  // However others reach it, this process does through loopback.
-  const bool ipv6 = endpoint.address.find(':') != std::string::npos;
-  StoreEndpoint nearby = endpoint;
-  if (!is_loopback(endpoint.address)) {
-    nearby.address = ipv6 ? "::1" : "127.0.0.1";
-  }
+  UniqueFd listener = listen_on(endpoint);
+  std::shared_ptr<StoreServer> server;
   std::string problem;
-  UniqueFd socket = connect_to_store(nearby, Clock::now() + timeout, problem);
-  if (!socket) {
-    throw_network(fmt::format(
-        "the store on {} could not be started: {}. Is the loopback interface up (`ip link set lo up`)?",
-        endpoint.to_string(),
-        problem));
+  try {
+    server = std::make_shared<StoreServer>(std::move(listener));
+    const StoreEndpoint nearby = seen_from_here(endpoint);
+    if (UniqueFd socket =
+            connect_to_store(nearby, Clock::now() + timeout, problem)) {
+      return c10::make_intrusive<StoreClient>(
+          std::move(socket), nearby, timeout, std::move(server));
+    }
+  } catch (const std::system_error& error) {
+    problem = error.what();
   }
-  return c10::make_intrusive<StoreClient>(
-      std::move(socket), nearby, timeout, std::move(server));
+  throw_network(fmt::format(
+      "the store on {} could not be started: {}. `tessera doctor` tells whether ranks can meet on this host.",
+      endpoint.to_string(),
+      problem));
 }
 
 StorePtr connect_store(

@@ -6,6 +6,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
@@ -33,8 +34,8 @@ using Deadline = Clock::time_point;
 constexpr Milliseconds kConnectPatience{1000};
 /// The least that a store gets to answer once it was reached.
 constexpr Milliseconds kGreeting{500};
-/// A wait that is over is called off: the store answers that at once.
-constexpr Milliseconds kCallOff{5000};
+/// The least that an answer may take which the store can give at once.
+constexpr Milliseconds kLeast{5000};
 
 struct StreamClosed : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -78,7 +79,9 @@ class Stream {
     deadline_ = deadline;
   }
 
+  /// Throws DistStoreError, with nothing sent, at what no store would take.
   void send(const Message& message) {
+    check(message);
     std::string_view rest = message.bytes();
     while (!rest.empty()) {
       const ssize_t count = ::send(fd_, rest.data(), rest.size(), MSG_NOSIGNAL);
@@ -108,6 +111,23 @@ class Stream {
   }
 
  private:
+  static void check(const Message& message) {
+    std::string_view bytes = message.bytes();
+    size_t needed = 0;
+    try {
+      wire::take_request(bytes, needed);
+    } catch (const wire::BadRequest& error) {
+      raise<c10::DistStoreError>(
+          {.call = "store"},
+          fmt::format(
+              "the store does not take this request of {} bytes: {}. A key has {} bytes at most, a value {}. The store is for meeting: send data with a collective.",
+              bytes.size(),
+              error.what(),
+              wire::kMaxKeyBytes,
+              wire::kMaxValueBytes));
+    }
+  }
+
   void receive(void* into, size_t size) {
     auto* at = static_cast<char*>(into);
     while (size > 0) {
@@ -195,15 +215,7 @@ std::string greet(int fd, Deadline deadline) {
   }
 }
 
-std::string_view checked(const std::vector<uint8_t>& value) {
-  if (value.size() > wire::kMaxValueBytes) {
-    raise<c10::DistStoreError>(
-        {.call = "store"},
-        fmt::format(
-            "a value of {} bytes is too large for the store, which is for meeting: {} at most. Send it with a collective.",
-            value.size(),
-            wire::kMaxValueBytes));
-  }
+std::string_view text_of(const std::vector<uint8_t>& value) {
   return {reinterpret_cast<const char*>(value.data()), value.size()};
 }
 
@@ -218,7 +230,7 @@ Message about(Query query, const std::vector<std::string>& keys) {
 
 /// Calls off a wait whose time is over. False if the keys came after all.
 bool call_off(Stream& stream) {
-  stream.set_deadline(after(kCallOff));
+  stream.set_deadline(after(kLeast));
   stream.send(Message(Query::kCancelWait));
   if (stream.number<wire::WaitEnd>() == wire::WaitEnd::kCancelled) {
     return true;
@@ -260,7 +272,12 @@ UniqueFd connect_to_store(
     UniqueFd socket(
         ::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const int error = socket ? reach(socket.get(), *at, deadline) : errno;
-    problem = error == 0 ? greet(socket.get(), deadline) : std::strerror(error);
+    // What listens on this address may be another program; the store may be on
+    // the next.
+    const Deadline patience = at->ai_next == nullptr
+        ? deadline
+        : std::min(deadline, Clock::now() + kConnectPatience);
+    problem = error == 0 ? greet(socket.get(), patience) : std::strerror(error);
     if (problem.empty()) {
       return socket;
     }
@@ -279,7 +296,13 @@ StoreClient::StoreClient(
       socket_(std::move(socket)) {}
 
 c10::intrusive_ptr<c10d::Store> StoreClient::clone() {
-  return connect_store(endpoint_, timeout_);
+  StorePtr store = connect_store(endpoint_, std::max(timeout_, kLeast));
+  store->setTimeout(timeout_);
+  return store;
+}
+
+Milliseconds StoreClient::time_for_answer() const {
+  return timeout_ == kNoTimeout ? kNoTimeout : std::max(timeout_, kLeast);
 }
 
 /// `function` gets the stream, with the time that one answer may take.
@@ -289,13 +312,18 @@ auto StoreClient::call(Function&& function) {
   std::string problem = "the connection to it failed before";
   try {
     if (socket_) {
-      Stream stream(socket_.get(), after(timeout_));
+      Stream stream(socket_.get(), after(time_for_answer()));
       return function(stream);
     }
   } catch (const StreamClosed& error) {
     problem = error.what();
   } catch (const StreamSilent&) {
     problem = "it does not answer";
+  } catch (const c10::DistStoreError&) { // all was said, and all was heard
+    throw;
+  } catch (...) {
+    socket_.reset();
+    throw;
   }
   socket_.reset();
   raise<c10::DistNetworkError>(
@@ -310,7 +338,7 @@ void StoreClient::set(
     const std::string& key,
     const std::vector<uint8_t>& value) {
   call([&](Stream& stream) {
-    stream.send(Message(Query::kSet).key(key).text(checked(value)));
+    stream.send(Message(Query::kSet).key(key).text(text_of(value)));
   });
 }
 
@@ -321,8 +349,8 @@ std::vector<uint8_t> StoreClient::compareSet(
   return call([&](Stream& stream) {
     stream.send(Message(Query::kCompareSet)
                     .key(key)
-                    .text(checked(expected))
-                    .text(checked(desired)));
+                    .text(text_of(expected))
+                    .text(text_of(desired)));
     return stream.bytes();
   });
 }
@@ -330,7 +358,7 @@ std::vector<uint8_t> StoreClient::compareSet(
 std::vector<uint8_t> StoreClient::get(const std::string& key) {
   return call([&](Stream& stream) {
     wait_on(stream, {key}, timeout_);
-    stream.set_deadline(after(timeout_));
+    stream.set_deadline(after(time_for_answer()));
     stream.send(Message(Query::kGet).key(key));
     return stream.bytes();
   });
@@ -378,7 +406,7 @@ void StoreClient::append(
     const std::string& key,
     const std::vector<uint8_t>& value) {
   call([&](Stream& stream) {
-    stream.send(Message(Query::kAppend).key(key).text(checked(value)));
+    stream.send(Message(Query::kAppend).key(key).text(text_of(value)));
   });
 }
 
@@ -386,7 +414,7 @@ std::vector<std::vector<uint8_t>> StoreClient::multiGet(
     const std::vector<std::string>& keys) {
   return call([&](Stream& stream) {
     wait_on(stream, keys, timeout_);
-    stream.set_deadline(after(timeout_));
+    stream.set_deadline(after(time_for_answer()));
     stream.send(about(Query::kMultiGet, keys));
     std::vector<std::vector<uint8_t>> values;
     for (size_t i = 0; i < keys.size(); ++i) {
@@ -405,7 +433,7 @@ void StoreClient::multiSet(
     Message message(Query::kMultiSet);
     message.number<uint64_t>(keys.size());
     for (size_t i = 0; i < keys.size(); ++i) {
-      message.key(keys[i]).text(checked(values[i]));
+      message.key(keys[i]).text(text_of(values[i]));
     }
     stream.send(message);
   });

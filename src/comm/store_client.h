@@ -14,15 +14,17 @@
 
 namespace tessera::comm {
 
-/// A connection to a store. Any thread may call; calls are made one after
+/// A connection to a store, with the calls that Tessera and its backends make.
+/// Any thread may make them, setTimeout() aside; they are made one after
 /// another.
 ///
-/// c10d's client looks up the name of the host it connects to, which takes
-/// seconds where name servers do not answer, and waits for answers without a
-/// limit. This one asks for no names, and a store that says nothing for as long
-/// as the timeout, or is gone, makes calls throw c10::DistNetworkError: this
-/// one and all later ones. A key that nobody sets in time is a
-/// c10::DistStoreError, and the store as good as before.
+/// c10d's client looks up the name that belongs to the address it connects to,
+/// which takes seconds where name servers do not answer, and waits for answers
+/// without a limit. This one does not; a store that is gone, or says nothing
+/// for as long as the timeout (five seconds at least), makes calls throw
+/// c10::DistNetworkError: this one and all later ones. A key that nobody sets
+/// in time is a c10::DistStoreError, and the store as good as before. A timeout
+/// of zero, kNoTimeout, is none.
 class StoreClient final : public c10d::Store {
  public:
   /// `socket` comes from connect_to_store(). `server` is the store where this
@@ -64,6 +66,7 @@ class StoreClient final : public c10d::Store {
  private:
   template <class Function>
   auto call(Function&& function);
+  Milliseconds time_for_answer() const;
 
   const StoreEndpoint endpoint_;
   const std::shared_ptr<StoreServer> server_;

@@ -8,15 +8,18 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <unordered_map>
 #include <utility>
@@ -33,7 +36,7 @@ using wire::Query;
 /// Never given twice, unlike descriptors.
 using ClientId = uint64_t;
 constexpr ClientId kListener = 0;
-constexpr ClientId kWake = 1;
+constexpr ClientId kStop = 1;
 constexpr ClientId kFirstClient = 2;
 
 /// A client that lets more than this wait for it is cut off.
@@ -41,14 +44,40 @@ constexpr size_t kMaxUnsent = 64 * 1024 * 1024;
 /// Until accepting is tried again where descriptors ran out.
 constexpr int kPauseMs = 100;
 
-int64_t to_number(std::string_view text) {
-  int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto result = std::from_chars(text.data(), end, value);
-  if (result.ec != std::errc() || result.ptr != end) {
-    throw wire::BadRequest("a value that is no number");
+[[noreturn]] void throw_errno() {
+  throw std::system_error(errno, std::generic_category());
+}
+
+/// A thread that is started meanwhile gets no signals: they are for those that
+/// know what to do about them. Its own faults it does get.
+class NoSignals {
+ public:
+  NoSignals() {
+    sigset_t signals;
+    sigfillset(&signals);
+    for (const int fault :
+         {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS}) {
+      sigdelset(&signals, fault);
+    }
+    pthread_sigmask(SIG_BLOCK, &signals, &before_);
   }
-  return value;
+  ~NoSignals() {
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  NoSignals(const NoSignals&) = delete;
+  NoSignals& operator=(const NoSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+/// As c10d reads numbers, with spaces before and anything after them.
+int64_t to_number(const std::string& text) {
+  try {
+    return std::stoll(text);
+  } catch (const std::logic_error&) {
+    throw wire::BadRequest("the value is no number");
+  }
 }
 
 /// The keys and values, and who waits for which.
@@ -76,7 +105,7 @@ class Contents {
         }
         return;
       case Query::kAppend:
-        set(key(), std::string(value_of(key())).append(request.values[0]));
+        append(key(), request.values[0]);
         return;
       case Query::kCompareSet:
         reply_(
@@ -85,7 +114,8 @@ class Contents {
                 compare_set(key(), request.values[0], request.values[1])));
         return;
       case Query::kAdd:
-        reply_(client, Message().number(add(key(), request.number)));
+        reply_(client, Message().number(count(key(), request.number)));
+        wake_all(key());
         return;
       case Query::kGet:
         reply_(client, Message().text(value_of(key())));
@@ -95,7 +125,7 @@ class Contents {
         for (size_t i = 0; i < request.keys.size(); ++i) {
           all.text(value_of(key(i)));
           if (all.bytes().size() > kMaxUnsent) {
-            throw wire::BadRequest("more than one answer holds");
+            throw wire::BadRequest("it asks for too much at once");
           }
         }
         reply_(client, all);
@@ -185,6 +215,14 @@ class Contents {
     wake_all(key);
   }
 
+  void append(const std::string& key, std::string_view more) {
+    if (value_of(key).size() + more.size() > wire::kMaxValueBytes) {
+      throw wire::BadRequest("the value gets too long");
+    }
+    values_[key] += more;
+    wake_all(key);
+  }
+
   std::string compare_set(
       const std::string& key,
       std::string_view expected,
@@ -198,15 +236,16 @@ class Contents {
     return found == values_.end() ? std::string(expected) : found->second;
   }
 
-  int64_t add(const std::string& key, int64_t amount) {
+  /// The sum afterwards. Wakes nobody.
+  int64_t count(const std::string& key, int64_t amount) {
     const auto found = values_.find(key);
     const int64_t before =
         found == values_.end() ? 0 : to_number(found->second);
     int64_t sum = 0;
     if (__builtin_add_overflow(before, amount, &sum)) {
-      throw wire::BadRequest("a sum that is too large");
+      throw wire::BadRequest("the sum is too large");
     }
-    set(key, std::to_string(sum));
+    values_[key] = std::to_string(sum);
     return sum;
   }
 
@@ -224,11 +263,7 @@ class Contents {
   }
 
   void come_to_barrier(ClientId client, const std::string& key, int64_t size) {
-    const auto found = values_.find(key);
-    const int64_t came =
-        (found == values_.end() ? 0 : to_number(found->second)) + 1;
-    values_[key] = std::to_string(came);
-    if (came >= size) {
+    if (count(key, 1) >= size) {
       wake_all(key);
       end_wait(client);
     } else {
@@ -264,29 +299,37 @@ class Contents {
       const std::vector<ClientId> clients = std::move(found->second);
       waiting_.erase(found);
       for (const ClientId client : clients) {
-        came(client);
+        count_down(client);
       }
     }
   }
 
   /// What is pushed is for one client alone.
   void wake_one(const std::string& key) {
-    if (const auto found = waiting_.find(key); found != waiting_.end()) {
+    bool is_awake = false;
+    while (!is_awake) {
+      const auto found = waiting_.find(key);
+      if (found == waiting_.end()) {
+        return;
+      }
       const ClientId client = found->second.front();
       found->second.erase(found->second.begin());
       if (found->second.empty()) {
         waiting_.erase(found);
       }
-      came(client);
+      is_awake = count_down(client);
     }
   }
 
-  void came(ClientId client) {
+  /// One of the keys that the client waits for came. True if that was the last.
+  bool count_down(ClientId client) {
     const auto found = awaited_.find(client);
-    if (--found->second == 0) {
-      awaited_.erase(found);
-      end_wait(client);
+    if (found == awaited_.end() || --found->second > 0) {
+      return false;
     }
+    awaited_.erase(found);
+    end_wait(client);
+    return true;
   }
 
   const Reply reply_;
@@ -299,15 +342,15 @@ class Contents {
 /// Everything that the thread owns.
 class Loop {
  public:
-  Loop(UniqueFd listener, int wake)
+  Loop(UniqueFd listener, int stop)
       : listener_(std::move(listener)),
         epoll_(epoll_create1(EPOLL_CLOEXEC)),
         contents_([this](ClientId client, const Message& message) {
           send(client, message.bytes());
         }) {
     fcntl(listener_.get(), F_SETFL, O_NONBLOCK);
-    if (!epoll_ || !watch(listener_.get(), kListener) || !watch(wake, kWake)) {
-      throw std::system_error(errno, std::generic_category(), "epoll");
+    if (!epoll_ || !watch(listener_.get(), kListener) || !watch(stop, kStop)) {
+      throw_errno();
     }
   }
 
@@ -324,7 +367,7 @@ class Loop {
       }
       for (int i = 0; i < count; ++i) {
         const epoll_event& event = events[static_cast<size_t>(i)];
-        if (event.data.u64 == kWake) {
+        if (event.data.u64 == kStop) {
           return;
         }
         if (event.data.u64 == kListener) {
@@ -334,7 +377,6 @@ class Loop {
         }
       }
       for (const ClientId client : std::exchange(lost_, {})) {
-        contents_.forget(client);
         clients_.erase(client);
       }
     }
@@ -344,7 +386,9 @@ class Loop {
   struct Client {
     UniqueFd socket;
     std::string received; // the beginning of a request
+    size_t needed = 1; // bytes of it before it is looked at again
     std::string unsent;
+    size_t sent = 0; // of these
     uint32_t watched = EPOLLIN;
     bool is_validated = false;
     bool is_lost = false;
@@ -404,27 +448,33 @@ class Loop {
       return;
     }
     client.received.append(bytes, static_cast<size_t>(count));
-    std::string_view rest = client.received;
-    try {
-      while (!client.is_lost) {
-        const auto request = wire::take_request(rest);
-        if (!request) {
-          break;
-        }
-        if (!client.is_validated &&
-            (request->query != Query::kValidate ||
-             request->number != wire::kMagic)) {
-          throw wire::BadRequest("no client of a store");
-        }
-        client.is_validated = true;
-        contents_.handle(id, *request);
-      }
-      if (rest.size() > wire::kMaxRequestBytes) {
-        throw wire::BadRequest("a request that is too long");
-      }
-    } catch (const wire::BadRequest&) {
-      lose(id, client);
+    if (client.received.size() < client.needed) {
       return;
+    }
+    try {
+      handle_requests(id, client);
+    } catch (const std::exception&) { // nonsense, or more than memory holds
+      lose(id, client);
+    }
+  }
+
+  void handle_requests(ClientId id, Client& client) {
+    std::string_view rest = client.received;
+    while (!client.is_lost) {
+      if (!client.is_validated && !rest.empty() &&
+          static_cast<Query>(rest.front()) != Query::kValidate) {
+        throw wire::BadRequest("this is no client of a store");
+      }
+      const auto request = wire::take_request(rest, client.needed);
+      if (!request) {
+        break;
+      }
+      if (request->query == Query::kValidate &&
+          request->number != wire::kMagic) {
+        throw wire::BadRequest("this is no client of a store");
+      }
+      client.is_validated = true;
+      contents_.handle(id, *request);
     }
     client.received.erase(0, client.received.size() - rest.size());
   }
@@ -436,7 +486,7 @@ class Loop {
     }
     const bool is_first = client.unsent.empty();
     client.unsent += bytes;
-    if (client.unsent.size() > kMaxUnsent) {
+    if (client.unsent.size() - client.sent > kMaxUnsent) {
       const linger now{.l_onoff = 1, .l_linger = 0}; // nor does the kernel wait
       setsockopt(client.socket.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
       lose(id, client);
@@ -446,16 +496,19 @@ class Loop {
   }
 
   void flush(ClientId id, Client& client) {
-    const ssize_t count = ::send(
-        client.socket.get(),
-        client.unsent.data(),
-        client.unsent.size(),
-        MSG_NOSIGNAL);
+    const std::string_view rest =
+        std::string_view(client.unsent).substr(client.sent);
+    const ssize_t count =
+        ::send(client.socket.get(), rest.data(), rest.size(), MSG_NOSIGNAL);
     if (count < 0 && errno != EAGAIN && errno != EINTR) {
       lose(id, client);
       return;
     }
-    client.unsent.erase(0, static_cast<size_t>(std::max<ssize_t>(count, 0)));
+    client.sent += static_cast<size_t>(std::max<ssize_t>(count, 0));
+    if (client.sent == client.unsent.size()) {
+      client.unsent.clear();
+      client.sent = 0;
+    }
     const uint32_t wanted =
         client.unsent.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT;
     if (std::exchange(client.watched, wanted) != wanted) {
@@ -468,6 +521,7 @@ class Loop {
   void lose(ClientId id, Client& client) {
     if (!client.is_lost) {
       client.is_lost = true;
+      contents_.forget(id);
       lost_.push_back(id);
     }
   }
@@ -484,22 +538,24 @@ class Loop {
 } // namespace
 
 StoreServer::StoreServer(UniqueFd listener)
-    : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  auto loop = std::make_unique<Loop>(std::move(listener), wake_.get());
-  // Signals are for the threads that know what to do about them.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+    : owner_(getpid()), stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!stop_) {
+    throw_errno();
+  }
+  auto loop = std::make_unique<Loop>(std::move(listener), stop_.get());
+  const NoSignals none;
   thread_ = std::thread([loop = std::move(loop)] {
     pthread_setname_np(pthread_self(), "tessera_store");
     loop->run();
   });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 StoreServer::~StoreServer() {
-  eventfd_write(wake_.get(), 1);
+  if (getpid() != owner_) {
+    thread_.detach();
+    return;
+  }
+  eventfd_write(stop_.get(), 1);
   thread_.join();
 }
 

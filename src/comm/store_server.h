@@ -1,6 +1,7 @@
 #pragma once
 
-#include <memory>
+#include <sys/types.h>
+
 #include <thread>
 
 #include "unique_fd.h"
@@ -14,14 +15,16 @@ namespace tessera::comm {
 /// nobody is served meanwhile. Ours asks for no names.
 class StoreServer {
  public:
-  /// Serves who connects to `listener`, a socket that listens.
+  /// Serves who connects to `listener`, a socket that listens. Throws
+  /// std::system_error.
   explicit StoreServer(UniqueFd listener);
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
  private:
-  UniqueFd wake_; // eventfd: ends the thread
+  const pid_t owner_; // a forked child has no such thread
+  UniqueFd stop_; // eventfd: ends the thread
   std::thread thread_;
 };
 

@@ -8,7 +8,7 @@ namespace {
 /// Reads on as long as there is enough; afterwards everything reads as zero.
 class Cursor {
  public:
-  explicit Cursor(std::string_view bytes) : rest_(bytes) {}
+  explicit Cursor(std::string_view bytes) : bytes_(bytes) {}
 
   template <class T>
   T number() {
@@ -22,37 +22,40 @@ class Cursor {
   std::string_view text(size_t limit) {
     const auto size = number<uint64_t>();
     if (size > limit) {
-      throw BadRequest("a text that is too long");
+      throw BadRequest("a key or a value is too long");
     }
     return take(size);
   }
 
-  bool is_short() const {
-    return is_short_;
+  /// Bytes from the beginning to the end of what was asked for last.
+  size_t needed() const {
+    return end_;
   }
-  std::string_view rest() const {
-    return rest_;
+  bool is_short() const {
+    return end_ > bytes_.size();
   }
 
  private:
   std::string_view take(size_t size) {
-    if (is_short_ || size > rest_.size()) {
-      is_short_ = true;
+    if (is_short()) {
       return {};
     }
-    const std::string_view taken = rest_.substr(0, size);
-    rest_.remove_prefix(size);
-    return taken;
+    const size_t begin = end_;
+    end_ += size;
+    if (end_ > kMaxRequestBytes) {
+      throw BadRequest("it is too long");
+    }
+    return is_short() ? std::string_view() : bytes_.substr(begin, size);
   }
 
-  std::string_view rest_;
-  bool is_short_ = false;
+  const std::string_view bytes_;
+  size_t end_ = 0; // of what was asked for; beyond bytes_ if they ran out
 };
 
 size_t number_of_keys(Cursor& cursor) {
   const auto count = cursor.number<uint64_t>();
   if (count > kMaxKeys) {
-    throw BadRequest("too many keys");
+    throw BadRequest("there are too many keys");
   }
   return count;
 }
@@ -111,21 +114,22 @@ void take_arguments(Cursor& cursor, Request& request) {
     case Query::kListKeys:
       return;
   }
-  throw BadRequest("an unknown kind of request");
+  throw BadRequest("nobody knows this kind");
 }
 
 } // namespace
 
-std::optional<Request> take_request(std::string_view& bytes) {
+std::optional<Request> take_request(std::string_view& bytes, size_t& needed) {
   Cursor cursor(bytes);
   Request request{cursor.number<Query>(), {}, {}};
   if (!cursor.is_short()) {
     take_arguments(cursor, request);
   }
+  needed = cursor.needed();
   if (cursor.is_short()) {
     return std::nullopt;
   }
-  bytes = cursor.rest();
+  bytes.remove_prefix(needed);
   return request;
 }
 

@@ -62,9 +62,10 @@ struct BadRequest : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Takes the request at the beginning of `bytes` away from them; nothing if
-/// more of it is to come. Throws BadRequest at what is none.
-std::optional<Request> take_request(std::string_view& bytes);
+/// Takes the request at the beginning of `bytes` away from them. Nothing if
+/// more of it is to come: it is no use to ask again before there are `needed`
+/// bytes. Throws BadRequest at what is none.
+std::optional<Request> take_request(std::string_view& bytes, size_t& needed);
 
 class Message {
  public:
