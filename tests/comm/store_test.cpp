@@ -19,8 +19,14 @@
 #include <chrono>
 #include <functional>
 #include <future>
-#include <optional>
+#include <iterator>
+#include <limits>
+#include <random>
+#include <string>
+#include <string_view>
 #include <thread>
+#include <tuple>
+#include <vector>
 
 #include "comm/store_client.h"
 #include "comm/store_wire.h"
@@ -622,6 +628,54 @@ TEST(StoreWireTest, ARequestIsTakenOnceAllOfItIsThere) {
   const auto request = wire::take_request(text, needed);
   EXPECT_THAT(request->keys, ElementsAre("/a", "/b"));
   EXPECT_THAT(request->values, ElementsAre("1", ""));
+}
+
+/// Requests with some bytes changed: each is taken, refused or found short.
+TEST(StoreWireTest, TakesNothingThatIsNotThere) {
+  using wire::Message;
+  using wire::Query;
+  const Message messages[] = {
+      Message(Query::kSet).key("key").text("value"),
+      Message(Query::kWait).number<uint64_t>(3).key("a").key("b").key("c"),
+      Message(Query::kMultiSet).number<uint64_t>(1).key("a").text("1"),
+      Message(Query::kBarrier).key("b").number<int64_t>(2)};
+  std::mt19937 random(7);
+  const auto below = [&](size_t limit) { return random() % limit; };
+  int num_taken = 0;
+  int num_refused = 0;
+  int num_short = 0;
+  for (int i = 0; i < 100'000; ++i) {
+    const std::string& message = messages[below(std::size(messages))].bytes();
+    // Exactly as large as it is, so that a sanitizer sees a step beyond it.
+    std::vector<char> bytes(message.begin(), message.end());
+    for (size_t left = 1 + below(3); left > 0; --left) {
+      bytes[below(bytes.size())] = static_cast<char>(below(256));
+    }
+    std::string_view rest(bytes.data(), bytes.size());
+    size_t needed = 0;
+    try {
+      const auto request = wire::take_request(rest, needed);
+      if (!request) {
+        ++num_short;
+        ASSERT_GT(needed, bytes.size());
+        continue;
+      }
+      ++num_taken;
+      ASSERT_EQ(needed + rest.size(), bytes.size());
+      for (const auto& texts : {request->keys, request->values}) {
+        for (const std::string_view text : texts) {
+          ASSERT_TRUE(
+              text.empty() ||
+              (text.data() > bytes.data() && text.end() <= rest.begin()));
+        }
+      }
+    } catch (const wire::BadRequest&) {
+      ++num_refused;
+    }
+  }
+  EXPECT_GT(num_taken, 1000);
+  EXPECT_GT(num_refused, 1000);
+  EXPECT_GT(num_short, 1000);
 }
 
 } // namespace
