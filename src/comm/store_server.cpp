@@ -447,12 +447,11 @@ class Loop {
       lose(id, client);
       return;
     }
-    client.received.append(bytes, static_cast<size_t>(count));
-    if (client.received.size() < client.needed) {
-      return;
-    }
     try {
-      handle_requests(id, client);
+      client.received.append(bytes, static_cast<size_t>(count));
+      if (client.received.size() >= client.needed) {
+        handle_requests(id, client);
+      }
     } catch (const std::exception&) { // nonsense, or more than memory holds
       lose(id, client);
     }
@@ -505,9 +504,8 @@ class Loop {
       return;
     }
     client.sent += static_cast<size_t>(std::max<ssize_t>(count, 0));
-    if (client.sent == client.unsent.size()) {
-      client.unsent.clear();
-      client.sent = 0;
+    if (client.sent > client.unsent.size() / 2) { // seldom enough to be cheap
+      client.unsent.erase(0, std::exchange(client.sent, 0));
     }
     const uint32_t wanted =
         client.unsent.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT;
