@@ -135,8 +135,10 @@ StorePtr host_store(StoreEndpoint& endpoint, Milliseconds timeout) {
   try {
     server = std::make_shared<StoreServer>(std::move(listener));
     const StoreEndpoint nearby = seen_from_here(endpoint);
+    const AddressList addresses =
+        resolve(nearby.address, nearby.port, SOCK_STREAM);
     if (UniqueFd socket =
-            connect_to_store(nearby, Clock::now() + timeout, problem)) {
+            connect_to_store(addresses, Clock::now() + timeout, problem)) {
       return c10::make_intrusive<StoreClient>(
           std::move(socket), nearby, timeout, std::move(server));
     }
@@ -154,9 +156,12 @@ StorePtr connect_store(
     Milliseconds timeout,
     std::string_view advice) {
   const auto deadline = Clock::now() + timeout;
+  // Once: name servers are not to be asked at each attempt.
+  const AddressList addresses =
+      resolve(endpoint.address, endpoint.port, SOCK_STREAM);
   for (;;) {
     std::string problem;
-    if (UniqueFd socket = connect_to_store(endpoint, deadline, problem)) {
+    if (UniqueFd socket = connect_to_store(addresses, deadline, problem)) {
       return c10::make_intrusive<StoreClient>(
           std::move(socket), endpoint, timeout);
     }
@@ -184,10 +189,17 @@ std::vector<std::string> exchange(
   for (size_t peer = 0; peer < names.size(); ++peer) {
     keys.push_back(key + "/" + std::to_string(peer));
   }
-  store.set(keys[static_cast<size_t>(rank)], value);
+  const ErrorSite site{.call = call, .rank = names[static_cast<size_t>(rank)]};
+  std::vector<std::string> values;
   try {
+    store.set(keys[static_cast<size_t>(rank)], value);
     store.wait(keys, timeout);
-  } catch (const c10::DistError&) {
+    for (const auto& bytes : store.multiGet(keys)) {
+      values.emplace_back(bytes.begin(), bytes.end());
+    }
+  } catch (const c10::DistNetworkError& error) {
+    raise<PeerLostError>(site, error.what());
+  } catch (const c10::DistStoreError&) {
     std::vector<int> missing;
     for (size_t peer = 0; peer < names.size(); ++peer) {
       if (!store.check({keys[peer]})) {
@@ -198,15 +210,11 @@ std::vector<std::string> exchange(
       missing.push_back(names.front());
     }
     raise<TimeoutError>(
-        {.call = call, .rank = names[static_cast<size_t>(rank)]},
+        site,
         fmt::format(
             "timed out after {:.1f} s while ranks set up what they share: {} did not come. Look at what stopped it, or raise the timeout.",
             seconds(timeout),
             rank_list(missing)));
-  }
-  std::vector<std::string> values;
-  for (const auto& bytes : store.multiGet(keys)) {
-    values.emplace_back(bytes.begin(), bytes.end());
   }
   return values;
 }

@@ -41,8 +41,9 @@ StorePtr connect_store(
         "Is rank 0 (or its launcher) running there, and are MASTER_ADDR and MASTER_PORT the same everywhere?");
 
 /// Each rank's `value`, by rank. Collective through the store alone; throws
-/// TimeoutError that names `call` and the ranks that never came. `names` are
-/// the numbers that messages use for the ranks.
+/// TimeoutError that names `call` and the ranks that never came, PeerLostError
+/// if the store is lost. `names` are the numbers that messages use for the
+/// ranks.
 std::vector<std::string> exchange(
     c10d::Store& store,
     const std::string& key,

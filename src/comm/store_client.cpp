@@ -19,7 +19,6 @@
 #include <string_view>
 #include <utility>
 
-#include "comm/host.h"
 #include "comm/store_wire.h"
 
 namespace tessera::comm {
@@ -263,11 +262,9 @@ void wait_on(
 } // namespace
 
 UniqueFd connect_to_store(
-    const StoreEndpoint& endpoint,
+    const AddressList& addresses,
     Deadline deadline,
     std::string& problem) {
-  const AddressList addresses =
-      resolve(endpoint.address, endpoint.port, SOCK_STREAM);
   for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
     UniqueFd socket(
         ::socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

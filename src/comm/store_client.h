@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/host.h"
 #include "comm/store.h"
 #include "comm/store_server.h"
 #include "unique_fd.h"
@@ -74,11 +75,11 @@ class StoreClient final : public c10d::Store {
   UniqueFd socket_; // guarded by mutex_; none after the connection failed
 };
 
-/// One attempt to reach a store, over by `deadline`, though a greeting gets
-/// half a second at least. None if it fails, with the reason in `problem`.
-/// Throws c10::DistNetworkError if the host has no address.
+/// One attempt to reach a store on one of `addresses`, over by `deadline`,
+/// though a greeting gets half a second at least. None if it fails, with the
+/// reason in `problem`.
 UniqueFd connect_to_store(
-    const StoreEndpoint& endpoint,
+    const AddressList& addresses,
     std::chrono::steady_clock::time_point deadline,
     std::string& problem);
 

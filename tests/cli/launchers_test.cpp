@@ -1,13 +1,13 @@
 // The same program under each launcher gives the same result.
 #include <unistd.h>
 
-#include <fstream>
-
+#include "checkpoint/store/python.h"
 #include "support/command.h"
 
 namespace tessera {
 namespace {
 
+using tessera::checkpoint::python_with_torch;
 using tessera::testing::bin_dir;
 using tessera::testing::CommandOptions;
 using tessera::testing::CommandResult;
@@ -48,15 +48,9 @@ TEST(LaunchersTest, AllReduceUnderTesseraRun) {
   expect_four_sums(launch({tessera_program(), "run", "-n", "4"}));
 }
 
-std::string python_of_torch() {
-  std::string python;
-  std::getline(std::ifstream(TESSERA_PYTHON_FILE), python);
-  return python;
-}
-
 /// PyTorch's own ranks meet in our store.
 TEST(LaunchersTest, PythonUnderTesseraRun) {
-  const std::string python = python_of_torch();
+  const std::string python = python_with_torch();
   if (python.empty()) {
     GTEST_SKIP() << "this LibTorch came without Python";
   }
@@ -80,7 +74,7 @@ TEST(LaunchersTest, PythonUnderTesseraRun) {
 }
 
 TEST(LaunchersTest, AllReduceUnderTorchrun) {
-  const std::string python = python_of_torch();
+  const std::string python = python_with_torch();
   if (python.empty()) {
     GTEST_SKIP() << "this LibTorch came without Python, so without torchrun";
   }

@@ -63,6 +63,7 @@ namespace tessera::comm {
 namespace {
 
 using namespace std::chrono_literals;
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -444,6 +445,18 @@ TEST(StoreClientTest, SaysThatTheStoreIsGone) {
         error_of<c10::DistNetworkError>([&] { client->add("n", 1); }),
         HasSubstr("the store on 127.0.0.1:"));
   }
+}
+
+TEST(StoreClientTest, AnExchangeSaysWhoseStoreIsGone) {
+  StoreEndpoint endpoint{"127.0.0.1", 0};
+  StorePtr server = host_store(endpoint, 30s);
+  const StorePtr client = connect_store(endpoint, 30s);
+  server.reset();
+  EXPECT_THAT(
+      error_of<PeerLostError>([&] {
+        exchange(*client, "key", 1, {4, 7}, "value", 30s, "split");
+      }),
+      AllOf(HasSubstr("[split] rank 7"), HasSubstr("the store on 127.0.0.1:")));
 }
 
 /// A process may be rank 0 again after an attempt that failed.
