@@ -30,6 +30,7 @@
 #include <tessera/optim/sgd.h>
 #include <tessera/optim/state_dict.h>
 #include <tessera/shard/deferred_init.h>
+#include <tessera/shard/seed.h>
 #include <tessera/shard/sharded_tensor.h>
 #include <tessera/state/state_dict.h>
 #include <tessera/train/monitor.h>

@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "checkpoint/values.h"
+#include "comm/raw_access.h"
 #include "state/describe.h"
 #include "state/nearest.h"
 
@@ -223,6 +224,17 @@ void LoadJob::match_tensor(
         dtype_name(dtype),
         fmt::join(sizes, ", "),
         sizes == stored.sizes ? "; LoadOptions().cast(true) converts" : ""));
+    return;
+  }
+  try {
+    if (sharded) {
+      slot.value->sharded().before_raw_write("load");
+    } else {
+      comm::before_raw_write(slot.value->tensor(), "load");
+    }
+  } catch (const c10::Error& error) {
+    problems_.push_back(
+        fmt::format("\"{}\": {}", stored.name, error.what_without_backtrace()));
     return;
   }
   if (!sharded) {

@@ -115,7 +115,8 @@ using Pieces = std::vector<std::vector<at::Tensor>>;
 std::vector<int64_t> bytes_of_pieces(
     GroupImpl& group,
     const char* name,
-    const Pieces& pieces) {
+    const Pieces& pieces,
+    comm::RawAccess access) {
   if (pieces.size() != static_cast<size_t>(group.size())) {
     group.raise_error<c10::ValueError>(
         "all_to_all",
@@ -129,7 +130,7 @@ std::vector<int64_t> bytes_of_pieces(
   for (const auto& tensors : pieces) {
     result.push_back(0);
     for (const at::Tensor& tensor : tensors) {
-      comm::check_tensor(group, "all_to_all", name, tensor);
+      comm::check_tensor(group, "all_to_all", name, tensor, access);
       result.back() += static_cast<int64_t>(tensor.nbytes());
     }
   }
@@ -190,8 +191,10 @@ void Group::all_to_all(
     const std::vector<std::vector<at::Tensor>>& inputs,
     std::string_view label) const {
   GroupImpl& group = impl();
-  const auto receives = bytes_of_pieces(group, "outputs", outputs);
-  const auto sends = bytes_of_pieces(group, "inputs", inputs);
+  const auto receives =
+      bytes_of_pieces(group, "outputs", outputs, comm::RawAccess::Write);
+  const auto sends =
+      bytes_of_pieces(group, "inputs", inputs, comm::RawAccess::Read);
   check_splits_match(group, "all_to_all", receives, sends);
   const at::Device device = device_of(inputs, outputs);
   for (const Pieces* pieces : {&inputs, &outputs}) {

@@ -27,12 +27,18 @@ void check_tensor(
     const GroupImpl& group,
     const char* call,
     const char* name,
-    const at::Tensor& tensor) {
+    const at::Tensor& tensor,
+    RawAccess access) {
   const auto fail = [&](std::string_view what) {
     group.raise_error<c10::ValueError>(call, what);
   };
   if (!tensor.defined()) {
     fail(fmt::format("{} is an undefined tensor.", name));
+  }
+  if (access == RawAccess::Write) {
+    before_raw_write(tensor, call);
+  } else {
+    before_raw_read(tensor, call);
   }
   if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) {
     fail(fmt::format(
@@ -61,8 +67,8 @@ void check_pair(
     const char* call,
     const at::Tensor& output,
     const at::Tensor& input) {
-  check_tensor(group, call, "output", output);
-  check_tensor(group, call, "input", input);
+  check_tensor(group, call, "output", output, RawAccess::Write);
+  check_tensor(group, call, "input", input, RawAccess::Read);
   if (output.scalar_type() != input.scalar_type() ||
       output.device() != input.device()) {
     group.raise_error<c10::ValueError>(

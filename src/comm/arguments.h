@@ -8,17 +8,20 @@
 #include <vector>
 
 #include "comm/group_impl.h"
+#include "comm/raw_access.h"
 
 namespace tessera::comm {
 
-/// Dense, contiguous, and where backends can reach it.
+/// Dense, contiguous, and where backends can reach it. Whoever watches over the
+/// tensor is told of the access first, see [Note: raw access].
 void check_tensor(
     const GroupImpl& group,
     const char* call,
     const char* name,
-    const at::Tensor& tensor);
+    const at::Tensor& tensor,
+    RawAccess access);
 
-/// Two such tensors, of one dtype on one device.
+/// Two such tensors, of one dtype on one device; `output` will be written.
 void check_pair(
     const GroupImpl& group,
     const char* call,

@@ -148,7 +148,8 @@ Work start_all_reduce(
     const Request& request,
     const at::Tensor& tensor,
     ReduceOp op) {
-  comm::check_tensor(group, request.operation, "tensor", tensor);
+  comm::check_tensor(
+      group, request.operation, "tensor", tensor, comm::RawAccess::Write);
   const ReducePlan plan =
       comm::plan_reduction(group, request.operation, tensor, op);
   if (group.size() == 1) {
@@ -178,7 +179,8 @@ Work start_broadcast(
     const Request& request,
     const at::Tensor& tensor,
     int root) {
-  comm::check_tensor(group, request.operation, "tensor", tensor);
+  comm::check_tensor(
+      group, request.operation, "tensor", tensor, comm::RawAccess::Write);
   comm::check_root(group, request.operation, root);
   if (group.size() == 1) {
     return {};

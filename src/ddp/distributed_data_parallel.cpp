@@ -2,6 +2,7 @@
 #include <tessera/comm/init.h>
 #include <tessera/ddp/distributed_data_parallel.h>
 #include <tessera/error.h>
+#include <tessera/shard/seed.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -171,6 +172,7 @@ DdpHandle::DdpHandle(
   if (options.init_sync()) {
     impl.broadcast_model(0);
   }
+  seed_per_rank(); // the model is built
   std::erase_if(params, [](const NamedParam& param) {
     return !param.tensor.requires_grad();
   });

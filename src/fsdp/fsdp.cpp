@@ -47,14 +47,15 @@ std::string describe(const FSDPOptions& options, ShardingStrategy strategy) {
   };
   const MixedPrecision& precision = options.mixed_precision();
   return fmt::format(
-      "strategy {}, use_orig_params {}, offload_params {}, param_dtype {}, reduce_dtype {}, buffer_dtype {}, sync_module_states {}",
+      "strategy {}, use_orig_params {}, offload_params {}, param_dtype {}, reduce_dtype {}, buffer_dtype {}, sync_module_states {}, compare_start {}",
       name_of(strategy),
       options.use_orig_params(),
       options.cpu_offload().offload_params(),
       name(precision.param_dtype()),
       name(precision.reduce_dtype()),
       name(precision.buffer_dtype()),
-      options.sync_module_states());
+      options.sync_module_states(),
+      options.compare_start());
 }
 
 shard::Groups groups_for(
@@ -247,7 +248,8 @@ FsdpHandle::FsdpHandle(
                                                     : precision.param_dtype(),
            .offload = options_.cpu_offload().offload_params(),
            .one_leaf = !options_.use_orig_params(),
-           .sync_from_rank0 = options_.sync_module_states()},
+           .sync_from_rank0 = options_.sync_module_states(),
+           .compare_start = options_.compare_start()},
       .policy = options_.auto_wrap_policy(),
       .sync_buffers = options_.sync_module_states(),
       .uniform = true,

@@ -19,12 +19,13 @@ std::string describe(const FullyShardOptions& options) {
     return dtype ? c10::toString(*dtype) : "as it is";
   };
   return fmt::format(
-      "layout {}, reshard_after_forward {}, param_dtype {}, reduce_dtype {}, offload {}",
+      "layout {}, reshard_after_forward {}, param_dtype {}, reduce_dtype {}, offload {}, compare_start {}",
       options.layout() == ShardLayout::Flat ? "Flat" : "Dim0",
       options.reshard_after_forward(),
       name(policy.param_dtype()),
       name(policy.reduce_dtype()),
-      options.offload_policy().has_value());
+      options.offload_policy().has_value(),
+      options.compare_start());
 }
 
 } // namespace
@@ -45,7 +46,8 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
            .reshard_after_forward = options.reshard_after_forward(),
            .param_dtype = options.mp_policy().param_dtype(),
            .reduce_dtype = options.mp_policy().reduce_dtype(),
-           .offload = options.offload_policy().has_value()},
+           .offload = options.offload_policy().has_value(),
+           .compare_start = options.compare_start()},
       .policy = options.policy()};
   if (options.mesh()) {
     request.groups = fsdp::groups_of(*options.mesh(), request.call);

@@ -62,7 +62,12 @@ ShardedTensor ModelParam::sharded(const at::Tensor& part) const {
     pieces.push_back({std::move(box), std::move(piece)});
     begin += numel;
   }
-  return {shape(), part.scalar_type(), std::move(pieces), unit->groups().shard};
+  return {
+      shape(),
+      part.scalar_type(),
+      std::move(pieces),
+      unit->groups().shard,
+      part};
 }
 
 ModelParams::ModelParams(torch::nn::Module& module, std::string_view call)

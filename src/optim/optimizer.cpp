@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "comm/raw_access.h"
 #include "optim/fields.h"
 #include "optim/own_access.h"
 
@@ -109,7 +110,12 @@ std::vector<Batch> Optimizer::batches_of(size_t group) {
   for (size_t i = 0; i < params.size(); ++i) {
     const at::Tensor& param = params[i];
     const at::Tensor& gradient = param.grad();
-    if (!gradient.defined() || param.numel() == 0) {
+    if (!gradient.defined()) {
+      continue;
+    }
+    if (param.numel() == 0) {
+      // The other ranks' kernels are seen to write to their shards.
+      comm::before_raw_write(param, name_.c_str());
       continue;
     }
     if (gradient.layout() != at::kStrided) {

@@ -14,6 +14,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "comm/raw_access.h"
 #include "shard/owners.h"
 #include "shard/schedule.h"
 #include "shard/unit.h"
@@ -23,17 +24,18 @@ namespace {
 
 using Units = c10::SmallVector<Unit*, 4>;
 
-[[noreturn]] void refuse_write(const Unit& unit, const std::string& operation) {
+[[noreturn]] void refuse_write(const Unit& unit, std::string_view call) {
   raise(
-      {.call = operation, .unit = unit.name()},
+      {.call = call, .unit = unit.name()},
       "this writes to a sharded parameter, and the write would be lost at the next reshard. Do it inside tessera::summon_full_params(module), change the shards that tessera::parameters(module) gives, or change the parameters before fully_shard.");
 }
 
 /// Adds the unit that `tensor` belongs to, if it is a face or a view of one.
+/// `call` is an operator, or a call that reaches past operators.
 void collect(
     const at::Tensor& tensor,
     bool is_write,
-    const c10::OperatorHandle& op,
+    std::string_view call,
     Units& units) {
   if (!tensor.defined() ||
       !tensor.unsafeGetTensorImpl()->key_set().has(kShardKey)) {
@@ -45,7 +47,7 @@ void collect(
   if (owner.unit == nullptr) {
     if (storage->nbytes() == 0 && tensor.numel() != 0) {
       raise(
-          {.call = op.schema().name()},
+          {.call = call},
           "this parameter belonged to a sharded model that no longer exists.");
     }
     return;
@@ -57,7 +59,7 @@ void collect(
     return;
   }
   if (is_write) {
-    refuse_write(*owner.unit, op.schema().name());
+    refuse_write(*owner.unit, call);
   }
   if (std::find(units.begin(), units.end(), owner.unit) == units.end()) {
     units.push_back(owner.unit);
@@ -100,11 +102,11 @@ void collect_all(
     const auto* alias = arguments[i].alias_info();
     const bool is_write = alias != nullptr && alias->isWrite();
     if (value.isTensor()) {
-      collect(value.toTensor(), is_write, op, units);
+      collect(value.toTensor(), is_write, op.schema().name(), units);
     } else if (value.isList()) {
       for (const c10::IValue& element : value.toListRef()) {
         if (element.isTensor()) {
-          collect(element.toTensor(), is_write, op, units);
+          collect(element.toTensor(), is_write, op.schema().name(), units);
         }
       }
     }
@@ -259,6 +261,16 @@ void fallback(
   op.redispatchBoxed(keys & below, stack);
 }
 
+/// See [Note: raw access].
+void watch_raw_access(
+    const at::Tensor& tensor,
+    comm::RawAccess access,
+    const char* call) {
+  Units units;
+  collect(tensor, access == comm::RawAccess::Write, call, units);
+  touch_by_schedule(std::move(units));
+}
+
 } // namespace
 
 void enable_first_touch() {
@@ -268,6 +280,7 @@ void enable_first_touch() {
     static auto* library = new torch::Library(
         torch::Library::IMPL, "_", kShardKey, __FILE__, __LINE__);
     library->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    comm::set_raw_access_watcher(&watch_raw_access);
   });
 }
 

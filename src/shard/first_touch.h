@@ -20,6 +20,8 @@ namespace tessera::shard {
 /// Leaves carry the key too. Reading one needs nothing; a write is counted, so
 /// that a Full unit is known to be stale.
 ///
+/// Code that takes a tensor's address tells of it, see [Note: raw access].
+///
 /// A write to a face is refused: it would be lost at the next reshard.
 ///
 /// The key is one that LibTorch sets aside for tests of such wrappers. The

@@ -41,6 +41,8 @@ struct UnitOptions {
   bool one_leaf = false;
   /// Rank 0's values are taken by all ranks when the unit is made.
   bool sync_from_rank0 = false;
+  /// Ranks compare the values they begin with, see [Note: equal starts].
+  bool compare_start = true;
 };
 
 } // namespace tessera::shard

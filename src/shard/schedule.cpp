@@ -1,6 +1,7 @@
 #include "shard/schedule.h"
 
 #include <tessera/error.h>
+#include <tessera/shard/seed.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -14,6 +15,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "shard/start.h"
 #include "shard/unit.h"
 
 namespace tessera::shard {
@@ -81,6 +83,10 @@ void Schedule::touch(std::span<Unit* const> units) {
           "the shard was changed (by an optimizer step?) between this graph's forward and its backward. Run forward again.");
     }
   }
+  for (const Unit* unit : units) {
+    begin_use(*unit);
+  }
+  seed_per_rank();
   make_room(units);
   for (Unit* unit : units) {
     ensure_full(*unit);
@@ -92,8 +98,25 @@ void Schedule::gather(Unit& unit) {
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   unit.check_faces("unshard"); // also where it is Full already
+  begin_use(unit);
   ensure_full(unit);
   unit.pin();
+}
+
+void Schedule::begin_use(const Unit& unit) {
+  if (!unit.start()) {
+    return;
+  }
+  std::vector<Unit*> fresh; // of the same model, in an order that ranks share
+  for (Unit* other : units_) {
+    if (other->start() && &other->root() == &unit.root()) {
+      fresh.push_back(other);
+    }
+  }
+  compare_starts(fresh, group_);
+  for (Unit* other : fresh) {
+    other->forget_start();
+  }
 }
 
 void Schedule::make_room(std::span<Unit* const> units) {

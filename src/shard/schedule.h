@@ -74,6 +74,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void touch(std::span<Unit* const> units);
   /// Explicit unshard() of the user: stays until reshard() or backward.
   void gather(Unit& unit);
+  /// The unit's model is about to be used. The first time, the ranks compare
+  /// what they began with, see [Note: equal starts].
+  void begin_use(const Unit& unit);
 
   void enter_backward();
   bool in_backward() const;

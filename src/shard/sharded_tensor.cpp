@@ -17,6 +17,7 @@
 #include <string>
 #include <utility>
 
+#include "comm/raw_access.h"
 #include "shard/boxes.h"
 
 namespace tessera {
@@ -137,11 +138,13 @@ ShardedTensor::ShardedTensor(
     std::vector<int64_t> sizes,
     at::ScalarType dtype,
     std::vector<Piece> pieces,
-    Group group)
+    Group group,
+    at::Tensor local)
     : sizes_(std::move(sizes)),
       dtype_(dtype),
       pieces_(std::move(pieces)),
-      group_(std::move(group)) {
+      group_(std::move(group)),
+      local_(std::move(local)) {
   for (const Piece& piece : pieces_) {
     if (!is_inside(piece.box, sizes_)) {
       raise<c10::ValueError>(
@@ -175,6 +178,15 @@ int64_t ShardedTensor::local_numel() const {
     numel += piece.box.numel();
   }
   return numel;
+}
+
+void ShardedTensor::before_raw_write(const char* call) const {
+  if (local_.defined()) {
+    comm::before_raw_write(local_, call);
+  }
+  for (const Piece& piece : pieces_) {
+    comm::before_raw_write(piece.tensor, call);
+  }
 }
 
 at::Tensor ShardedTensor::full_tensor() const {

@@ -16,6 +16,7 @@
 #include "shard/first_touch.h"
 #include "shard/gather_node.h"
 #include "shard/schedule.h"
+#include "shard/start.h"
 #include "shard/unit_parts.h"
 
 namespace tessera::shard {
@@ -55,6 +56,10 @@ Unit::Unit(
       schedule_(std::move(schedule)),
       node_(no_node()) {
   set_name(std::move(name));
+  if (options_.compare_start && !options_.sync_from_rank0 &&
+      groups_.all.size() > 1) {
+    start_.emplace();
+  }
   schedule_->add(*this);
 }
 
@@ -184,6 +189,10 @@ void Unit::make_bundles(const std::vector<NamedParam>& params) {
         whole = whole.contiguous();
         groups_.all.broadcast(whole, 0, param.name);
       }
+      if (start_) {
+        start_->names.push_back(param.name);
+        start_->digests.push_back(digest_of(whole));
+      }
       shard.narrow(0, run.shard_begin, run.numel)
           .copy_(whole.reshape({-1}).narrow(0, run.param_begin, run.numel));
     }
@@ -287,7 +296,11 @@ ShardedTensor Unit::sharded(const c10::TensorImpl* face) const {
     pieces.push_back({std::move(box), part});
   }
   return {
-      shape, bundle.shard().scalar_type(), std::move(pieces), groups_.shard};
+      shape,
+      bundle.shard().scalar_type(),
+      std::move(pieces),
+      groups_.shard,
+      alias_of(bundle.shard(), {run.numel}, run.shard_begin, true)};
 }
 
 std::vector<at::Tensor> Unit::leaves() const {
@@ -412,17 +425,16 @@ void Unit::count_write() {
         "",
         "this writes to a shard inside summon_full_params, which would write its own values back over it. Close the guard first.");
   }
-  for (const auto& hook : std::exchange(write_hooks_, {})) {
-    hook();
-  }
-  for (Bundle& bundle : bundles_) {
-    bundle.before_write();
+  {
+    const std::scoped_lock lock(write_mutex_);
+    if (start_) {
+      start_->was_written = true;
+    }
+    for (Bundle& bundle : bundles_) {
+      bundle.before_write();
+    }
   }
   ++root().writes_;
-}
-
-void Unit::before_next_write(std::function<void()> hook) {
-  write_hooks_.push_back(std::move(hook));
 }
 
 /// Module::to(), set_data() and torch::load() replace what is under a parameter

@@ -8,9 +8,10 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <any>
+#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -54,6 +55,14 @@ struct SummonOptions {
   bool rank0_only = false;
   bool offload_to_cpu = false;
   bool with_grads = false;
+};
+
+/// What this rank began with, until the ranks have compared it; see
+/// [Note: equal starts].
+struct UnitStart {
+  std::vector<std::string> names; // of the parameters
+  std::vector<uint64_t> digests; // one per parameter
+  bool was_written = false; // since
 };
 
 /// A unit stands between the module's parameters and this rank's shards; see
@@ -191,10 +200,17 @@ class Unit : public std::enable_shared_from_this<Unit> {
     return gathered_at_ != -1 && gathered_at_ != num_writes();
   }
   /// Somebody is about to write to a shard of the unit's. Throws where the end
-  /// of a summon would undo it.
+  /// of a summon would undo it. Several threads may call it at once: a
+  /// checkpoint is read by more than one.
   void count_write();
-  /// Calls `hook` once, before the next write to a shard.
-  void before_next_write(std::function<void()> hook);
+
+  /// Empty once the ranks have compared it, or where nothing is to compare.
+  const std::optional<UnitStart>& start() const {
+    return start_;
+  }
+  void forget_start() {
+    start_.reset();
+  }
 
   /// Throws if something replaced the data of a face behind the unit's back.
   void check_faces(const char* call) const;
@@ -304,13 +320,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
   WeakNodePtr node_; // owned by the faces' gradient edges
   UnitState state_ = UnitState::Sharded;
   std::unique_ptr<Summoning> summoned_; // while Summoned
-  int64_t writes_ = 0; // a root's: of all units below it too
+  std::mutex write_mutex_; // guards what is done before a write
+  std::optional<UnitStart> start_;
+  std::atomic<int64_t> writes_ = 0; // a root's: of all units below it too
   int64_t gathered_at_ = -1; // num_writes() then
   bool is_pinned_ = false;
   bool syncs_gradients_ = true;
   bool all_reduces_ = true;
   std::vector<bool> zeros_stand_in_; // by position, see finish_reduction()
-  std::vector<std::function<void()>> write_hooks_;
 };
 
 /// The unit of a face, or nullptr for a tensor that is no face. Finds the unit

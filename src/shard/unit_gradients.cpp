@@ -83,11 +83,10 @@ Unit::Reduced Unit::wait_for_reduction() {
       const Layout& layout = bundle.layout();
       const Run run = layout.run(param.index, groups_.shard.rank());
       result.used[position] = used[param.index];
-      if (run.numel > 0 || layout.kind() == Layout::Kind::Dim0 ||
-          layout.num_ranks() == 1) {
-        result.gradients[position] =
-            alias_of(mean, param.leaf.sizes(), run.shard_begin);
-      }
+      // An empty leaf has an empty gradient: optimizers step it, and so this
+      // rank counts the step as the others do.
+      result.gradients[position] =
+          alias_of(mean, param.leaf.sizes(), run.shard_begin);
     }
   }
   return result;

@@ -89,6 +89,7 @@ void Unit::summon(const SummonOptions& options) {
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   check_faces("summon_full_params");
+  schedule_->begin_use(*this);
   follow_requires_grad();
   finish_gather();
   auto summoning = std::make_unique<Summoning>();
@@ -117,11 +118,6 @@ void Unit::summon(const SummonOptions& options) {
     }
   } else if (options.with_grads) {
     gradients = gather_gradients();
-  }
-  if (exposes) { // what is shown now may be written without being seen
-    for (const auto& hook : std::exchange(write_hooks_, {})) {
-      hook();
-    }
   }
   if (summoning->shown) {
     for (size_t position = 0; position < params_.size(); ++position) {

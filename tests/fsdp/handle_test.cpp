@@ -794,39 +794,6 @@ TEST(FsdpTest, TheObserverSeesWhatHappens) {
   });
 }
 
-TEST(FsdpTest, AHookRunsOnceBeforeTheNextWriteToAShard) {
-  on_ranks(2, [](const Group& world) {
-    auto module = make_stack();
-    shard_blocks(module);
-    auto* unit = shard::unit_of(module->embed->weight);
-    const at::Tensor leaf = unit->flat_param();
-    const at::Tensor before = leaf.detach().clone();
-    optim::AdamW optimizer(parameters(*module), 1e-2); // bumps no versions
-    at::Tensor at_hook;
-    int calls = 0;
-    unit->before_next_write([&] {
-      ++calls;
-      at_hook = leaf.detach().clone();
-    });
-    loss_of(module, tokens(world.rank(), 0)).backward();
-    EXPECT_EQ(calls, 0); // gradients are no writes to the shard
-    optimizer.step();
-    optimizer.step();
-    EXPECT_EQ(calls, 1);
-    EXPECT_TRUE(torch::equal(at_hook, before));
-    EXPECT_FALSE(torch::equal(leaf.detach(), before));
-    unit->before_next_write([&] { ++calls; });
-    auto guard = summon_full_params(*module);
-    {
-      torch::NoGradGuard no_grad;
-      module->embed->weight.add_(1);
-    }
-    EXPECT_EQ(calls, 1);
-    guard.close();
-    EXPECT_EQ(calls, 2);
-  });
-}
-
 TEST(FsdpErrorsTest, RejectsWhatFsdpOfPythonRejects) {
   on_ranks(2, [](const Group&) {
     const auto error_for = [](const std::function<void(Stack&)>& change,

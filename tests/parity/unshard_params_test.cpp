@@ -679,6 +679,7 @@ TEST(TestUnshardParamsErrors, test_unshard_params_from_backward_raises) {
   on_ranks(2, [](const Group& world) {
     LeafRuns leaves(world);
     leaves.run("", [&] {
+      torch::manual_seed(0);
       Linear linear(2, 1);
       linear->to(test_device());
       const FSDP model(linear);

@@ -75,6 +75,10 @@ struct TESSERA_API FSDPOptions {
   TORCH_ARG(bool, use_orig_params) = false;
   /// Rank 0's parameters and buffers are taken by all ranks first.
   TORCH_ARG(bool, sync_module_states) = false;
+  /// Compare the values that ranks begin with, by digests, when the model is
+  /// first used; not needed with sync_module_states. Off: different values are
+  /// taken as they are.
+  TORCH_ARG(bool, compare_start) = true;
   /// Called for every submodule that has parameters on the meta device of its
   /// own, after these got memory: fills them.
   TORCH_ARG(std::function<void(torch::nn::Module&)>, param_init_fn) = nullptr;

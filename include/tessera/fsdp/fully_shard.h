@@ -61,6 +61,9 @@ struct TESSERA_API FullyShardOptions {
   TORCH_ARG(std::optional<WrapPolicy>, policy) = std::nullopt;
   /// Parameters to leave as they are.
   TORCH_ARG(std::vector<at::Tensor>, ignored_params) = {};
+  /// Compare the values that ranks begin with, by digests, when the model is
+  /// first used. Off: different values are taken as they are.
+  TORCH_ARG(bool, compare_start) = true;
 };
 
 /// Shards the parameters of `module` that are not sharded yet: they become one
@@ -72,10 +75,11 @@ struct TESSERA_API FullyShardOptions {
 /// Afterwards the module's own parameters are no leaves: build optimizers on
 /// tessera::parameters(module), clip with tessera::clip_grad_norm_, and write
 /// to parameters only through these or inside summon_full_params. Parameters
-/// must have the same values on all ranks before. What was built under
-/// DeferredInit is given its values here, one parameter at a time. Collective
-/// over the group, and so is every use of a parameter: all ranks must make the
-/// same calls.
+/// must have the same values on all ranks before (tessera::seed() sees to it),
+/// or be given such by loading state: the first use of the model throws on all
+/// ranks otherwise. What was built under DeferredInit is given its values here,
+/// one parameter at a time. Collective over the group, and so is every use of a
+/// parameter: all ranks must make the same calls.
 ///
 /// A parameter tied between units belongs, with a policy, to the unit of the
 /// lowest module that contains both; without one, to the first.

@@ -33,13 +33,16 @@ class TESSERA_API ShardedTensor {
     at::Tensor tensor; // of the box's sizes
   };
 
-  /// Throws if a piece lies outside of `sizes`, or differs from its box or from
-  /// `dtype`. Not collective.
+  /// `local` is the tensor that the pieces are parts of, if there is one; it is
+  /// how a rank without pieces knows whose memory they would be in. Throws if a
+  /// piece lies outside of `sizes`, or differs from its box or from `dtype`.
+  /// Not collective.
   ShardedTensor(
       std::vector<int64_t> sizes,
       at::ScalarType dtype,
       std::vector<Piece> pieces,
-      Group group);
+      Group group,
+      at::Tensor local = {});
 
   /// Of the whole tensor.
   const std::vector<int64_t>& sizes() const {
@@ -62,6 +65,12 @@ class TESSERA_API ShardedTensor {
     return group_;
   }
 
+  /// Call it on every rank, also on one without pieces, before the pieces are
+  /// written through their addresses: a sharded model must gather its
+  /// parameters anew. Operators on the pieces say so by themselves. `call` is
+  /// what errors name.
+  void before_raw_write(const char* call) const;
+
   /// The whole tensor, on every rank, where this rank's pieces are; on a rank
   /// without any, on its current device of the others' kind. Throws on all
   /// ranks unless the boxes cover it exactly. Collective.
@@ -72,6 +81,7 @@ class TESSERA_API ShardedTensor {
   at::ScalarType dtype_;
   std::vector<Piece> pieces_;
   Group group_;
+  at::Tensor local_;
 };
 
 } // namespace tessera

@@ -11,7 +11,7 @@
 #include "checkpoint/format/error.h"
 #include "checkpoint/format/json.h"
 #include "checkpoint/format/path.h"
-#include "checkpoint/store/xxh3.h"
+#include "xxh3.h"
 
 namespace tessera::checkpoint {
 
