@@ -274,9 +274,10 @@ TEST(RawWriteTest, ACollectiveThatReadsAShardedParameterGathersIt) {
 
 TEST(RawWriteTest, ACollectiveThatWritesToAShardIsSeen) {
   on_ranks(2, [](const Group& world) {
-    auto model = three_rows();
+    torch::nn::Linear model( // both ranks have as many elements
+        torch::nn::LinearOptions(16, 16).bias(false));
     fully_shard(*model);
-    const at::Tensor x = torch::ones({1, 2});
+    const at::Tensor x = torch::ones({1, 16});
     torch::NoGradGuard no_grad;
     const at::Tensor before = model->forward(x).clone();
     world.all_reduce(parameters(*model).front(), ReduceOp::Sum);

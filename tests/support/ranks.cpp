@@ -2,6 +2,8 @@
 
 #include <tessera/comm/init.h>
 
+#include <ATen/Context.h>
+
 #include <execinfo.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -176,6 +178,7 @@ void run_in_worker(
                                .store_prefix(prefix)
                                .backend(options.backend)
                                .timeout(options.timeout));
+  at::manual_seed(0);
   body(world);
   if (!::testing::Test::HasFatalFailure()) {
     world.barrier("end of on_ranks");

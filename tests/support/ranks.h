@@ -37,7 +37,7 @@ struct RanksOptions {
   std::chrono::milliseconds test_timeout{60000};
 };
 
-/// Runs `body` on ranks 0 to size-1 with a world of its own.
+/// Runs `body` on ranks 0 to size-1 with a world of its own, seeded alike.
 void on_ranks(
     const RanksOptions& options,
     const std::function<void(const Group& world)>& body);
