@@ -98,5 +98,5 @@ fuzz: ## libFuzzer on the formats of checkpoints; FOR=seconds for each
 offline-deps: ## gather headers and small libraries in .deps/ for a host with no network
 	@scripts/offline_deps.sh
 
-clean: ## remove build/ (.venv and .deps stay)
+clean: ## remove build/ (.venv, .deps and .launchers stay)
 	rm -rf build

@@ -2,6 +2,11 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
+# Where what is installed finds LibTorch. INSTALL_RPATH_USE_LINK_PATH does not do:
+# it leaves out folders of the source tree, and LibTorch lies in .venv by default.
+set_target_properties(tessera tessera_cli PROPERTIES
+  INSTALL_RPATH "${TESSERA_TORCH_ROOT_FOUND}/lib")
+
 set(_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/Tessera")
 install(TARGETS tessera EXPORT TesseraTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}

@@ -399,6 +399,9 @@ fi
 if [[ "$profile" == test || "$profile" == bench ]]; then
   need_numpy
 fi
+if [[ "$profile" == test ]]; then
+  scripts/fetch_launchers.sh || say "the tests under Slurm and MPICH will be skipped"
+fi
 
 mkdir -p build
 record build/python "$torch_python" || true

@@ -76,23 +76,33 @@ run_tests() {
     --timeout 900 --output-junit "$PWD/$ctest_report"
 }
 
-# What a user does: installs Tessera, builds a project of their own, runs it.
-check_install() {
-  local prefix="$PWD/build/install-check" project=build/install-check-project
-  # A file left over from an earlier run could hide that it is not installed.
+# What a user does: installs Tessera, looks whether it works, builds a project of
+# their own, runs it alone and on two ranks. A file left over from an earlier run
+# could hide that it is not installed, and LD_LIBRARY_PATH that a program does not
+# find LibTorch by itself.
+check_install() (
+  prefix="$PWD/build/install-check" project="$PWD/build/install-check-project"
   rm -rf "$prefix" "$project"
+  unset LD_LIBRARY_PATH
   cmake --install "$release" --prefix "$prefix" >/dev/null &&
+    "$prefix/bin/tessera" doctor &&
     cmake -S examples/cmake_project -B "$project" -G Ninja -DCMAKE_BUILD_TYPE=Release \
-      -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_RUNTIME_OUTPUT_DIRECTORY="$PWD/$project/bin" &&
-    cmake --build "$project" -j "$jobs" || return
-  local program output
-  program="$(find "$project/bin" -type f -executable)"
-  output="$("$program")" || return
-  echo "$output"
-  if [[ -z "$output" ]]; then
-    echo "$program printed nothing."
+      -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_RUNTIME_OUTPUT_DIRECTORY="$project/bin" &&
+    cmake --build "$project" -j "$jobs" &&
+    prints "rank 0 of 1, sum 1" "$project/bin/uses_tessera" &&
+    prints "rank 1 of 2, sum 2" "$prefix/bin/tessera" run -n 2 "$project/bin/uses_tessera"
+)
+
+# prints TEXT COMMAND...: it ends well, and TEXT is in what it prints.
+prints() {
+  local text="$1" output
+  shift
+  if ! output="$("$@" 2>&1)" || [[ "$output" != *"$text"* ]]; then
+    echo "$output"
+    echo "This should have ended well and printed \"$text\": $*"
     return 1
   fi
+  echo "$output"
 }
 
 # The site, and that the documents tell the truth. Their C++ is in doc_code, one

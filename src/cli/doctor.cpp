@@ -1,3 +1,4 @@
+#include <tessera/comm/init.h>
 #include <tessera/error.h>
 #include <tessera/version.h>
 
@@ -9,17 +10,28 @@
 
 #include <CLI/CLI.hpp>
 #include <dlfcn.h>
+#include <poll.h>
+#include <signal.h>
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
 #include <future>
 #include <iostream>
+#include <memory>
 #include <optional>
 
 #include "cli/commands.h"
 #include "comm/backends.h"
+#include "comm/environment.h"
 #include "comm/host.h"
+#include "launch/environment.h"
+#include "launch/process.h"
+#include "launch/summary.h"
 
 namespace tessera::cli {
 namespace {
@@ -30,17 +42,26 @@ using comm::Milliseconds;
 using comm::StorePtr;
 
 constexpr Milliseconds kPatience{5000};
+/// For two processes that load LibTorch, on a busy host.
+constexpr Milliseconds kLaunchPatience{120000};
+constexpr const char* kAsRank = "--as-rank";
 
 void print_fact(const std::string& name, const std::string& value) {
   std::cout << fmt::format("  {:<14}{}\n", name, value);
 }
 
-/// One thing that is tried out. Nothing: it works.
+/// One thing that is tried out. Throws if it does not work, else returns what
+/// to say of it.
 struct Check {
   std::string name;
-  std::function<void()> try_it;
+  std::function<std::string()> try_it;
   std::string fix;
 };
+
+std::string ok(const std::function<void()>& try_it) {
+  try_it();
+  return "ok";
+}
 
 /// Two ranks as threads of this process, talking through `make`.
 void all_reduce_between_two(BackendPtr (*make)(const BackendConfig&)) {
@@ -74,6 +95,69 @@ void meet_on_loopback() {
   }
 }
 
+std::string read_all(std::FILE* file) {
+  std::rewind(file);
+  std::string text;
+  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file)) {
+    text.push_back(static_cast<char>(c));
+  }
+  return text;
+}
+
+/// What a user does next: `tessera run` with a program that calls init(), in
+/// the environment that this process has.
+void run_two_ranks() {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> output(
+      std::tmpfile(), std::fclose);
+  if (!output) {
+    throw std::runtime_error("no file could be made for the ranks' output");
+  }
+  const std::string program =
+      std::filesystem::read_symlink("/proc/self/exe").string();
+  launch::SpawnRequest request{
+      .argv = {program, "run", "-n", "2", program, "doctor", kAsRank},
+      .environment = launch::current_environment(),
+      .stdout_fd = fileno(output.get()),
+      .stderr_fd = fileno(output.get())};
+  sigemptyset(&request.signal_mask);
+  launch::Process launcher = launch::Process::spawn(request);
+  pollfd ended{launcher.pidfd(), POLLIN, 0};
+  if (poll(&ended, 1, static_cast<int>(kLaunchPatience.count())) != 1) {
+    launcher.signal_group(SIGKILL);
+    throw std::runtime_error("two ranks did not end in time");
+  }
+  const auto status = launcher.poll_exit();
+  launcher.reap();
+  if (!status || !status->ok()) {
+    throw std::runtime_error(fmt::format(
+        "`tessera run -n 2` ended with {}:\n{}",
+        status ? launch::status_text(*status) : "an unknown status",
+        read_all(output.get())));
+  }
+}
+
+/// One of the two ranks above.
+int be_a_rank() {
+  const Group world = init();
+  const at::Tensor sum = at::full({4}, world.rank() + 1.0);
+  world.all_reduce(sum);
+  const double expected = world.size() * (world.size() + 1) / 2.0;
+  return world.size() == 2 && (sum == expected).all().item<bool>() ? 0 : 1;
+}
+
+/// What tessera::init() makes of this process's environment.
+std::string describe_place() {
+  const comm::Environment place = comm::read_environment(std::getenv);
+  if (place.launcher == "none") {
+    return "ok: a program is alone here, unless a launcher starts it";
+  }
+  return fmt::format(
+      "ok: a program is rank {} of {} here, by the variables of {}",
+      place.rank,
+      place.world_size,
+      place.launcher);
+}
+
 std::string torch_folder() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<void*>(&at::show_config), &info) == 0) {
@@ -104,21 +188,30 @@ int report() {
           : "not built in (needs a LibTorch with CUDA, and nccl.h, when Tessera is built)");
 
   const Check checks[] = {
+      {"environment",
+       describe_place,
+       "A launcher around this shell set variables that contradict each other. Correct or unset them; docs/environment.md lists them."},
       {"rendezvous",
-       meet_on_loopback,
+       [] { return ok(meet_on_loopback); },
        "Ranks meet through TCP on 127.0.0.1. Bring the interface up (`ip link set lo up`) and allow connections to it."},
       {"gloo",
-       [] { all_reduce_between_two(comm::make_gloo_backend); },
+       [] {
+         return ok([] { all_reduce_between_two(comm::make_gloo_backend); });
+       },
        "Gloo connects ranks over TCP. Allow connections between local ports; across hosts set TESSERA_SOCKET_ADDR to the right interface's address."},
       {"shm",
-       [] { all_reduce_between_two(comm::make_shm_backend); },
+       [] {
+         return ok([] { all_reduce_between_two(comm::make_shm_backend); });
+       },
        "Ranks of one host share memory through memfd and /proc/PID/fd. Mount /proc without hidepid and allow memfd_create, or use the backend \"gloo\"."},
+      {"launch",
+       [] { return ok(run_two_ranks); },
+       "`tessera run` starts ranks that meet in tessera::init(). What it printed above says what stopped them."},
   };
   int failures = 0;
   for (const Check& check : checks) {
     try {
-      check.try_it();
-      print_fact(check.name, "ok");
+      print_fact(check.name, check.try_it());
     } catch (const std::exception& error) {
       ++failures;
       print_fact(check.name, fmt::format("FAILS: {}", error.what()));
@@ -136,9 +229,12 @@ int report() {
 } // namespace
 
 Action add_doctor(CLI::App& app) {
-  app.add_subcommand(
+  auto* command = app.add_subcommand(
       "doctor", "Check the installation and say how to mend what is wrong");
-  return report;
+  auto as_rank = std::make_shared<bool>(false);
+  // For the doctor's own use, so not in the help.
+  command->add_flag(kAsRank, *as_rank)->group("");
+  return [as_rank] { return *as_rank ? be_a_rank() : report(); };
 }
 
 } // namespace tessera::cli

@@ -19,7 +19,7 @@ using comm::StorePtr;
 constexpr Milliseconds kPatience{500};
 /// For one that is late already, again and again.
 constexpr Milliseconds kGlance{5};
-/// For what cannot be asked again.
+/// For the last words.
 constexpr Milliseconds kLongest{2000};
 constexpr Milliseconds kOneAttempt{1000};
 constexpr const char* kAdvice =
@@ -164,25 +164,25 @@ StoreChannel::Thread& StoreChannel::thread() {
   return *thread_;
 }
 
-void StoreChannel::set(const std::string& key, const std::string& bytes) {
+template <class Function>
+void StoreChannel::start_and_wait_a_little(Function function) {
   const Milliseconds limit = thread().is_idle(kGlance) ? kPatience : kGlance;
-  auto done = thread().start(
-      [key, bytes](c10d::Store& store) { store.set(key, bytes); });
+  auto done = thread().start(std::move(function));
   if (done.wait_for(limit) == std::future_status::ready) {
     done.get();
   }
 }
 
-std::string StoreChannel::set_if_absent(
+void StoreChannel::set(const std::string& key, const std::string& bytes) {
+  start_and_wait_a_little(
+      [key, bytes](c10d::Store& store) { store.set(key, bytes); });
+}
+
+void StoreChannel::set_unless_set(
     const std::string& key,
     const std::string& bytes) {
-  auto held = thread().start([key, bytes](c10d::Store& store) {
-    return store.compareSet(key, "", bytes);
-  });
-  if (held.wait_for(kLongest) != std::future_status::ready) {
-    throw launch::ChannelSlow();
-  }
-  return held.get();
+  start_and_wait_a_little(
+      [key, bytes](c10d::Store& store) { store.compareSet(key, "", bytes); });
 }
 
 std::optional<std::string> StoreChannel::get(const std::string& key) {

@@ -24,13 +24,15 @@ class StoreChannel : public launch::Channel {
 
   std::optional<std::string> connect() override;
   void set(const std::string& key, const std::string& bytes) override;
-  std::string set_if_absent(const std::string& key, const std::string& bytes)
+  void set_unless_set(const std::string& key, const std::string& bytes)
       override;
   std::optional<std::string> get(const std::string& key) override;
 
  private:
   class Thread;
   Thread& thread();
+  template <class Function>
+  void start_and_wait_a_little(Function function);
 
   const comm::StoreEndpoint endpoint_;
   std::future<comm::StorePtr> connecting_;

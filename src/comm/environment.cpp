@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cstdint>
+#include <string_view>
 
 namespace tessera::comm {
 namespace {
@@ -75,7 +77,7 @@ constexpr int kMaxWorld = 1 << 24;
 
 /// Variable names of one launcher.
 struct Variables {
-  const char* launcher;
+  std::string_view launcher;
   const char* rank;
   const char* world_size;
   const char* local_rank;
@@ -105,7 +107,28 @@ constexpr Variables kPmi{
     "PMI_RANK",
     "PMI_SIZE",
     "MPI_LOCALRANKID",
-    nullptr};
+    "MPI_LOCALNRANKS"};
+
+/// The step of a Slurm job that started this process as one of its tasks.
+/// Nothing in a batch script and in the shell of salloc: these run alone,
+/// though SLURM_NTASKS and SLURM_PROCID are set there. The shell of salloc may
+/// have a step of its own, whose number is above all that srun gives out.
+std::optional<std::string> find_slurm_step(const Reader& reader) {
+  auto step = reader.text("SLURM_STEP_ID");
+  if (!step) {
+    step = reader.text("SLURM_STEPID");
+  }
+  constexpr uint32_t kFirstReserved = 0xfffffff0;
+  uint32_t number = 0;
+  const bool is_number = step &&
+      std::from_chars(step->data(), step->data() + step->size(), number).ec ==
+          std::errc();
+  return is_number && number < kFirstReserved ? step : std::nullopt;
+}
+
+bool is_slurm_task(const Reader& reader) {
+  return reader.has("SLURM_PROCID") && find_slurm_step(reader).has_value();
+}
 
 std::optional<Variables> find_launcher(const Reader& reader) {
   if (reader.has("RANK") || reader.has("WORLD_SIZE")) {
@@ -114,10 +137,12 @@ std::optional<Variables> find_launcher(const Reader& reader) {
   if (reader.has("OMPI_COMM_WORLD_RANK")) {
     return kOpenMpi;
   }
-  // Without a step id it is the batch script itself, which runs alone though
-  // SLURM_NTASKS is set.
-  if (reader.has("SLURM_PROCID") &&
-      (reader.has("SLURM_STEP_ID") || reader.has("SLURM_STEPID"))) {
+  // MPICH starts its helpers with srun, so its ranks have the variables of that
+  // step too; srun's own PMI does not set MPI_LOCALRANKID.
+  if (reader.has("PMI_RANK") && reader.has("MPI_LOCALRANKID")) {
+    return kPmi;
+  }
+  if (is_slurm_task(reader)) {
     return kSlurm;
   }
   if (reader.has("PMI_RANK")) {
@@ -126,17 +151,47 @@ std::optional<Variables> find_launcher(const Reader& reader) {
   return std::nullopt;
 }
 
-std::string find_job_id(const Reader& reader) {
-  for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {
-    if (auto value = reader.text(name)) {
-      return *value;
+/// Of the launcher's own variables only: a job id of Slurm says nothing where
+/// another launcher started the ranks inside of that job.
+std::string find_job_id(const Reader& reader, std::string_view launcher) {
+  if (launcher == kOpenMpi.launcher) {
+    for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {
+      if (auto value = reader.text(name)) {
+        return *value;
+      }
+    }
+    return "";
+  }
+  const auto job = reader.text("SLURM_JOB_ID");
+  const auto step = find_slurm_step(reader);
+  if (launcher == kPmi.launcher || !job || !step) {
+    return "";
+  }
+  // A job that was put back into the queue numbers its steps from 0 again.
+  const auto requeues = reader.text("SLURM_RESTART_COUNT");
+  return *job + "." + *step + (requeues ? "." + *requeues : "");
+}
+
+/// Whether the launcher says that all ranks are on this host.
+bool is_on_one_host(
+    const Reader& reader,
+    const Variables& variables,
+    int world_size) {
+  if (variables.local_world_size != nullptr &&
+      reader.has(variables.local_world_size)) {
+    return reader.number(variables.local_world_size, 1, kMaxWorld) ==
+        world_size;
+  }
+  if (variables.launcher == kPmi.launcher) {
+    return false; // it does not say, and nothing else does
+  }
+  // torchrun's ranks may be tasks of Slurm that somebody renamed.
+  for (const char* name : {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}) {
+    if (is_slurm_task(reader) && reader.has(name)) {
+      return reader.number(name, 1, kMaxWorld) == 1;
     }
   }
-  if (auto job = reader.text("SLURM_JOB_ID")) {
-    auto step = reader.text("SLURM_STEP_ID");
-    return *job + "." + (step ? *step : *reader.text("SLURM_STEPID"));
-  }
-  return "";
+  return true;
 }
 
 } // namespace
@@ -174,14 +229,9 @@ Environment read_environment(const Getenv& getenv) {
       reader.text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
   environment.restart_count =
       reader.number("TORCHELASTIC_RESTART_COUNT", 0, kMaxWorld).value_or(0);
-  environment.job_id = find_job_id(reader);
-  if (variables->local_world_size != nullptr) {
-    environment.one_host =
-        reader.number(variables->local_world_size, 1, kMaxWorld)
-            .value_or(environment.world_size) == environment.world_size;
-  } else if (auto nodes = reader.number("SLURM_NNODES", 1, kMaxWorld)) {
-    environment.one_host = *nodes == 1;
-  }
+  environment.job_id = find_job_id(reader, variables->launcher);
+  environment.one_host =
+      is_on_one_host(reader, *variables, environment.world_size);
   return environment;
 }
 

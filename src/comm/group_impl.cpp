@@ -4,6 +4,8 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <unistd.h>
+
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
@@ -148,6 +150,10 @@ GroupImpl::GroupImpl(
 }
 
 GroupImpl::~GroupImpl() {
+  if (getpid() != owner_) {
+    leave_to_owner();
+    return;
+  }
   if (cuda_) {
     try {
       cuda_->shutdown(); // NCCL warns at exit about groups that were not
@@ -158,6 +164,12 @@ GroupImpl::~GroupImpl() {
   if (process_group_) {
     c10d::unregister_process_group(registered_name_);
   }
+}
+
+void GroupImpl::leave_to_owner() {
+  (void)process_group_.release();
+  (void)cuda_.release();
+  (void)cpu_.release();
 }
 
 BackendPtr GroupImpl::make_cpu_backend(const BackendConfig& config) const {

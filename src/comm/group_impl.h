@@ -6,6 +6,8 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <unistd.h>
+
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -120,6 +122,10 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
 
  private:
   BackendPtr make_cpu_backend(const BackendConfig& config) const;
+  /// For the copy of the group in a forked child, which is not a rank: its
+  /// backends share memory and sockets with the rank's, and their threads are
+  /// not there. They are never destroyed.
+  void leave_to_owner();
   void compare_calls(const Call& call);
   std::vector<int> find_missing(const Call& call);
   /// Ends the waits of peers in wait_for(). Returns the reason that the first
@@ -127,6 +133,7 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   std::string announce_failure(const std::string& reason) const;
 
   // Constant after construction.
+  const pid_t owner_ = getpid();
   const std::shared_ptr<const WorldInfo> world_;
   const StorePtr store_;
   const std::string name_;

@@ -26,6 +26,7 @@
 #include "comm/environment.h"
 #include "comm/group_impl.h"
 #include "comm/host.h"
+#include "comm/launcher_process.h"
 #include "comm/rendezvous.h"
 #include "compat.h"
 
@@ -199,7 +200,11 @@ OpenedStore open_store(
             environment.master_addr ? "MASTER_ADDR" : "MASTER_PORT",
             environment.master_addr ? "MASTER_PORT" : "MASTER_ADDR"));
   }
-  if (environment.job_id.empty() || !environment.one_host) {
+  const std::string job_id =
+      environment.job_id.empty() && environment.launcher == "PMI"
+      ? comm::pmi_launcher_identity()
+      : environment.job_id;
+  if (job_id.empty() || !environment.one_host) {
     raise<c10::ValueError>(
         site,
         fmt::format(
@@ -209,9 +214,9 @@ OpenedStore open_store(
   }
   StoreEndpoint endpoint{"127.0.0.1", 0};
   if (hosts) {
-    return host(current, endpoint, environment.job_id, timeout);
+    return host(current, endpoint, job_id, timeout);
   }
-  endpoint.port = comm::PortHandout::ask(environment.job_id, timeout);
+  endpoint.port = comm::PortHandout::ask(job_id, timeout);
   return {comm::connect_store(endpoint, timeout), endpoint};
 }
 

@@ -126,6 +126,19 @@ bool is_same_user(int fd) {
       peer.uid == geteuid();
 }
 
+/// connect() and recv() on a socket end by `deadline`; connect() too waits, for
+/// a listener that accepts nobody.
+void limit_waits(int fd, Clock::time_point deadline) {
+  const auto left = std::max(
+      std::chrono::duration_cast<std::chrono::microseconds>(
+          deadline - Clock::now()),
+      std::chrono::microseconds(1)); // zero would be for ever
+  const timeval limit{
+      .tv_sec = left.count() / 1'000'000, .tv_usec = left.count() % 1'000'000};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+}
+
 } // namespace
 
 StorePtr host_store(StoreEndpoint& endpoint, Milliseconds timeout) {
@@ -274,22 +287,25 @@ int PortHandout::ask(const std::string& job_id, Milliseconds timeout) {
   const UnixAddress name = abstract_address(job_id);
   const auto* address = reinterpret_cast<const sockaddr*>(&name.address);
   const auto deadline = Clock::now() + timeout;
+  bool is_silent = false;
   while (Clock::now() < deadline) {
-    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    limit_waits(fd.get(), deadline);
     uint32_t port = 0;
-    const bool answered = fd >= 0 && connect(fd, address, name.length) == 0 &&
-        is_same_user(fd) &&
-        recv(fd, &port, sizeof port, MSG_WAITALL) == sizeof port;
-    close(fd);
-    if (answered) {
+    const bool connected = fd && connect(fd.get(), address, name.length) == 0;
+    if (connected && is_same_user(fd.get()) &&
+        recv(fd.get(), &port, sizeof port, MSG_WAITALL) == sizeof port) {
       return static_cast<int>(port);
     }
+    is_silent = connected || errno == EAGAIN; // it listens, and does not answer
     std::this_thread::sleep_for(kRetry);
   }
   throw_network(fmt::format(
-      "rank 0 of job \"{}\" did not offer its port within {:.1f} s. Did it start? If the job spans several hosts, set MASTER_ADDR and MASTER_PORT.",
+      "rank 0 of job \"{}\" did not offer its port within {:.1f} s. {} If the job spans several hosts, set MASTER_ADDR and MASTER_PORT.",
       job_id,
-      seconds(timeout)));
+      seconds(timeout),
+      is_silent ? "It is there and does not answer: is it suspended?"
+                : "Did it start?"));
 }
 
 } // namespace tessera::comm

@@ -80,9 +80,9 @@ void Attempt::open_outputs() {
         .rank = options_.global_rank(local_rank),
         .world_size = options_.world_size(),
         .log_dir = std::nullopt,
-        .print = !options_.log_dir || options_.tee};
-    if (options_.log_dir) {
-      output.log_dir = *options_.log_dir /
+        .print = !plan_.log_dir || options_.tee};
+    if (plan_.log_dir) {
+      output.log_dir = *plan_.log_dir /
           ("attempt_" + std::to_string(plan_.attempt)) /
           ("rank_" + std::to_string(output.rank));
     }
@@ -104,7 +104,7 @@ void Attempt::start_ranks() {
             plan_.endpoint,
             plan_.attempt,
             local_rank,
-            options_.log_dir ? 0 : frontend_->console.live_columns()),
+            plan_.log_dir ? 0 : frontend_->console.live_columns()),
         .stdout_fd = output->rank_fd(Stream::kStdout),
         .stderr_fd = output->rank_fd(Stream::kStderr),
         .signal_mask = frontend_->signals.rank_mask()};

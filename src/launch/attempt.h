@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <set>
@@ -23,6 +24,8 @@ namespace tessera::launch {
 struct AttemptPlan {
   int attempt = 0;
   Endpoint endpoint;
+  /// Folder for the logs of this launch; nothing without one.
+  std::optional<std::filesystem::path> log_dir;
   /// The launcher's environment, which ranks inherit.
   std::vector<std::string> base_environment;
 };

@@ -28,9 +28,9 @@ class Channel {
   }
   /// Sets or replaces a value; where node 0 is slow, later.
   virtual void set(const std::string& key, const std::string& bytes) = 0;
-  /// Sets a value unless there is one, atomically over all nodes. Returns the
-  /// one that holds.
-  virtual std::string set_if_absent(
+  /// Sets a value unless there is one, atomically over all nodes; where node 0
+  /// is slow, later. get() tells which one holds.
+  virtual void set_unless_set(
       const std::string& key,
       const std::string& bytes) = 0;
   /// The value, or nothing if the key has not been set yet.

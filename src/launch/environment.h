@@ -13,6 +13,12 @@ struct Endpoint {
   int port = 0;
 };
 
+/// What node 0 tells the others at the beginning of an attempt.
+struct AttemptStart {
+  Endpoint endpoint;
+  std::string launch; // folder of this launch's logs, below each log_dir
+};
+
 /// A copy of this process's environment, "NAME=value" each.
 std::vector<std::string> current_environment();
 

@@ -6,19 +6,22 @@
 #include <climits>
 #include <cstdlib>
 
+#include "launch/backoff.h"
+
 namespace tessera::launch {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr const char* kProtocol = "tessera-run-1";
+constexpr const char* kProtocol = "tessera-run-2";
 constexpr const char* kInterrupted = "interrupted";
 constexpr const char* kFailed = "failed";
 constexpr milliseconds kPollInterval{50};
 constexpr seconds kBeatInterval{2};
-constexpr seconds kLostAfter{60};
-constexpr seconds kEndpointTimeout{60};
+constexpr seconds kInterruptPatience{2};
+// Node 0 may wait before an attempt, and need some time to begin it.
+constexpr milliseconds kStartTimeout = kLongestDelay + seconds(60);
 // What a node may need beyond the stop grace: SIGKILL, logs, the network.
 constexpr seconds kAnswerSlack{20};
 constexpr seconds kLeaveSlack{5};
@@ -75,11 +78,9 @@ void Nodes::set(const std::string& key, const std::string& bytes) {
   }
 }
 
-std::string Nodes::set_if_absent(
-    const std::string& key,
-    const std::string& bytes) {
+void Nodes::set_unless_set(const std::string& key, const std::string& bytes) {
   try {
-    return channel_->set_if_absent(key, bytes);
+    channel_->set_unless_set(key, bytes);
   } catch (const std::exception& error) {
     throw ChannelLost(
         std::string("lost contact with the launcher of node 0: ") +
@@ -93,12 +94,12 @@ std::optional<std::string> Nodes::get(const std::string& key) {
     last_answer_ = Clock::now();
     return value;
   } catch (const ChannelSlow&) {
-    if (Clock::now() - last_answer_ < kLostAfter) {
+    if (Clock::now() - last_answer_ < patience_) {
       return std::nullopt; // as if it were not set yet
     }
     throw ChannelLost(
         "the launcher of node 0 has not answered for " +
-        seconds_text(kLostAfter) + ". Is the host up?");
+        seconds_text(patience_) + ". Is the host up?");
   } catch (const std::exception& error) {
     throw ChannelLost(
         std::string("lost contact with the launcher of node 0: ") +
@@ -108,7 +109,8 @@ std::optional<std::string> Nodes::get(const std::string& key) {
 
 void Nodes::abort(const std::string& message, int exit_code) noexcept {
   try {
-    set_if_absent("abort", encode_fields({std::to_string(exit_code), message}));
+    set_unless_set(
+        "abort", encode_fields({std::to_string(exit_code), message}));
   } catch (const std::exception&) {
     // The channel is gone, and the other nodes notice that by themselves.
   }
@@ -126,25 +128,24 @@ void Nodes::throw_if_aborted() {
   }
 }
 
-void Nodes::claim_node_rank() {
-  const std::string mine = encode_fields(
+std::string Nodes::announcement() const {
+  return encode_fields(
       {kProtocol,
        std::to_string(options_.num_nodes),
        std::to_string(options_.ranks_per_node),
        std::to_string(options_.max_restarts),
        options_.run_id,
        identity_});
-  const std::string claim = set_if_absent(node_key(options_.node_rank), mine);
-  if (claim != mine) {
-    abort_and_throw(
-        "node rank " + std::to_string(options_.node_rank) +
-        " was given to two launchers: " + decode_fields(claim, 6).back() +
-        " and " + identity_ + ". Give each node a rank of its own.");
-  }
 }
 
-void Nodes::check_peer(int node, const std::string& announcement) {
-  const std::vector<std::string> theirs = decode_fields(announcement, 6);
+void Nodes::check_peer(int node, const std::string& announced) {
+  const std::vector<std::string> theirs = decode_fields(announced, 6);
+  if (node == options_.node_rank && theirs.back() != identity_) {
+    abort_and_throw(
+        "node rank " + std::to_string(node) +
+        " was given to two launchers: " + theirs.back() + " and " + identity_ +
+        ". Give each node a rank of its own.");
+  }
   const std::vector<std::pair<std::string, std::string>> expected{
       {"protocol", kProtocol},
       {"number of nodes", std::to_string(options_.num_nodes)},
@@ -190,15 +191,15 @@ void Nodes::join() {
   const Clock::time_point deadline = Clock::now() + options_.join_timeout;
   connect(deadline);
   throw_if_aborted();
-  claim_node_rank();
+  set_unless_set(node_key(options_.node_rank), announcement());
   for (;;) {
     throw_if_aborted();
     for (size_t node = 0; node < peers_.size(); ++node) {
       if (peers_[node].joined) {
         continue;
       }
-      if (const auto announcement = get(node_key(static_cast<int>(node)))) {
-        check_peer(static_cast<int>(node), *announcement);
+      if (const auto announced = get(node_key(static_cast<int>(node)))) {
+        check_peer(static_cast<int>(node), *announced);
         peers_[node].joined = true;
       }
     }
@@ -220,24 +221,29 @@ void Nodes::join() {
   }
 }
 
-void Nodes::publish_endpoint(int attempt, const Endpoint& endpoint) {
-  set(attempt_key(attempt, "endpoint"),
-      encode_fields({endpoint.address, std::to_string(endpoint.port)}));
+void Nodes::publish_start(int attempt, const AttemptStart& start) {
+  set(attempt_key(attempt, "start"),
+      encode_fields(
+          {start.endpoint.address,
+           std::to_string(start.endpoint.port),
+           start.launch}));
 }
 
-Endpoint Nodes::await_endpoint(int attempt) {
-  const Clock::time_point deadline = Clock::now() + kEndpointTimeout;
+AttemptStart Nodes::await_start(int attempt) {
+  const Clock::time_point deadline = Clock::now() + kStartTimeout;
   for (;;) {
     throw_if_aborted();
     beat();
-    if (const auto bytes = get(attempt_key(attempt, "endpoint"))) {
-      const std::vector<std::string> fields = decode_fields(*bytes, 2);
-      return Endpoint{
-          .address = fields[0], .port = std::atoi(fields[1].c_str())};
+    if (const auto bytes = get(attempt_key(attempt, "start"))) {
+      const std::vector<std::string> fields = decode_fields(*bytes, 3);
+      return AttemptStart{
+          .endpoint =
+              {.address = fields[0], .port = std::atoi(fields[1].c_str())},
+          .launch = fields[2]};
     }
     if (Clock::now() >= deadline) {
       abort_and_throw(
-          "node 0 did not say within " + seconds_text(kEndpointTimeout) +
+          "node 0 did not say within " + seconds_text(kStartTimeout) +
           " where the ranks of attempt " + std::to_string(attempt) +
           " meet. Look at the output of its launcher.");
     }
@@ -245,8 +251,17 @@ Endpoint Nodes::await_endpoint(int attempt) {
   }
 }
 
+void Nodes::wait(milliseconds duration) {
+  const Clock::time_point end = Clock::now() + duration;
+  while (Clock::now() < end) {
+    throw_if_aborted();
+    beat();
+    frontend_->pause(kPollInterval);
+  }
+}
+
 void Nodes::request_stop(int attempt, Ending ending) {
-  set_if_absent( // the first cause counts
+  set_unless_set( // the first cause counts
       attempt_key(attempt, "stop"),
       ending == Ending::kInterrupted ? kInterrupted : kFailed);
 }
@@ -294,6 +309,9 @@ Nodes::Clock::duration Nodes::answer_time() const {
 }
 
 Verdict Nodes::agree(int attempt, const NodeReport& mine) {
+  if (mine.ending == Ending::kInterrupted) {
+    patience_ = kInterruptPatience; // the user waits
+  }
   set(report_key(attempt, options_.node_rank), encode(mine));
   if (mine.ending != Ending::kSucceeded) {
     request_stop(attempt, mine.ending);

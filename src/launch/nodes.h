@@ -43,7 +43,7 @@ class ChannelLost : public NodesError {
 ///
 ///   node/K             K is there, with its options        (each node)
 ///   beat/K             a counter, every two seconds        (each but node 0)
-///   A/endpoint         where the ranks of attempt A meet   (node 0)
+///   A/start            where the ranks of attempt A meet   (node 0)
 ///   A/stop             somebody wants attempt A to stop    (any node)
 ///   A/report/K         how attempt A ended on K            (each node)
 ///   A/verdict          done, restart or fail               (node 0)
@@ -65,9 +65,12 @@ class Nodes {
   /// nodes if they differ or if some are missing; throws Interrupted.
   void join();
 
-  /// Node 0 tells where the ranks of an attempt meet; the others wait for it.
-  void publish_endpoint(int attempt, const Endpoint& endpoint);
-  Endpoint await_endpoint(int attempt);
+  /// Node 0 begins an attempt; the others wait for it.
+  void publish_start(int attempt, const AttemptStart& start);
+  AttemptStart await_start(int attempt);
+  /// Lets time pass between two attempts. Throws NodesError if the run was
+  /// aborted meanwhile, and Interrupted.
+  void wait(std::chrono::milliseconds duration);
 
   /// Asks all nodes to stop their ranks. `ending` is why this node does.
   void request_stop(int attempt, Ending ending);
@@ -91,6 +94,9 @@ class Nodes {
  private:
   using Clock = std::chrono::steady_clock;
 
+  /// Without a sign of life a node is lost after this time.
+  static constexpr std::chrono::seconds kLostAfter{60};
+
   struct Peer {
     bool joined = false;
     std::string beat;
@@ -102,13 +108,14 @@ class Nodes {
     return options_.node_rank == 0;
   }
   void set(const std::string& key, const std::string& bytes);
-  std::string set_if_absent(const std::string& key, const std::string& bytes);
+  void set_unless_set(const std::string& key, const std::string& bytes);
   std::optional<std::string> get(const std::string& key);
   void connect(Clock::time_point deadline);
   [[noreturn]] void abort_and_throw(const std::string& message);
   void throw_if_aborted();
-  void claim_node_rank();
-  void check_peer(int node, const std::string& announcement);
+  /// What the others are told of this node.
+  std::string announcement() const;
+  void check_peer(int node, const std::string& announced);
   std::string missing_nodes() const;
   void beat();
   bool any_lost() const;
@@ -123,6 +130,7 @@ class Nodes {
   std::vector<Peer> peers_;
   Clock::time_point next_beat_;
   Clock::time_point last_answer_; // of the channel
+  std::chrono::seconds patience_ = kLostAfter; // with a channel that is slow
   int64_t num_beats_ = 0;
 };
 

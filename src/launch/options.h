@@ -31,8 +31,9 @@ struct RunOptions {
 
   /// How often all ranks may be started again after one of them failed.
   int max_restarts = 0;
-  /// Each rank's output goes to attempt_A/rank_R/{stdout,stderr}.log below this
-  /// folder. Files of an earlier run are overwritten.
+  /// Each rank's output goes to
+  /// launch_TIME/attempt_A/rank_R/{stdout,stderr}.log below this folder, where
+  /// `latest` is a link to the newest launch_TIME.
   std::optional<std::filesystem::path> log_dir;
   /// With log_dir, print the output as well. Without log_dir it is always
   /// printed.

@@ -1,13 +1,18 @@
 #include "launch/supervisor.h"
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "launch/attempt.h"
+#include "launch/backoff.h"
 #include "launch/frontend.h"
+#include "launch/launch_folder.h"
 #include "launch/nodes.h"
 #include "launch/process_tree.h"
 #include "launch/signals.h"
@@ -18,6 +23,13 @@ namespace tessera::launch {
 namespace {
 
 constexpr int kExitLauncherError = 1;
+
+/// "0.5 s", "16 s".
+std::string seconds_text(std::chrono::milliseconds duration) {
+  const auto tenths = duration.count() / 100;
+  return std::to_string(tenths / 10) +
+      (tenths % 10 == 0 ? "" : "." + std::to_string(tenths % 10)) + " s";
+}
 
 /// The attempts of one run, until a verdict ends it.
 class Supervisor {
@@ -60,13 +72,15 @@ class Supervisor {
         nodes_->join();
       }
       for (int attempt = 0;; ++attempt) {
+        const auto began = std::chrono::steady_clock::now();
         const Verdict verdict = run_attempt(attempt);
         if (verdict.action != Action::kRestart) {
           return verdict.exit_code;
         }
-        frontend_.say(
-            "restarting (" + std::to_string(attempt + 1) + " of " +
-            std::to_string(options_.max_restarts) + ")");
+        const bool failed_early =
+            std::chrono::steady_clock::now() - began < kSteadyAfter;
+        early_failures_ = failed_early ? early_failures_ + 1 : 0;
+        wait_before_restart(attempt + 1);
       }
     } catch (const Interrupted& interrupt) {
       const std::string message = "interrupted by " +
@@ -83,11 +97,35 @@ class Supervisor {
     }
   }
 
+  /// Node 0 waits for all: the others begin when it does.
+  void wait_before_restart(int number) {
+    const auto delay = options_.node_rank == 0 ? restart_delay(early_failures_)
+                                               : std::chrono::milliseconds(0);
+    std::string text = "restarting (" + std::to_string(number) + " of " +
+        std::to_string(options_.max_restarts) + ")";
+    if (delay.count() > 0) {
+      text += " in " + seconds_text(delay) + ", since " +
+          std::to_string(early_failures_) +
+          " attempts in a row failed within a minute";
+    }
+    frontend_.say(text);
+    if (nodes_ != nullptr) {
+      nodes_->wait(delay);
+    } else {
+      frontend_.pause(delay);
+    }
+  }
+
   Verdict run_attempt(int attempt) {
+    const AttemptStart start = find_start(attempt);
     AttemptPlan plan{
         .attempt = attempt,
-        .endpoint = find_endpoint(attempt),
+        .endpoint = start.endpoint,
+        .log_dir = std::nullopt,
         .base_environment = environment_};
+    if (options_.log_dir) {
+      plan.log_dir = *options_.log_dir / start.launch;
+    }
     const AttemptResult result =
         Attempt(options_, std::move(plan), tree_, &frontend_, nodes_.get())
             .run();
@@ -123,22 +161,42 @@ class Supervisor {
     }
   }
 
-  Endpoint find_endpoint(int attempt) {
-    if (options_.node_rank != 0) {
-      return nodes_->await_endpoint(attempt);
+  AttemptStart find_start(int attempt) {
+    if (attempt == 0 && options_.node_rank == 0) {
+      launch_ = new_launch_name(options_.log_dir);
     }
-    Endpoint endpoint;
+    const AttemptStart start =
+        options_.node_rank == 0 ? begin(attempt) : nodes_->await_start(attempt);
+    if (attempt == 0 && options_.log_dir) {
+      link_to(start.launch);
+    }
+    return start;
+  }
+
+  AttemptStart begin(int attempt) {
+    AttemptStart start{.endpoint = {}, .launch = launch_};
     try {
-      endpoint = endpoint_provider_(attempt);
+      start.endpoint = endpoint_provider_(attempt);
     } catch (const std::exception& error) {
       throw std::runtime_error(
           "cannot open a meeting point for the ranks of attempt " +
           std::to_string(attempt) + ": " + error.what());
     }
     if (nodes_ != nullptr) {
-      nodes_->publish_endpoint(attempt, endpoint);
+      nodes_->publish_start(attempt, start);
     }
-    return endpoint;
+    return start;
+  }
+
+  /// Where no log can be written, that is the error to report.
+  void link_to(const std::string& launch) {
+    std::error_code error;
+    std::filesystem::create_directories(*options_.log_dir / launch, error);
+    const std::string problem =
+        error ? "" : point_latest_at(*options_.log_dir, launch);
+    if (!problem.empty()) {
+      frontend_.say(problem);
+    }
   }
 
   int end_everywhere(const std::string& message, int exit_code) {
@@ -156,6 +214,8 @@ class Supervisor {
   ProcessTree tree_;
   std::vector<std::string> environment_;
   std::unique_ptr<Nodes> nodes_;
+  std::string launch_; // on node 0
+  int early_failures_ = 0; // in a row
 };
 
 } // namespace

@@ -5,6 +5,7 @@ namespace {
 
 using tessera::testing::run_command;
 using tessera::testing::tessera_program;
+using tessera::testing::without_launcher;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -18,6 +19,55 @@ TEST(DoctorTest, SaysWhatIsThereAndThatItWorks) {
           HasSubstr("rendezvous    ok"),
           HasSubstr("gloo          ok"),
           HasSubstr("shm           ok")));
+}
+
+/// It starts ranks in the environment it is asked about, so that what crashes
+/// them there is not called well.
+TEST(DoctorTest, TellsWhetherRanksStartHere) {
+  auto environment = without_launcher();
+  environment["SLURM_JOB_ID"] = "1";
+  environment["SLURM_NTASKS"] = "4";
+  auto result =
+      run_command({tessera_program(), "doctor"}, {.environment = environment});
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_THAT(
+      result.output,
+      AllOf(
+          HasSubstr("environment   ok: a program is alone here"),
+          HasSubstr("launch        ok")));
+
+  environment["TESSERA_TIMEOUT"] = "soon";
+  result =
+      run_command({tessera_program(), "doctor"}, {.environment = environment});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(
+      result.output,
+      AllOf(
+          HasSubstr("launch        FAILS"),
+          HasSubstr("TESSERA_TIMEOUT=\"soon\" is not a number of seconds"),
+          HasSubstr("1 of 5 checks failed")));
+}
+
+TEST(DoctorTest, TellsThePlaceThatALauncherGives) {
+  auto environment = without_launcher();
+  environment["SLURM_JOB_ID"] = "1";
+  environment["SLURM_STEP_ID"] = "0";
+  environment["SLURM_PROCID"] = "3";
+  environment["SLURM_NTASKS"] = "4";
+  auto result =
+      run_command({tessera_program(), "doctor"}, {.environment = environment});
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_THAT(
+      result.output,
+      HasSubstr("a program is rank 3 of 4 here, by the variables of Slurm"));
+
+  environment["SLURM_PROCID"] = "4";
+  result =
+      run_command({tessera_program(), "doctor"}, {.environment = environment});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(
+      result.output,
+      AllOf(HasSubstr("environment   FAILS"), HasSubstr("SLURM_PROCID=4")));
 }
 
 TEST(CommandLineTest, UnknownWordsAreRefused) {

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include "checkpoint/store/python.h"
+#include "fetched_launchers.h"
 #include "support/command.h"
 
 namespace tessera {
@@ -9,8 +10,11 @@ namespace {
 
 using tessera::checkpoint::python_with_torch;
 using tessera::testing::bin_dir;
+using tessera::testing::Command;
 using tessera::testing::CommandOptions;
 using tessera::testing::CommandResult;
+using tessera::testing::launchers_environment;
+using tessera::testing::launchers_root;
 using tessera::testing::run_command;
 using tessera::testing::tessera_program;
 using tessera::testing::without_launcher;
@@ -32,13 +36,29 @@ void expect_four_sums(const CommandResult& result) {
   EXPECT_EQ(count(result.output, kLine), 4) << result.output;
 }
 
-CommandResult launch(std::vector<std::string> words) {
+using Variables = std::map<std::string, std::optional<std::string>>;
+
+CommandResult launch(
+    std::vector<std::string> words,
+    const Variables& variables = {}) {
   words.push_back(bin_dir() + "/comm_probe");
   words.push_back("all_reduce");
   CommandOptions options{.environment = without_launcher()};
   options.environment["OMP_NUM_THREADS"] = "1";
+  for (const auto& [name, value] : variables) {
+    options.environment[name] = value;
+  }
   return run_command(words, options);
 }
+
+/// What a batch script of Slurm has; srun gives a step id as well.
+const Variables kAllocation{
+    {"SLURM_JOB_ID", "1"},
+    {"SLURM_JOBID", "1"},
+    {"SLURM_NTASKS", "4"},
+    {"SLURM_NNODES", "1"},
+    {"SLURM_PROCID", "0"},
+    {"SLURM_LOCALID", "0"}};
 
 bool is_on_path(const std::string& program) {
   return run_command({"which", program}).exit_code == 0;
@@ -46,6 +66,13 @@ bool is_on_path(const std::string& program) {
 
 TEST(LaunchersTest, AllReduceUnderTesseraRun) {
   expect_four_sums(launch({tessera_program(), "run", "-n", "4"}));
+}
+
+TEST(LaunchersTest, AllReduceInsideASlurmAllocation) {
+  expect_four_sums(launch({tessera_program(), "run", "-n", "4"}, kAllocation));
+  const auto alone = launch({}, kAllocation);
+  EXPECT_EQ(alone.exit_code, 0) << alone.output;
+  EXPECT_THAT(alone.output, HasSubstr("sum=1 world=1"));
 }
 
 /// PyTorch's own ranks meet in our store.
@@ -97,6 +124,37 @@ TEST(LaunchersTest, AllReduceUnderMpirun) {
     words.insert(words.begin() + 1, "--allow-run-as-root");
   }
   expect_four_sums(launch(words));
+}
+
+std::string mpiexec_of_mpich() {
+  return (launchers_root() / "usr/bin/mpiexec.hydra").string();
+}
+
+/// MPICH gives no job id: ranks find one another through the process that
+/// started them, also with a shell in between.
+TEST(LaunchersTest, AllReduceUnderMpich) {
+  if (launchers_root().empty()) {
+    GTEST_SKIP() << "no MPICH here: `make setup` could not fetch it";
+  }
+  const std::vector<std::string> mpiexec{mpiexec_of_mpich(), "-n", "4"};
+  expect_four_sums(launch(mpiexec, launchers_environment()));
+  std::vector<std::string> wrapped = mpiexec;
+  wrapped.insert(wrapped.end(), {"sh", "-c", "\"$0\" \"$@\"; exit $?"});
+  expect_four_sums(launch(wrapped, launchers_environment()));
+}
+
+/// Two runs of one user at the same time do not meet.
+TEST(LaunchersTest, RunsOfMpichAreKeptApart) {
+  if (launchers_root().empty()) {
+    GTEST_SKIP() << "no MPICH here: `make setup` could not fetch it";
+  }
+  const std::vector<std::string> words{
+      mpiexec_of_mpich(), "-n", "4", bin_dir() + "/comm_probe", "again"};
+  const CommandOptions options{.environment = launchers_environment()};
+  Command first(words, options);
+  Command second(words, options);
+  expect_four_sums(first.wait());
+  expect_four_sums(second.wait());
 }
 
 TEST(LaunchersTest, AllReduceAlone) {

@@ -9,6 +9,8 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <thread>
 
@@ -177,6 +179,44 @@ TEST(RunTest, ANodeEndsAlsoWhileNodeZeroIsFrozen) {
   const auto result = second->wait();
   EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.output;
   EXPECT_THAT(result.output, HasSubstr("interrupted by SIGINT"));
+}
+
+/// Only a minute without a sign of life does.
+TEST(RunTest, ANodeZeroThatStandsStillForSecondsDoesNotCostTheRestarts) {
+  char name[] = "/tmp/tessera_run_XXXXXX";
+  ASSERT_NE(mkdtemp(name), nullptr);
+  const std::filesystem::path folder = name;
+  const std::string endpoint = free_endpoint();
+  const std::vector<std::string> program{
+      "--max-restarts",
+      "1",
+      "/bin/sh",
+      "-c",
+      "test $TORCHELASTIC_RESTART_COUNT = 0 || exit 0; echo ready; "
+      "while test $RANK = 0 || ! test -e $0/fail; do sleep 0.05; done; "
+      "touch $0/failed; exit 7",
+      folder.string()};
+  auto first = start_node(0, endpoint, program);
+  auto second = start_node(1, endpoint, program);
+  ASSERT_TRUE(first->wait_for_output("[0] ready\n"));
+  ASSERT_TRUE(second->wait_for_output("[1] ready\n"));
+  kill(first->pid(), SIGSTOP);
+  std::ofstream(folder / "fail").flush();
+  while (!std::filesystem::exists(folder / "failed")) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  std::this_thread::sleep_for(std::chrono::seconds(8));
+  kill(first->pid(), SIGCONT);
+  for (Command* node : {first.get(), second.get()}) {
+    const auto result = node->wait();
+    EXPECT_EQ(result.exit_code, 0) << result.output;
+    EXPECT_THAT(
+        result.output,
+        AllOf(
+            HasSubstr("rank 1 on node 1 failed first"),
+            HasSubstr("restarting (1 of 1)")));
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST(RunTest, ANodeThatWaitsForNodeZeroCanBeInterrupted) {

@@ -213,6 +213,17 @@ TEST(FaultTest, TheEndOfAForkedChildIsNotTheRanks) {
   }
 }
 
+TEST(FaultTest, AForkedChildThatReturnsFromMainDoesNotEndTheGroups) {
+  for (const char* backend : {"shm", "gloo"}) {
+    ProbeRun run(2, {"fork_returns", "0", backend});
+    run.start_all();
+    for (const auto& result : run.wait()) {
+      EXPECT_EQ(result.exit_code, 0) << result.output;
+      EXPECT_THAT(result.output, HasSubstr("sum=3 world=2"));
+    }
+  }
+}
+
 TEST(FaultTest, ATakenPortIsNamed) {
   Port taken;
   taken.listen_on_it();

@@ -61,6 +61,24 @@ void forks(const Group& world, const Arguments& arguments) {
   all_reduce(world, arguments);
 }
 
+/// A child that a rank forks leaves main as the rank does: its copies of the
+/// groups are destroyed, and it shuts down. The rank itself goes on.
+void fork_returns(const Group& world, const Arguments& arguments) {
+  const auto part = world.split(0, world.rank());
+  const pid_t child = fork();
+  if (child == 0) {
+    tessera::shutdown();
+    return;
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  if (status != 0) {
+    throw std::runtime_error("the child ended badly");
+  }
+  sum_of(*part);
+  all_reduce(world, arguments);
+}
+
 /// Shuts down and meets again, many times.
 void again(const Group&, const Arguments& arguments) {
   for (int round = 0; round < 20; ++round) {
@@ -85,6 +103,13 @@ void hosts(const Group& world, const Arguments&) {
       std::to_string(static_cast<int>(sum_of(*across))));
 }
 
+/// Milliseconds on a clock that all processes of a host share.
+std::string now() {
+  const auto time = std::chrono::steady_clock::now().time_since_epoch();
+  return std::to_string(
+      std::chrono::duration_cast<std::chrono::milliseconds>(time).count());
+}
+
 /// The rank dies in the middle of a row of all-gathers.
 void die(const Group& world, const Arguments& arguments) {
   auto input = at::full({1 << 20}, 1.0 * world.rank());
@@ -92,11 +117,17 @@ void die(const Group& world, const Arguments& arguments) {
   if (world.rank() == arguments.rank) {
     std::thread([] {
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      say("dies at " + now());
       kill(getpid(), SIGKILL);
     }).detach();
   }
-  while (true) {
-    world.all_gather_into(output, input, "layers.0");
+  try {
+    while (true) {
+      world.all_gather_into(output, input, "layers.0");
+    }
+  } catch (const std::exception&) {
+    say("noticed at " + now());
+    throw;
   }
 }
 
@@ -146,6 +177,7 @@ int main(int argc, char** argv) {
               {"all_reduce", all_reduce},
               {"again", again},
               {"forks", forks},
+              {"fork_returns", fork_returns},
               {"hosts", hosts},
               {"die", die},
               {"shapes", shapes},

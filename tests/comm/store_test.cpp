@@ -14,9 +14,16 @@
 #include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <future>
 #include <iterator>
@@ -445,6 +452,48 @@ TEST(StoreClientTest, SaysThatTheStoreIsGone) {
         error_of<c10::DistNetworkError>([&] { client->add("n", 1); }),
         HasSubstr("the store on 127.0.0.1:"));
   }
+}
+
+/// A rank 0 that is suspended holds its name and takes connections, and says
+/// nothing; with its queue full it does not even take them.
+TEST(PortHandoutTest, AskingASilentRankZeroEndsInTime) {
+  const std::string job = "silent." + std::to_string(getpid());
+  const std::string name =
+      std::string(1, '\0') + fmt::format("tessera/{}/{}", geteuid(), job);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::copy(name.begin(), name.end(), address.sun_path);
+  const auto* raw = reinterpret_cast<const sockaddr*>(&address);
+  const auto length =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
+  const UniqueFd listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(bind(listener.get(), raw, length), 0);
+  ASSERT_EQ(listen(listener.get(), 0), 0);
+  for (int i = 0; i < 2; ++i) { // the second finds the queue full
+    auto asked = std::async(std::launch::async, [&] {
+      return error_of<c10::DistNetworkError>(
+          [&] { PortHandout::ask(job, 300ms); });
+    });
+    if (asked.wait_for(30s) != std::future_status::ready) {
+      shutdown(listener.get(), SHUT_RDWR); // lets the thread end
+      FAIL() << "it waits for ever";
+    }
+    EXPECT_THAT(
+        asked.get(),
+        AllOf(
+            HasSubstr("did not offer its port within 0.3 s"),
+            HasSubstr("is it suspended?")));
+  }
+}
+
+TEST(PortHandoutTest, AnswersTheRanksOfItsJob) {
+  const std::string job = "answers." + std::to_string(getpid());
+  const PortHandout handout(job, 4711);
+  EXPECT_EQ(PortHandout::ask(job, 30s), 4711);
+  EXPECT_THAT(
+      error_of<c10::DistNetworkError>(
+          [&] { PortHandout::ask(job + "x", 100ms); }),
+      HasSubstr("Did it start?"));
 }
 
 TEST(StoreClientTest, AnExchangeSaysWhoseStoreIsGone) {

@@ -7,11 +7,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 
 namespace tessera::launch {
@@ -73,7 +75,7 @@ void FileChannel::set(const std::string& key, const std::string& bytes) {
   std::filesystem::rename(beside, path);
 }
 
-std::string FileChannel::set_if_absent(
+void FileChannel::set_unless_set(
     const std::string& key,
     const std::string& bytes) {
   const std::filesystem::path path = path_of(key);
@@ -81,8 +83,11 @@ std::string FileChannel::set_if_absent(
   std::ofstream(beside, std::ios::binary) << bytes;
   // Unlike a rename, a link does not replace what is there.
   const int result = ::link(beside.c_str(), path.c_str());
+  const int problem = errno;
   std::filesystem::remove(beside);
-  return result == 0 ? bytes : get(key).value();
+  if (result != 0 && problem != EEXIST) {
+    throw std::system_error(problem, std::generic_category(), "link");
+  }
 }
 
 std::optional<std::string> FileChannel::get(const std::string& key) {

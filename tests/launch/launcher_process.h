@@ -38,7 +38,7 @@ class FileChannel : public Channel {
  public:
   explicit FileChannel(std::filesystem::path folder);
   void set(const std::string& key, const std::string& bytes) override;
-  std::string set_if_absent(const std::string& key, const std::string& bytes)
+  void set_unless_set(const std::string& key, const std::string& bytes)
       override;
   std::optional<std::string> get(const std::string& key) override;
 

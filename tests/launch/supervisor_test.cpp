@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "launch/backoff.h"
 #include "launch/signals.h"
 #include "launcher_process.h"
 
@@ -22,6 +23,7 @@ namespace tessera::launch {
 namespace {
 
 using std::chrono::milliseconds;
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 using testing::SizeIs;
@@ -309,8 +311,52 @@ TEST(SupervisorTest, RestartsUpToMax) {
         HasSubstr("attempt " + std::to_string(attempt + 1) + " of 3)"));
   }
   EXPECT_THAT(result.err, HasSubstr("tessera run: restarting (1 of 2)\n"));
-  EXPECT_THAT(result.err, HasSubstr("tessera run: restarting (2 of 2)\n"));
+  EXPECT_THAT(
+      result.err,
+      HasSubstr(
+          "tessera run: restarting (2 of 2) in 0.5 s, since 2 attempts in "
+          "a row failed within a minute\n"));
   EXPECT_THAT(result.err, Not(HasSubstr("restarting (3")));
+}
+
+TEST(SupervisorTest, ACrashLoopBacksOff) {
+  const TempDir dir;
+  RunOptions options = shell_options(
+      1, "date +%s%N >>" + (dir / "starts").string() + "; exit 3");
+  options.max_restarts = 3;
+  EXPECT_EQ(launch(options).exit_code, 3);
+  std::vector<int64_t> starts;
+  for (const std::string& line : split_lines(read_text(dir / "starts"))) {
+    starts.push_back(std::stoll(line));
+  }
+  ASSERT_THAT(starts, SizeIs(4));
+  EXPECT_GE(starts[2] - starts[1], 500'000'000);
+  EXPECT_GE(starts[3] - starts[2], 1'000'000'000);
+}
+
+TEST(SupervisorTest, TheWaitBeforeARestartCanBeInterrupted) {
+  const TempDir dir;
+  RunOptions options = shell_options(
+      1, "echo start >>" + (dir / "starts").string() + "; exit 3");
+  options.max_restarts = 50;
+  LauncherProcess launcher(options);
+  ASSERT_TRUE(eventually(
+      [&] { return split_lines(read_text(dir / "starts")).size() >= 3; }));
+  launcher.signal(SIGTERM);
+  const LauncherResult result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
+  EXPECT_THAT(result.err, HasSubstr("interrupted by SIGTERM"));
+}
+
+TEST(BackoffTest, DoublesUpToItsLongest) {
+  using std::chrono::milliseconds;
+  EXPECT_EQ(restart_delay(0), milliseconds(0));
+  EXPECT_EQ(restart_delay(1), milliseconds(0));
+  EXPECT_EQ(restart_delay(2), milliseconds(500));
+  EXPECT_EQ(restart_delay(3), milliseconds(1000));
+  EXPECT_EQ(restart_delay(7), milliseconds(16000));
+  EXPECT_EQ(restart_delay(8), milliseconds(30000));
+  EXPECT_EQ(restart_delay(1 << 30), milliseconds(30000));
 }
 
 TEST(SupervisorTest, RestartMayMendTheRun) {
@@ -484,8 +530,11 @@ TEST(SupervisorTest, LogDirGetsEachRanksOutput) {
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_EQ(result.out, "");
   EXPECT_THAT(result.err, StartsWith("tessera run: rank 1 failed first"));
+  const auto launched =
+      std::filesystem::read_symlink(*options.log_dir / "latest");
+  EXPECT_THAT(launched.string(), StartsWith("launch_"));
   for (const std::string attempt : {"attempt_0", "attempt_1"}) {
-    const auto folder = *options.log_dir / attempt;
+    const auto folder = *options.log_dir / launched / attempt;
     EXPECT_EQ(read_text(folder / "rank_1" / "stdout.log"), "out 1\n");
     EXPECT_EQ(read_text(folder / "rank_1" / "stderr.log"), "err 1");
     EXPECT_TRUE(std::filesystem::exists(folder / "rank_0" / "stderr.log"));
@@ -495,6 +544,24 @@ TEST(SupervisorTest, LogDirGetsEachRanksOutput) {
   }
 }
 
+TEST(SupervisorTest, LogDirKeepsTheLogsOfEarlierLaunches) {
+  const TempDir dir;
+  std::vector<std::filesystem::path> logs;
+  for (const std::string word : {"first", "second", "third"}) {
+    RunOptions options = shell_options(1, "echo " + word);
+    options.log_dir = dir / "logs";
+    EXPECT_EQ(launch(options).exit_code, 0);
+    const auto latest = *options.log_dir / "latest";
+    logs.push_back(
+        *options.log_dir / std::filesystem::read_symlink(latest) /
+        "attempt_0/rank_0/stdout.log");
+    EXPECT_EQ(read_text(latest / "attempt_0/rank_0/stdout.log"), word + "\n");
+  }
+  EXPECT_EQ(read_text(logs[0]), "first\n");
+  EXPECT_EQ(read_text(logs[1]), "second\n");
+  EXPECT_EQ(read_text(logs[2]), "third\n");
+}
+
 TEST(SupervisorTest, TeePrintsAndLogs) {
   const TempDir dir;
   RunOptions options = shell_options(1, "echo both");
@@ -502,7 +569,8 @@ TEST(SupervisorTest, TeePrintsAndLogs) {
   options.tee = true;
   EXPECT_EQ(launch(options).out, "[0] both\n");
   EXPECT_EQ(
-      read_text(*options.log_dir / "attempt_0/rank_0/stdout.log"), "both\n");
+      read_text(*options.log_dir / "latest/attempt_0/rank_0/stdout.log"),
+      "both\n");
 }
 
 TEST(SupervisorTest, UnusableLogDirIsOneErrorBeforeAnythingStarts) {
@@ -513,9 +581,10 @@ TEST(SupervisorTest, UnusableLogDirIsOneErrorBeforeAnythingStarts) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(
       result.err,
-      StartsWith("tessera run: cannot write the log "
-                 "\"/dev/null/logs/attempt_0/rank_0/stdout.log\": Not a "
-                 "directory"));
+      AllOf(
+          StartsWith("tessera run: cannot write the log "
+                     "\"/dev/null/logs/launch_"),
+          HasSubstr("/attempt_0/rank_0/stdout.log\": Not a directory")));
   EXPECT_THAT(split_lines(result.err), SizeIs(1));
   EXPECT_FALSE(std::filesystem::exists(dir / "started"));
 }

@@ -194,6 +194,14 @@ std::map<std::string, std::optional<std::string>> without_launcher() {
         "TORCHELASTIC_RESTART_COUNT"}) {
     result[name] = std::nullopt;
   }
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    for (const char* prefix : {"SLURM_", "PMI_", "PMIX_", "OMPI_", "MPI_"}) {
+      if (text.starts_with(prefix)) {
+        result[text.substr(0, text.find('='))] = std::nullopt;
+      }
+    }
+  }
   return result;
 }
 
