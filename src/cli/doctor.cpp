@@ -20,6 +20,7 @@
 #include "cli/commands.h"
 #include "comm/backends.h"
 #include "comm/host.h"
+#include "comm/peer_owner.h"
 
 namespace tessera::cli {
 namespace {
@@ -102,6 +103,7 @@ int report() {
       comm::nccl_is_built()
           ? "built in"
           : "not built in (needs a LibTorch with CUDA, and nccl.h, when Tessera is built)");
+  print_fact("neighbours", comm::describe_owner_check());
 
   const Check checks[] = {
       {"rendezvous",
@@ -112,7 +114,7 @@ int report() {
        "Gloo connects ranks over TCP. Allow connections between local ports; across hosts set TESSERA_SOCKET_ADDR to the right interface's address."},
       {"shm",
        [] { all_reduce_between_two(comm::make_shm_backend); },
-       "Ranks of one host share memory through memfd and /proc/PID/fd. Mount /proc without hidepid and allow memfd_create, or use the backend \"gloo\"."},
+       "Ranks of one host share memory through memfd and /proc/PID/fd. Mount this process namespace's own /proc and allow memfd_create, or set TESSERA_BACKEND=gloo. Ranks that cannot share memory use Gloo, which is slower, with a warning."},
   };
   int failures = 0;
   for (const Check& check : checks) {
