@@ -29,6 +29,7 @@
 #include "comm/backends.h"
 #include "comm/environment.h"
 #include "comm/host.h"
+#include "comm/peer_owner.h"
 #include "launch/environment.h"
 #include "launch/process.h"
 #include "launch/summary.h"
@@ -186,6 +187,7 @@ int report() {
       comm::nccl_is_built()
           ? "built in"
           : "not built in (needs a LibTorch with CUDA, and nccl.h, when Tessera is built)");
+  print_fact("neighbours", comm::describe_owner_check());
 
   const Check checks[] = {
       {"environment",
@@ -203,7 +205,7 @@ int report() {
        [] {
          return ok([] { all_reduce_between_two(comm::make_shm_backend); });
        },
-       "Ranks of one host share memory through memfd and /proc/PID/fd. Mount /proc without hidepid and allow memfd_create, or use the backend \"gloo\"."},
+       "Ranks of one host share memory through memfd and /proc/PID/fd. Mount this process namespace's own /proc and allow memfd_create, or set TESSERA_BACKEND=gloo. Ranks that cannot share memory use Gloo, which is slower, with a warning."},
       {"launch",
        [] { return ok(run_two_ranks); },
        "`tessera run` starts ranks that meet in tessera::init(). What it printed above says what stopped them."},

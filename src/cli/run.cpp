@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <chrono>
 #include <iostream>
 #include <memory>
@@ -39,20 +38,11 @@ struct Settings {
 };
 
 StoreEndpoint parse_endpoint(const std::string& text) {
-  const size_t colon = text.rfind(':');
-  StoreEndpoint endpoint;
-  if (colon != std::string::npos) {
-    endpoint.address = text.substr(0, colon);
-    const char* begin = text.data() + colon + 1;
-    const char* end = text.data() + text.size();
-    const auto result = std::from_chars(begin, end, endpoint.port);
-    if (result.ec == std::errc() && result.ptr == end && endpoint.port > 0 &&
-        endpoint.port < 65536 && !endpoint.address.empty()) {
-      return endpoint;
-    }
+  if (const auto endpoint = StoreEndpoint::parse(text)) {
+    return *endpoint;
   }
   throw launch::InvalidRunOptions(fmt::format(
-      "--rdzv-endpoint \"{}\" is not HOST:PORT. Give the address of node 0 as the other nodes reach it, with a free port: --rdzv-endpoint node0:29400.",
+      "--rdzv-endpoint \"{}\" is not HOST:PORT. Give the address of node 0 as the other nodes reach it, with a free port: --rdzv-endpoint node0:29400, or [fd00::1]:29400 with an IPv6 address.",
       text));
 }
 

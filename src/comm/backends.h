@@ -29,8 +29,14 @@ struct BackendConfig {
 
 BackendPtr make_gloo_backend(const BackendConfig& config);
 
+/// The ranks of a group cannot map memory together here. The text says which
+/// rank, and why; it is the same on every rank.
+class CannotShareMemory : public c10::DistBackendError {
+  using DistBackendError::DistBackendError;
+};
+
 /// Throws on every rank of the group or on none: a rank that cannot map the
-/// memory says so to the others.
+/// memory says so to the others, and all throw CannotShareMemory.
 BackendPtr make_shm_backend(const BackendConfig& config);
 
 /// Of a rank among others that do not exist: gathers repeat this rank's input,

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -65,6 +66,16 @@ bool on_one_host(const WorldInfo& world, const std::vector<int>& ranks) {
   return std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
     return world.host_of[static_cast<size_t>(rank)] ==
         world.host_of[static_cast<size_t>(ranks.front())];
+  });
+}
+
+/// Once, though the same may be true of many groups.
+void warn_about_gloo(const char* reason) {
+  static std::once_flag once;
+  std::call_once(once, [&] {
+    TORCH_WARN(
+        reason,
+        " All ranks use it now, though it is slower; TESSERA_BACKEND=shm makes this an error.");
   });
 }
 
@@ -178,13 +189,22 @@ BackendPtr GroupImpl::make_cpu_backend(const BackendConfig& config) const {
     return make_fake_backend(config);
   }
   const bool can_share = on_one_host(*world_, global_ranks_);
-  if (wanted != "gloo" && can_share) {
-    return make_shm_backend(config);
-  }
-  if (wanted == "shm") {
+  if (wanted == "shm" && !can_share) {
     raise_error<c10::ValueError>(
         "init",
-        "the backend \"shm\" was asked for, but the ranks of this group are on several hosts. Use \"auto\", which takes Gloo across hosts.");
+        "the backend \"shm\" was asked for, but the ranks of this group are on several hosts, or on one in different containers, namespaces or accounts. Use \"auto\", which takes Gloo there.");
+  }
+  if (wanted != "gloo" && can_share) {
+    try {
+      return make_shm_backend(config);
+    } catch (const CannotShareMemory& error) { // on all ranks
+      if (wanted == "shm") {
+        throw;
+      }
+      if (rank_ == 0) {
+        warn_about_gloo(error.what());
+      }
+    }
   }
   return make_gloo_backend(config);
 }

@@ -3,29 +3,48 @@
 
 #include <netdb.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 
 namespace tessera::comm {
 
-/// Equal for two processes exactly if they can share memory: same boot, same
-/// network and process namespaces, same user. Host names do not do: containers
-/// and namespaces on one machine share them.
+/// Equal for two processes that are expected to share memory: same boot, same
+/// network, process and user namespaces, same user. Host names do not do:
+/// containers and namespaces on one machine share them.
 std::string host_identity();
+
+/// What keeps two processes from sharing memory though they are on one machine
+/// and in one network namespace: "user namespaces", say. Empty if nothing
+/// does, or if they are on different hosts.
+std::string what_separates(const std::string& one, const std::string& other);
 
 /// Cores this process may run on.
 int available_cores();
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-/// The addresses of `host`. Throws c10::DistNetworkError if it has none.
-AddressList resolve(const std::string& host, int port, int socket_type);
+/// The addresses of `host`, which may be in brackets. A name that is not known
+/// is asked for again until `deadline`: where pods or nodes are just starting
+/// it may be known soon. Throws c10::DistNetworkError if it has no address.
+AddressList resolve(
+    const std::string& host,
+    int port,
+    int socket_type,
+    std::chrono::steady_clock::time_point deadline = {});
+
+/// "::1" for "[::1]".
+std::string without_brackets(const std::string& host);
 
 /// True for "localhost", 127.0.0.0/8 and ::1.
 bool is_loopback(const std::string& host);
 
 /// The numeric address of this host that packets to `host` leave from.
-/// TESSERA_SOCKET_ADDR overrides it. Throws if `host` cannot be resolved.
-std::string address_towards(const std::string& host, int port);
+/// TESSERA_SOCKET_ADDR overrides it. Throws if `host` cannot be resolved by
+/// `deadline`.
+std::string address_towards(
+    const std::string& host,
+    int port,
+    std::chrono::steady_clock::time_point deadline = {});
 
 } // namespace tessera::comm

@@ -101,15 +101,33 @@ bool compare_calls_setting() {
   return value == "1";
 }
 
-void check_backend_name(const std::string& name) {
+/// The backend of the options; "auto" leaves it to TESSERA_BACKEND.
+std::string backend_from(const InitOptions& options) {
   constexpr std::array kNames{"auto", "shm", "gloo", "nccl", "fake"};
-  if (std::find(kNames.begin(), kNames.end(), name) == kNames.end()) {
+  const auto has = [](const auto& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  if (!has(kNames, options.backend())) {
     raise<c10::ValueError>(
         {.call = "init"},
         fmt::format(
             "there is no backend \"{}\"; choose auto, shm, gloo, nccl or fake.",
-            name));
+            options.backend()));
   }
+  const char* text = std::getenv("TESSERA_BACKEND");
+  if (options.backend() != "auto" || text == nullptr || *text == '\0') {
+    return options.backend();
+  }
+  // Not "fake": a variable is no place to turn training into pretence.
+  constexpr std::array kOfVariable{"auto", "shm", "gloo", "nccl"};
+  if (!has(kOfVariable, text)) {
+    raise<c10::ValueError>(
+        {.call = "init"},
+        fmt::format(
+            "TESSERA_BACKEND=\"{}\" is not one of auto, shm, gloo and nccl. Correct or unset it.",
+            text));
+  }
+  return text;
 }
 
 /// The environment with what the options say laid over it.
@@ -340,15 +358,36 @@ std::vector<int> number_hosts(const std::vector<comm::Member>& members) {
   return host_of;
 }
 
+/// Ranks that look like one host to their user and cannot share memory.
+void warn_if_apart(
+    const std::string& backend,
+    const std::vector<comm::Member>& members) {
+  if (backend != "auto" && backend != "nccl") {
+    return;
+  }
+  for (size_t rank = 1; rank < members.size(); ++rank) {
+    const std::string what =
+        comm::what_separates(members[0].host, members[rank].host);
+    if (!what.empty()) {
+      TORCH_WARN(
+          "[init] ranks 0 and ",
+          rank,
+          " are on one host but in different ",
+          what,
+          ", so they do not share memory and use Gloo, which is slower. TESSERA_BACKEND=gloo means it and says nothing.");
+      return;
+    }
+  }
+}
+
 /// What this process brings to the world, checked before it joins.
 std::shared_ptr<comm::WorldInfo> read_settings(
     const InitOptions& options,
     const Environment& environment) {
-  check_backend_name(options.backend());
   auto info = std::make_shared<comm::WorldInfo>();
   info->rank = environment.rank;
   info->local_rank = environment.local_rank;
-  info->backend = options.backend();
+  info->backend = backend_from(options);
   info->timeout = timeout_from(options);
   info->compare_calls = compare_calls_setting();
   info->host_of.assign(static_cast<size_t>(environment.world_size), 0);
@@ -367,8 +406,10 @@ Group make_world(
     store = c10::make_intrusive<c10d::PrefixStore>(
         world_prefix(options, environment.restart_count, num_inits),
         opened.store);
-    info->address =
-        comm::address_towards(opened.endpoint.address, opened.endpoint.port);
+    info->address = comm::address_towards(
+        opened.endpoint.address,
+        opened.endpoint.port,
+        std::chrono::steady_clock::now() + info->timeout);
     const auto members = comm::join(
         *store,
         environment.rank == 0 && !environment.store_is_hosted,
@@ -384,6 +425,9 @@ Group make_world(
         info->timeout);
     info->host_of = number_hosts(members);
     info->use_nccl = decide_on_nccl(info->backend, environment, members);
+    if (environment.rank == 0) {
+      warn_if_apart(info->backend, members);
+    }
     ignore_sigpipe();
   }
   std::vector<int> everyone(static_cast<size_t>(environment.world_size));

@@ -11,6 +11,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "comm/describe.h"
@@ -173,15 +176,37 @@ struct Shared {
   std::vector<std::string> answers; // each rank's process number
 };
 
+// How an answer of a rank begins that has no process number.
+constexpr char kFailed = '!'; // an error of the program or the user
+constexpr char kCannot = '~'; // this host does not let memory be shared
+/// In place of rank 0's segment. Its own answer says why there is none.
+constexpr std::string_view kNoSegment = "none";
+
+/// The error that the first rank with such an answer had, if any.
+std::optional<std::string> find_problem(
+    const std::vector<std::string>& answers,
+    char mark,
+    const std::vector<int>& names) {
+  for (size_t peer = 0; peer < answers.size(); ++peer) {
+    if (answers[peer].starts_with(mark)) {
+      return fmt::format(
+          "rank {} cannot share memory with its peers: {}",
+          names[peer],
+          answers[peer].substr(1));
+    }
+  }
+  return std::nullopt;
+}
+
 /// Maps one segment on all ranks. Rank 0 makes it; `announce` gives its size
 /// and some words for the others. What went wrong anywhere is thrown
-/// everywhere.
+/// everywhere: CannotShareMemory if it was the mapping alone.
 Shared map_together(
     const BackendConfig& config,
     const std::string& key,
     const std::function<std::pair<size_t, std::string>()>& announce) {
   Shared shared;
-  std::string error;
+  std::string answer = std::to_string(getpid());
   try {
     if (config.rank == 0) {
       const auto [bytes, words] = announce();
@@ -192,35 +217,40 @@ Shared map_together(
     } else {
       config.store->wait({key}, config.timeout);
       const std::string text = config.store->get_to_str(key);
-      const size_t slash = text.find('/');
-      shared.segment =
-          shm::Segment::open(shm::SegmentLocator::parse(text.substr(0, slash)));
-      shared.announcement = text.substr(slash + 1);
+      if (text != kNoSegment) {
+        const size_t slash = text.find('/');
+        shared.segment = shm::Segment::open(
+            shm::SegmentLocator::parse(text.substr(0, slash)));
+        shared.announcement = text.substr(slash + 1);
+      }
     }
+  } catch (const std::system_error& caught) { // of the segment
+    answer = kCannot + std::string(caught.what());
   } catch (const std::exception& caught) {
-    error = caught.what();
-    if (config.rank == 0) {
-      config.store->set(key, "none/"); // nobody needs to wait for it
-    }
+    answer = kFailed + std::string(caught.what());
+  }
+  if (config.rank == 0 && shared.segment.data() == nullptr) {
+    config.store->set(key, std::string(kNoSegment)); // nobody waits for it
   }
   shared.answers = exchange(
       *config.store,
       key + "/mapped",
       config.rank,
       config.global_ranks,
-      error.empty() ? std::to_string(getpid()) : "!" + error,
+      answer,
       config.timeout,
       config.call);
-  for (size_t peer = 0; peer < shared.answers.size(); ++peer) {
-    if (shared.answers[peer].starts_with('!')) {
-      raise<c10::DistBackendError>(
-          {.call = config.call,
-           .rank = config.global_ranks[static_cast<size_t>(config.rank)]},
-          fmt::format(
-              "rank {} cannot share memory with its peers: {}. Choose the backend \"gloo\" if this host does not allow it.",
-              config.global_ranks[peer],
-              shared.answers[peer].substr(1)));
-    }
+  const ErrorSite site{
+      .call = config.call,
+      .rank = config.global_ranks[static_cast<size_t>(config.rank)]};
+  if (auto text = find_problem(shared.answers, kFailed, config.global_ranks)) {
+    raise<c10::DistBackendError>(site, *text);
+  }
+  if (auto text = find_problem(shared.answers, kCannot, config.global_ranks)) {
+    raise<CannotShareMemory>(
+        site,
+        *text +
+            ". The backend \"gloo\" (TESSERA_BACKEND=gloo) needs no shared memory.");
   }
   shared.segment.close_descriptor();
   return shared;

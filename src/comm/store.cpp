@@ -16,12 +16,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <system_error>
 #include <utility>
 
 #include "comm/call.h"
 #include "comm/host.h"
+#include "comm/secret.h"
 #include "comm/store_client.h"
 #include "comm/store_server.h"
 
@@ -40,65 +42,118 @@ double seconds(Milliseconds duration) {
   raise<c10::DistNetworkError>({.call = "init"}, what);
 }
 
-/// The address to listen on: a loopback address itself, or any of this host.
-sockaddr_storage address_to_bind(const StoreEndpoint& endpoint) {
-  const bool loopback = is_loopback(endpoint.address);
+sockaddr_storage ipv4_address(in_addr_t address, int port) {
   sockaddr_storage storage{};
-  if (endpoint.address.find(':') != std::string::npos) {
-    auto& address = reinterpret_cast<sockaddr_in6&>(storage);
-    address.sin6_family = AF_INET6;
-    address.sin6_port = htons(static_cast<uint16_t>(endpoint.port));
-    address.sin6_addr = loopback ? in6addr_loopback : in6addr_any;
-  } else {
-    auto& address = reinterpret_cast<sockaddr_in&>(storage);
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(endpoint.port));
-    if (!loopback) {
-      address.sin_addr.s_addr = htonl(INADDR_ANY);
-    } else if (
-        inet_pton(AF_INET, endpoint.address.c_str(), &address.sin_addr) != 1) {
-      address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    }
-  }
+  auto& ipv4 = reinterpret_cast<sockaddr_in&>(storage);
+  ipv4.sin_family = AF_INET;
+  ipv4.sin_port = htons(static_cast<uint16_t>(port));
+  ipv4.sin_addr.s_addr = address;
   return storage;
+}
+
+sockaddr_storage ipv6_address(const in6_addr& address, int port) {
+  sockaddr_storage storage{};
+  auto& ipv6 = reinterpret_cast<sockaddr_in6&>(storage);
+  ipv6.sin6_family = AF_INET6;
+  ipv6.sin6_port = htons(static_cast<uint16_t>(port));
+  ipv6.sin6_addr = address;
+  return storage;
+}
+
+/// The addresses to listen on, the first that this host has: a loopback address
+/// itself, or any of this host.
+std::vector<sockaddr_storage> addresses_to_bind(const StoreEndpoint& endpoint) {
+  const int port = endpoint.port;
+  in_addr ipv4{};
+  if (!is_loopback(endpoint.address)) {
+    return {ipv6_address(in6addr_any, port), ipv4_address(INADDR_ANY, port)};
+  }
+  if (inet_pton(AF_INET, endpoint.address.c_str(), &ipv4) == 1) {
+    return {ipv4_address(ipv4.s_addr, port)};
+  }
+  if (endpoint.address.find(':') != std::string::npos) {
+    return {ipv6_address(in6addr_loopback, port)};
+  }
+  return {
+      ipv4_address(htonl(INADDR_LOOPBACK), port),
+      ipv6_address(in6addr_loopback, port)};
+}
+
+socklen_t length_of(const sockaddr_storage& storage) {
+  return storage.ss_family == AF_INET6 ? sizeof(sockaddr_in6)
+                                       : sizeof(sockaddr_in);
+}
+
+/// A listening socket, or none with the reason in errno.
+UniqueFd listen_on(const sockaddr_storage& address) {
+  UniqueFd fd(socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) {
+    return fd;
+  }
+  const int on = 1;
+  const int off = 0;
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (address.ss_family == AF_INET6) {
+    setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  }
+  if (bind(
+          fd.get(),
+          reinterpret_cast<const sockaddr*>(&address),
+          length_of(address)) != 0 ||
+      listen(fd.get(), SOMAXCONN) != 0) {
+    const int error = errno;
+    fd.reset();
+    errno = error;
+  }
+  return fd;
 }
 
 /// A listening socket; `endpoint.port` is its port afterwards.
 UniqueFd listen_on(StoreEndpoint& endpoint) {
-  sockaddr_storage storage = address_to_bind(endpoint);
-  auto* address = reinterpret_cast<sockaddr*>(&storage);
-  const bool ipv6 = storage.ss_family == AF_INET6;
-  socklen_t length = ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
-  UniqueFd fd(socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!fd) {
-    throw_network(fmt::format("socket: {}", std::strerror(errno)));
+  UniqueFd fd;
+  for (const sockaddr_storage& address : addresses_to_bind(endpoint)) {
+    fd = listen_on(address);
+    // A host without IPv6, or without this address.
+    if (fd || (errno != EAFNOSUPPORT && errno != EADDRNOTAVAIL)) {
+      break;
+    }
   }
-  const int on = 1;
-  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (bind(fd.get(), address, length) != 0 ||
-      listen(fd.get(), SOMAXCONN) != 0) {
+  if (!fd) {
     throw_network(fmt::format(
         "cannot listen on {} ({}). Another program, or an earlier run that is still there, may hold the port: choose another MASTER_PORT, or use `tessera run`, which takes a free one.",
         endpoint.to_string(),
         std::strerror(errno)));
   }
-  if (getsockname(fd.get(), address, &length) == 0) {
+  sockaddr_storage bound{};
+  socklen_t length = sizeof bound;
+  if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &length) ==
+      0) {
     endpoint.port = ntohs(
-        ipv6 ? reinterpret_cast<sockaddr_in6&>(storage).sin6_port
-             : reinterpret_cast<sockaddr_in&>(storage).sin_port);
+        bound.ss_family == AF_INET6
+            ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
+            : reinterpret_cast<sockaddr_in&>(bound).sin_port);
   }
   return fd;
 }
 
-/// However others reach a store of this process, it does so through loopback.
-StoreEndpoint seen_from_here(const StoreEndpoint& endpoint) {
-  in_addr parsed{};
-  if (endpoint.address.find(':') != std::string::npos) {
-    return {"::1", endpoint.port};
+/// However others reach a store of this process, it does so through loopback:
+/// through the first of these that works.
+std::vector<StoreEndpoint> seen_from_here(const UniqueFd& listener, int port) {
+  sockaddr_storage bound{};
+  socklen_t length = sizeof bound;
+  getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound), &length);
+  if (bound.ss_family == AF_INET6) {
+    const auto& ipv6 = reinterpret_cast<const sockaddr_in6&>(bound).sin6_addr;
+    return IN6_IS_ADDR_LOOPBACK(&ipv6)
+        ? std::vector<StoreEndpoint>{{"::1", port}}
+        : std::vector<StoreEndpoint>{{"127.0.0.1", port}, {"::1", port}};
   }
-  const bool is_bound_to_it = is_loopback(endpoint.address) &&
-      inet_pton(AF_INET, endpoint.address.c_str(), &parsed) == 1;
-  return {is_bound_to_it ? endpoint.address : "127.0.0.1", endpoint.port};
+  const auto& ipv4 = reinterpret_cast<const sockaddr_in&>(bound).sin_addr;
+  char text[INET_ADDRSTRLEN] = "127.0.0.1";
+  if (ipv4.s_addr != htonl(INADDR_ANY)) {
+    inet_ntop(AF_INET, &ipv4, text, sizeof text);
+  }
+  return {{text, port}};
 }
 
 struct UnixAddress {
@@ -141,19 +196,53 @@ void limit_waits(int fd, Clock::time_point deadline) {
 
 } // namespace
 
+std::string StoreEndpoint::to_string() const {
+  return address.find(':') == std::string::npos
+      ? fmt::format("{}:{}", address, port)
+      : fmt::format("[{}]:{}", address, port);
+}
+
+std::optional<StoreEndpoint> StoreEndpoint::parse(std::string_view text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos) {
+    return std::nullopt;
+  }
+  StoreEndpoint endpoint;
+  const std::string_view number = text.substr(colon + 1);
+  const char* end = number.data() + number.size();
+  const auto [stop, error] = std::from_chars(number.data(), end, endpoint.port);
+  std::string_view host = text.substr(0, colon);
+  const bool is_in_brackets = host.starts_with('[') && host.ends_with(']');
+  if (is_in_brackets) {
+    host = host.substr(1, host.size() - 2);
+  }
+  // Without brackets nobody can tell where an IPv6 address ends.
+  const bool is_clear = is_in_brackets || host.find(':') == host.npos;
+  if (error != std::errc() || stop != end || endpoint.port < 1 ||
+      endpoint.port > 65535 || host.empty() || !is_clear) {
+    return std::nullopt;
+  }
+  endpoint.address = host;
+  return endpoint;
+}
+
 StorePtr host_store(StoreEndpoint& endpoint, Milliseconds timeout) {
+  endpoint.address = without_brackets(endpoint.address);
+  const std::string secret = secret_from_environment();
   UniqueFd listener = listen_on(endpoint);
+  const auto nearby_endpoints = seen_from_here(listener, endpoint.port);
   std::shared_ptr<StoreServer> server;
   std::string problem;
   try {
-    server = std::make_shared<StoreServer>(std::move(listener));
-    const StoreEndpoint nearby = seen_from_here(endpoint);
-    const AddressList addresses =
-        resolve(nearby.address, nearby.port, SOCK_STREAM);
-    if (UniqueFd socket =
-            connect_to_store(addresses, Clock::now() + timeout, problem)) {
-      return c10::make_intrusive<StoreClient>(
-          std::move(socket), nearby, timeout, std::move(server));
+    server = std::make_shared<StoreServer>(std::move(listener), secret);
+    for (const StoreEndpoint& nearby : nearby_endpoints) {
+      const AddressList addresses =
+          resolve(nearby.address, nearby.port, SOCK_STREAM);
+      if (UniqueFd socket = connect_to_store(
+              addresses, secret, Clock::now() + timeout, problem)) {
+        return c10::make_intrusive<StoreClient>(
+            std::move(socket), nearby, timeout, std::move(server));
+      }
     }
   } catch (const std::system_error& error) {
     problem = error.what();
@@ -169,12 +258,14 @@ StorePtr connect_store(
     Milliseconds timeout,
     std::string_view advice) {
   const auto deadline = Clock::now() + timeout;
+  const std::string secret = secret_from_environment();
   // Once: name servers are not to be asked at each attempt.
   const AddressList addresses =
-      resolve(endpoint.address, endpoint.port, SOCK_STREAM);
+      resolve(endpoint.address, endpoint.port, SOCK_STREAM, deadline);
   for (;;) {
     std::string problem;
-    if (UniqueFd socket = connect_to_store(addresses, deadline, problem)) {
+    if (UniqueFd socket =
+            connect_to_store(addresses, secret, deadline, problem)) {
       return c10::make_intrusive<StoreClient>(
           std::move(socket), endpoint, timeout);
     }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -21,19 +22,23 @@ struct StoreEndpoint {
   std::string address;
   int port = 0;
 
-  std::string to_string() const {
-    return address + ":" + std::to_string(port);
-  }
+  /// HOST:PORT, or [HOST]:PORT where the host is an IPv6 address.
+  std::string to_string() const;
+  /// The opposite. Nothing if `text` is neither.
+  static std::optional<StoreEndpoint> parse(std::string_view text);
 };
 
 /// Hosts a store in this process at `endpoint`; port 0 takes a free one. A
-/// loopback address is listened on alone; any other on all interfaces.
-/// `endpoint.port` is the port in use afterwards. Throws
+/// loopback address is listened on alone; any other on all interfaces, over
+/// IPv6 and IPv4. `endpoint.port` is the port in use afterwards. Throws
 /// c10::DistNetworkError if the port is taken.
+///
+/// Here and below: TESSERA_STORE_SECRET is the secret of the store, if set.
 StorePtr host_store(StoreEndpoint& endpoint, Milliseconds timeout);
 
-/// Connects to a store, trying again until `timeout`. `advice` is what the
-/// error tells the user to look at.
+/// Connects to a store, trying again until `timeout`, also where name servers
+/// do not know the host yet. `advice` is what the error tells the user to look
+/// at.
 StorePtr connect_store(
     const StoreEndpoint& endpoint,
     Milliseconds timeout,

@@ -19,6 +19,8 @@
 #include <string_view>
 #include <utility>
 
+#include "comm/peer_owner.h"
+#include "comm/secret.h"
 #include "comm/store_wire.h"
 
 namespace tessera::comm {
@@ -81,7 +83,10 @@ class Stream {
   /// Throws DistStoreError, with nothing sent, at what no store would take.
   void send(const Message& message) {
     check(message);
-    std::string_view rest = message.bytes();
+    send_bytes(message.bytes());
+  }
+
+  void send_bytes(std::string_view rest) {
     while (!rest.empty()) {
       const ssize_t count = ::send(fd_, rest.data(), rest.size(), MSG_NOSIGNAL);
       if (count >= 0) {
@@ -97,6 +102,13 @@ class Stream {
     T value{};
     receive(&value, sizeof value);
     return value;
+  }
+
+  template <class Array>
+  Array array() {
+    Array result;
+    receive(result.data(), result.size());
+    return result;
   }
 
   std::vector<uint8_t> bytes() {
@@ -197,21 +209,67 @@ int reach(int fd, const addrinfo& address, Deadline deadline) {
   return 0;
 }
 
+/// See [Note: the secret].
+void prove(Stream& stream, const std::string& secret) {
+  const Nonce mine = make_nonce();
+  Message hello;
+  hello.number(wire::kHello);
+  stream.send_bytes(hello.bytes() + std::string(view_of(mine)));
+  const auto theirs = stream.array<Nonce>();
+  const Proofs proofs(secret, mine, theirs);
+  if (!is_same(stream.array<Digest>(), proofs.of_host())) {
+    raise<c10::DistNetworkError>(
+        {.call = "init"},
+        "the store does not know this process's TESSERA_STORE_SECRET. Give all processes of the run the same one.");
+  }
+  Message proof;
+  proof.number(wire::kProof);
+  const Digest digest = proofs.of_client();
+  stream.send_bytes(proof.bytes() + std::string(view_of(digest)));
+}
+
 /// Empty, or why this is no store.
-std::string greet(int fd, Deadline deadline) {
+std::string greet(int fd, const std::string& secret, Deadline deadline) {
   constexpr const char* kNoStore =
       "something listens there, but it does not answer as a store";
   const auto nonce = static_cast<uint32_t>(getpid());
   try {
     Stream stream(fd, std::max(deadline, Clock::now() + kGreeting));
-    stream.send(Message(Query::kValidate).number(wire::kMagic));
+    if (secret.empty()) {
+      stream.send(Message(Query::kValidate).number(wire::kMagic));
+    } else {
+      prove(stream, secret);
+    }
     stream.send(Message(Query::kPing).number(nonce));
     return stream.number<uint32_t>() == nonce ? "" : kNoStore;
   } catch (const StreamSilent&) {
     return kNoStore;
   } catch (const StreamClosed& error) {
-    return error.what();
+    return fmt::format(
+        "{}; a store does so with processes of other users, and with those that do not have its TESSERA_STORE_SECRET",
+        error.what());
   }
+}
+
+/// Empty, or whose store this is. After it has answered: before, nobody has
+/// accepted the connection yet.
+std::string find_stranger(int fd) {
+  const PeerOwner owner = owner_of_peer(fd);
+  if (owner.kind == PeerOwner::Kind::kGone) {
+    return "it closed the connection";
+  }
+  if (owner.kind == PeerOwner::Kind::kUser && !owner.is_ours()) {
+    return fmt::format(
+        "user {} listens there, and this process is of user {}",
+        owner.uid,
+        geteuid());
+  }
+  return "";
+}
+
+std::string meet(int fd, const std::string& secret, Deadline deadline) {
+  const std::string problem = greet(fd, secret, deadline);
+  return problem.empty() && secret.empty() ? find_stranger(fd) : problem;
 }
 
 std::string_view text_of(const std::vector<uint8_t>& value) {
@@ -263,6 +321,7 @@ void wait_on(
 
 UniqueFd connect_to_store(
     const AddressList& addresses,
+    const std::string& secret,
     Deadline deadline,
     std::string& problem) {
   for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
@@ -274,7 +333,8 @@ UniqueFd connect_to_store(
     const Deadline patience = at->ai_next == nullptr
         ? deadline
         : std::min(deadline, Clock::now() + kConnectPatience);
-    problem = error == 0 ? greet(socket.get(), patience) : std::strerror(error);
+    problem = error == 0 ? meet(socket.get(), secret, patience)
+                         : std::strerror(error);
     if (problem.empty()) {
       return socket;
     }

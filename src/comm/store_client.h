@@ -77,9 +77,12 @@ class StoreClient final : public c10d::Store {
 
 /// One attempt to reach a store on one of `addresses`, over by `deadline`,
 /// though a greeting gets half a second at least. None if it fails, with the
-/// reason in `problem`.
+/// reason in `problem`; another user's store on this host is such a failure.
+/// `secret` is proved where it is not empty. Throws c10::DistNetworkError if
+/// the store has another one.
 UniqueFd connect_to_store(
     const AddressList& addresses,
+    const std::string& secret,
     std::chrono::steady_clock::time_point deadline,
     std::string& problem);
 

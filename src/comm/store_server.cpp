@@ -1,5 +1,7 @@
 #include "comm/store_server.h"
 
+#include <c10/util/Exception.h>
+
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -7,16 +9,20 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -25,6 +31,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/peer_owner.h"
+#include "comm/secret.h"
 #include "comm/store_wire.h"
 
 namespace tessera::comm {
@@ -71,6 +79,27 @@ class NoSignals {
   sigset_t before_;
 };
 
+/// Why it is not known whose a connection is.
+const char* reason_of(PeerOwner::Kind kind) {
+  switch (kind) {
+    case PeerOwner::Kind::kUnmapped:
+      return "its user has no number in this user namespace";
+    case PeerOwner::Kind::kTranslated:
+      return "a translation of addresses (NAT) hides whose it is";
+    default:
+      return "neither sock_diag nor /proc/net/tcp tells whose it is";
+  }
+}
+
+/// A fraction of the descriptors that this process may have.
+size_t strangers_allowed(size_t most) {
+  rlimit descriptors{};
+  if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0) {
+    return most;
+  }
+  return std::clamp<size_t>(descriptors.rlim_cur / 4, 1, most);
+}
+
 /// As c10d reads numbers, with spaces before and anything after them.
 int64_t to_number(const std::string& text) {
   try {
@@ -80,12 +109,17 @@ int64_t to_number(const std::string& text) {
   }
 }
 
+struct StoreFull : wire::BadRequest {
+  using BadRequest::BadRequest;
+};
+
 /// The keys and values, and who waits for which.
 class Contents {
  public:
   using Reply = std::function<void(ClientId, const Message&)>;
 
-  explicit Contents(Reply reply) : reply_(std::move(reply)) {}
+  Contents(size_t max_bytes, Reply reply)
+      : max_bytes_(max_bytes), reply_(std::move(reply)) {}
 
   /// Throws BadRequest, with nothing changed.
   void handle(ClientId client, const wire::Request& request) {
@@ -100,6 +134,7 @@ class Contents {
         set(key(), std::string(request.values[0]));
         return;
       case Query::kMultiSet:
+        require_room(request); // all of it or nothing
         for (size_t i = 0; i < request.keys.size(); ++i) {
           set(key(i), std::string(request.values[i]));
         }
@@ -132,9 +167,7 @@ class Contents {
         return;
       }
       case Query::kDelete:
-        reply_(
-            client,
-            Message().number(static_cast<int64_t>(values_.erase(key()))));
+        reply_(client, Message().number(erase(key())));
         return;
       case Query::kCount:
         reply_(client, Message().number(static_cast<int64_t>(values_.size())));
@@ -171,7 +204,7 @@ class Contents {
         come_to_barrier(client, key(), request.number);
         return;
       case Query::kQueuePush:
-        queues_[key()].emplace_back(request.values[0]);
+        push(key(), request.values[0]);
         wake_one(key());
         return;
       case Query::kQueuePop:
@@ -189,7 +222,7 @@ class Contents {
       return;
     }
     for (auto at = waiting_.begin(); at != waiting_.end();) {
-      std::erase(at->second, client);
+      held_ -= std::erase(at->second, client) * cost(at->first);
       at = at->second.empty() ? waiting_.erase(at) : std::next(at);
     }
   }
@@ -210,16 +243,60 @@ class Contents {
     return values_.contains(key) || length_of_queue(key) > 0;
   }
 
+  /// About what an entry takes.
+  static size_t cost(std::string_view key, std::string_view value = {}) {
+    constexpr size_t kEntry = 96;
+    return kEntry + key.size() + value.size();
+  }
+
+  /// As if nothing were replaced.
+  void require_room(size_t bytes) const {
+    if (held_ + bytes > max_bytes_) {
+      throw StoreFull("the store is full");
+    }
+  }
+  void require_room(const wire::Request& request) const {
+    size_t bytes = 0;
+    for (size_t i = 0; i < request.keys.size(); ++i) {
+      bytes += cost(request.keys[i], request.values[i]);
+    }
+    require_room(bytes);
+  }
+
+  /// Wakes nobody.
+  void put(const std::string& key, std::string value) {
+    require_room(cost(key, value));
+    erase(key);
+    held_ += cost(key, value);
+    values_.emplace(key, std::move(value));
+  }
+
+  int64_t erase(const std::string& key) {
+    const auto found = values_.find(key);
+    if (found == values_.end()) {
+      return 0;
+    }
+    held_ -= cost(key, found->second);
+    values_.erase(found);
+    return 1;
+  }
+
   void set(const std::string& key, std::string value) {
-    values_[key] = std::move(value);
+    put(key, std::move(value));
     wake_all(key);
+  }
+
+  void push(const std::string& key, std::string_view value) {
+    require_room(cost(key, value));
+    queues_[key].emplace_back(value);
+    held_ += cost(key, value);
   }
 
   void append(const std::string& key, std::string_view more) {
     if (value_of(key).size() + more.size() > wire::kMaxValueBytes) {
       throw wire::BadRequest("the value gets too long");
     }
-    values_[key] += more;
+    put(key, std::string(value_of(key)).append(more));
     wake_all(key);
   }
 
@@ -245,7 +322,7 @@ class Contents {
     if (__builtin_add_overflow(before, amount, &sum)) {
       throw wire::BadRequest("the sum is too large");
     }
-    values_[key] = std::to_string(sum);
+    put(key, std::to_string(sum));
     return sum;
   }
 
@@ -254,6 +331,7 @@ class Contents {
     reply.number(length_of_queue(key));
     if (const auto found = queues_.find(key); found != queues_.end()) {
       reply.text(found->second.front());
+      held_ -= cost(key, found->second.front());
       found->second.pop_front();
       if (found->second.empty()) {
         queues_.erase(found);
@@ -286,6 +364,8 @@ class Contents {
   }
 
   void await(ClientId client, const std::string& key) {
+    require_room(cost(key));
+    held_ += cost(key);
     waiting_[key].push_back(client);
     ++awaited_[client];
   }
@@ -297,6 +377,7 @@ class Contents {
   void wake_all(const std::string& key) {
     if (const auto found = waiting_.find(key); found != waiting_.end()) {
       const std::vector<ClientId> clients = std::move(found->second);
+      held_ -= clients.size() * cost(key);
       waiting_.erase(found);
       for (const ClientId client : clients) {
         count_down(client);
@@ -314,6 +395,7 @@ class Contents {
       }
       const ClientId client = found->second.front();
       found->second.erase(found->second.begin());
+      held_ -= cost(key);
       if (found->second.empty()) {
         waiting_.erase(found);
       }
@@ -332,7 +414,9 @@ class Contents {
     return true;
   }
 
+  const size_t max_bytes_;
   const Reply reply_;
+  size_t held_ = 0; // by all of these; see cost()
   std::unordered_map<std::string, std::string> values_;
   std::unordered_map<std::string, std::deque<std::string>> queues_;
   std::unordered_map<std::string, std::vector<ClientId>> waiting_; // by key
@@ -342,12 +426,21 @@ class Contents {
 /// Everything that the thread owns.
 class Loop {
  public:
-  Loop(UniqueFd listener, int stop)
+  Loop(
+      UniqueFd listener,
+      int stop,
+      std::string secret,
+      const StoreLimits& limits)
       : listener_(std::move(listener)),
+        secret_(std::move(secret)),
+        limits_(limits),
+        max_strangers_(strangers_allowed(limits.strangers)),
         epoll_(epoll_create1(EPOLL_CLOEXEC)),
-        contents_([this](ClientId client, const Message& message) {
-          send(client, message.bytes());
-        }) {
+        contents_(
+            limits.stored_bytes,
+            [this](ClientId client, const Message& message) {
+              send(client, message.bytes());
+            }) {
     fcntl(listener_.get(), F_SETFL, O_NONBLOCK);
     if (!epoll_ || !watch(listener_.get(), kListener) || !watch(stop, kStop)) {
       throw_errno();
@@ -390,8 +483,10 @@ class Loop {
     std::string unsent;
     size_t sent = 0; // of these
     uint32_t watched = EPOLLIN;
-    bool is_validated = false;
+    std::optional<Proofs> proofs; // once it said hello
+    bool is_greeted = false;
     bool is_lost = false;
+    size_t counted = 0; // of its bytes in buffered_
   };
 
   bool watch(int fd, ClientId id) {
@@ -413,12 +508,62 @@ class Loop {
         }
         return;
       }
+      if (!may_enter(socket.get())) {
+        continue;
+      }
       const int on = 1;
       setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
       setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
       const ClientId id = next_++;
       if (watch(socket.get(), id)) {
         clients_[id].socket = std::move(socket);
+        strangers_.insert(id);
+        show_a_stranger_out();
+      }
+    }
+  }
+
+  /// A connection that nothing was read from yet.
+  bool may_enter(int socket) {
+    if (!secret_.empty()) {
+      return true; // it has to prove that it knows it
+    }
+    const PeerOwner owner = owner_of_peer(socket);
+    if (owner.kind == PeerOwner::Kind::kGone) {
+      return false;
+    }
+    if (owner.is_unknown()) {
+      if (!std::exchange(has_told_of_unknown_, true)) {
+        TORCH_WARN(
+            "[store] a process of this host connected, and ",
+            reason_of(owner.kind),
+            ". It is served, as all such are. Set TESSERA_STORE_SECRET on all ranks where other users share this machine.");
+      }
+      return true;
+    }
+    const bool is_welcome =
+        owner.kind == PeerOwner::Kind::kElsewhere || owner.is_ours();
+    if (!is_welcome && !std::exchange(has_told_of_others_, true)) {
+      TORCH_WARN(
+          "[store] refused a connection of user ",
+          owner.uid,
+          " on this host: the store serves user ",
+          geteuid(),
+          " and root. It will refuse others without a word. Ranks of different users need TESSERA_STORE_SECRET.");
+    }
+    return is_welcome;
+  }
+
+  /// Where there are too many, the one that has waited longest and said
+  /// nothing.
+  void show_a_stranger_out() {
+    while (strangers_.size() > max_strangers_) {
+      const ClientId id = *strangers_.begin();
+      Client& client = clients_.at(id);
+      receive(id, client); // it may have said something just now
+      if (!client.is_greeted) {
+        lose(id, client);
+        clients_.erase(id); // its descriptor is needed now
       }
     }
   }
@@ -431,6 +576,7 @@ class Loop {
     Client& client = found->second;
     if ((events & EPOLLOUT) != 0) {
       flush(id, client);
+      count_bytes_of(client);
     }
     if ((events & ~EPOLLOUT) != 0 && !client.is_lost) {
       receive(id, client);
@@ -452,30 +598,122 @@ class Loop {
       if (client.received.size() >= client.needed) {
         handle_requests(id, client);
       }
+    } catch (const StoreFull&) {
+      if (!std::exchange(has_told_of_full_, true)) {
+        TORCH_WARN(
+            "[store] it is full (",
+            limits_.stored_bytes >> 20,
+            " MiB): clients that want to add to it are cut off. It is for meeting: send data with a collective.");
+      }
+      lose(id, client);
     } catch (const std::exception&) { // nonsense, or more than memory holds
       lose(id, client);
     }
+    count_bytes_of(client);
+  }
+
+  /// Keeps what all clients have in buffers within its bound.
+  void count_bytes_of(Client& client) {
+    const size_t now =
+        client.is_lost ? 0 : client.received.size() + client.unsent.size();
+    buffered_ += now - std::exchange(client.counted, now);
+    while (buffered_ > limits_.buffered_bytes) {
+      const auto largest = std::max_element(
+          clients_.begin(), clients_.end(), [](const auto& a, const auto& b) {
+            return a.second.counted < b.second.counted;
+          });
+      reset(largest->second);
+      lose(largest->first, largest->second);
+    }
+  }
+
+  /// The kernel is not to keep what was sent either.
+  static void reset(Client& client) {
+    const linger now{.l_onoff = 1, .l_linger = 0};
+    setsockopt(client.socket.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
   }
 
   void handle_requests(ClientId id, Client& client) {
     std::string_view rest = client.received;
-    while (!client.is_lost) {
-      if (!client.is_validated && !rest.empty() &&
-          static_cast<Query>(rest.front()) != Query::kValidate) {
-        throw wire::BadRequest("this is no client of a store");
-      }
+    while (!client.is_lost && take_greeting(id, client, rest)) {
       const auto request = wire::take_request(rest, client.needed);
       if (!request) {
         break;
       }
-      if (request->query == Query::kValidate &&
-          request->number != wire::kMagic) {
-        throw wire::BadRequest("this is no client of a store");
-      }
-      client.is_validated = true;
+      require_magic(*request);
       contents_.handle(id, *request);
     }
     client.received.erase(0, client.received.size() - rest.size());
+  }
+
+  static void require_magic(const wire::Request& request) {
+    if (request.query == Query::kValidate && request.number != wire::kMagic) {
+      throw wire::BadRequest("this is no client of a store");
+    }
+  }
+
+  /// True once it is there, or was before.
+  bool take_greeting(ClientId id, Client& client, std::string_view& rest) {
+    if (!client.is_greeted) {
+      client.is_greeted = secret_.empty() ? take_validation(client, rest)
+                                          : take_proof(id, client, rest);
+      if (client.is_greeted) {
+        strangers_.erase(id);
+        client.needed = 1;
+      }
+    }
+    return client.is_greeted;
+  }
+
+  static bool take_validation(Client& client, std::string_view& rest) {
+    require_kind(rest, static_cast<uint8_t>(Query::kValidate));
+    const auto request = wire::take_request(rest, client.needed);
+    if (request) {
+      require_magic(*request);
+    }
+    return request.has_value();
+  }
+
+  /// See [Note: the secret].
+  bool take_proof(ClientId id, Client& client, std::string_view& rest) {
+    if (!client.proofs) {
+      if (const auto nonce = take_array<Nonce>(wire::kHello, client, rest)) {
+        const Nonce mine = make_nonce();
+        client.proofs.emplace(secret_, *nonce, mine);
+        const Digest proof = client.proofs->of_host();
+        send(id, std::string(view_of(mine)).append(view_of(proof)));
+      }
+    }
+    if (!client.proofs) {
+      return false;
+    }
+    const auto proof = take_array<Digest>(wire::kProof, client, rest);
+    if (proof && !is_same(*proof, client.proofs->of_client())) {
+      throw wire::BadRequest("it does not know the secret");
+    }
+    return proof.has_value();
+  }
+
+  static void require_kind(std::string_view bytes, uint8_t kind) {
+    if (!bytes.empty() && static_cast<uint8_t>(bytes.front()) != kind) {
+      throw wire::BadRequest("this is no client of a store");
+    }
+  }
+
+  template <class Array>
+  static std::optional<Array> take_array(
+      uint8_t kind,
+      Client& client,
+      std::string_view& rest) {
+    require_kind(rest, kind);
+    Array array;
+    client.needed = 1 + array.size();
+    if (rest.size() < client.needed) {
+      return std::nullopt;
+    }
+    std::memcpy(array.data(), rest.data() + 1, array.size());
+    rest.remove_prefix(client.needed);
+    return array;
   }
 
   void send(ClientId id, std::string_view bytes) {
@@ -486,12 +724,12 @@ class Loop {
     const bool is_first = client.unsent.empty();
     client.unsent += bytes;
     if (client.unsent.size() - client.sent > kMaxUnsent) {
-      const linger now{.l_onoff = 1, .l_linger = 0}; // nor does the kernel wait
-      setsockopt(client.socket.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
+      reset(client);
       lose(id, client);
     } else if (is_first) {
       flush(id, client);
     }
+    count_bytes_of(client);
   }
 
   void flush(ClientId id, Client& client) {
@@ -519,28 +757,42 @@ class Loop {
   void lose(ClientId id, Client& client) {
     if (!client.is_lost) {
       client.is_lost = true;
+      buffered_ -= std::exchange(client.counted, 0);
+      strangers_.erase(id);
       contents_.forget(id);
       lost_.push_back(id);
     }
   }
 
   const UniqueFd listener_;
+  const std::string secret_;
+  const StoreLimits limits_;
+  const size_t max_strangers_;
   const UniqueFd epoll_;
   bool is_accepting_ = true;
+  bool has_told_of_unknown_ = false;
+  bool has_told_of_others_ = false;
+  bool has_told_of_full_ = false;
   ClientId next_ = kFirstClient;
   std::unordered_map<ClientId, Client> clients_;
+  std::set<ClientId> strangers_; // have not greeted; who came first is first
+  size_t buffered_ = 0; // bytes of all clients
   std::vector<ClientId> lost_;
   Contents contents_;
 };
 
 } // namespace
 
-StoreServer::StoreServer(UniqueFd listener)
+StoreServer::StoreServer(
+    UniqueFd listener,
+    std::string secret,
+    const StoreLimits& limits)
     : owner_(getpid()), stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!stop_) {
     throw_errno();
   }
-  auto loop = std::make_unique<Loop>(std::move(listener), stop_.get());
+  auto loop = std::make_unique<Loop>(
+      std::move(listener), stop_.get(), std::move(secret), limits);
   const NoSignals none;
   thread_ = std::thread([loop = std::move(loop)] {
     pthread_setname_np(pthread_self(), "tessera_store");

@@ -25,6 +25,11 @@ inline constexpr size_t kMaxKeyBytes = 8 * 1024;
 inline constexpr size_t kMaxValueBytes = 8 * 1024 * 1024;
 inline constexpr size_t kMaxRequestBytes = 64 * 1024 * 1024;
 
+// Ours alone, in place of Validate where a secret is set. See [Note: the
+// secret].
+inline constexpr uint8_t kHello = 0xA0; // a Nonce; a Nonce and a Digest
+inline constexpr uint8_t kProof = 0xA1; // a Digest; no answer
+
 enum class Query : uint8_t {
   kValidate, // uint32 magic; no answer
   kSet, // key, value; no answer

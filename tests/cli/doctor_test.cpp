@@ -16,6 +16,7 @@ TEST(DoctorTest, SaysWhatIsThereAndThatItWorks) {
       result.output,
       AllOf(
           HasSubstr("LibTorch"),
+          HasSubstr("neighbours    other users are kept out (by sock_diag)"),
           HasSubstr("rendezvous    ok"),
           HasSubstr("gloo          ok"),
           HasSubstr("shm           ok")));
@@ -68,6 +69,25 @@ TEST(DoctorTest, TellsThePlaceThatALauncherGives) {
   EXPECT_THAT(
       result.output,
       AllOf(HasSubstr("environment   FAILS"), HasSubstr("SLURM_PROCID=4")));
+}
+
+TEST(DoctorTest, SaysWhereUsersCannotBeToldApart) {
+  const std::vector<std::string> alone{"unshare", "--user", "--map-root-user"};
+  std::vector<std::string> words = alone;
+  words.push_back("true");
+  if (const auto trial = run_command(words); trial.exit_code != 0) {
+    GTEST_SKIP() << "namespaces cannot be made here: " << trial.output;
+  }
+  words = alone;
+  words.insert(words.end(), {tessera_program(), "doctor"});
+  const auto result = run_command(words);
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_THAT(
+      result.output,
+      AllOf(
+          HasSubstr("other users of this user namespace are kept out"),
+          HasSubstr("those outside of it are let in with a warning"),
+          HasSubstr("TESSERA_STORE_SECRET")));
 }
 
 TEST(CommandLineTest, UnknownWordsAreRefused) {

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 
+#include "comm/host.h"
 #include "comm/rendezvous.h"
 #include "support/ranks.h"
 
@@ -112,6 +113,22 @@ TEST(InitTest, AMissingHostIsNamed) {
                  .timeout(std::chrono::milliseconds(500)));
       }),
       HasSubstr("no store answered on 127.0.0.1:1 within 0.5 s"));
+}
+
+TEST(HostTest, WhatSeparatesRanksOfOneHostIsNamed) {
+  using comm::what_separates;
+  const std::string here = "boot/net:[1]/pid:[2]/user:[3]/0";
+  EXPECT_EQ(what_separates(here, here), "");
+  EXPECT_EQ(
+      what_separates(here, "boot/net:[1]/pid:[2]/user:[4]/0"),
+      "user namespaces");
+  EXPECT_EQ(
+      what_separates(here, "boot/net:[1]/pid:[5]/user:[4]/7"),
+      "process namespaces and user namespaces and users");
+  // Nobody expects hosts to share memory.
+  EXPECT_EQ(what_separates(here, "boot/net:[9]/pid:[2]/user:[4]/0"), "");
+  EXPECT_EQ(what_separates(here, "other/net:[1]/pid:[2]/user:[3]/0"), "");
+  EXPECT_EQ(what_separates(comm::host_identity(), comm::host_identity()), "");
 }
 
 TEST(RendezvousTest, MembersSurviveTheirEncoding) {

@@ -1,20 +1,29 @@
 // A small program that tests start as the ranks of a run. It uses the installed
 // library as a user would. What goes wrong is printed as `ERROR kind: text`,
-// with exit code 3.
+// with exit code 3. PROBE_WITHOUT takes something away before it begins:
+// "memfd" makes the kernel refuse memfd_create, "dump" lets no peer look into
+// this process.
 #include <tessera/tessera.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <iostream>
+#include <iterator>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -34,6 +43,30 @@ struct Arguments {
 void say(const std::string& text) {
   std::fputs((text + "\n").c_str(), stdout);
   std::fflush(stdout);
+}
+
+/// As a container's seccomp profile may do.
+void refuse_memfd() {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog filter{std::size(program), program};
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) {
+    throw std::runtime_error("this kernel has no seccomp filters");
+  }
+}
+
+void take_away(const std::string& what) {
+  if (what == "memfd") {
+    refuse_memfd();
+  } else if (what == "dump") {
+    prctl(PR_SET_DUMPABLE, 0);
+  } else {
+    throw std::runtime_error("PROBE_WITHOUT=" + what);
+  }
 }
 
 double sum_of(const Group& group) {
@@ -189,6 +222,9 @@ int main(int argc, char** argv) {
   arguments.rank = argc > 2 ? std::atoi(argv[2]) : -1;
   arguments.backend = argc > 3 ? argv[3] : "auto";
   try {
+    if (const char* what = std::getenv("PROBE_WITHOUT")) {
+      take_away(what);
+    }
     const auto world =
         tessera::init(tessera::InitOptions().backend(arguments.backend));
     modes.at(arguments.mode)(world, arguments);

@@ -35,6 +35,7 @@
 #include <tuple>
 #include <vector>
 
+#include "comm/host.h"
 #include "comm/store_client.h"
 #include "comm/store_wire.h"
 #include "compat.h"
@@ -42,7 +43,28 @@
 
 namespace {
 std::atomic<int> names_asked_for{0};
+/// How often "later.test" is not known before it is.
+std::atomic<int> failures_left{0};
 } // namespace
+
+/// In place of the C library's: a name server with two names, of which
+/// "six.test" has an IPv6 address alone.
+extern "C" __attribute__((visibility("default"))) int getaddrinfo(
+    const char* name,
+    const char* service,
+    const addrinfo* hints,
+    addrinfo** result) {
+  static const auto real =
+      reinterpret_cast<decltype(&getaddrinfo)>(dlsym(RTLD_NEXT, "getaddrinfo"));
+  const std::string_view asked = name == nullptr ? "" : name;
+  if (asked == "later.test") {
+    if (failures_left.fetch_sub(1) > 0) {
+      return EAI_NONAME;
+    }
+    return real("127.0.0.1", service, hints, result);
+  }
+  return real(asked == "six.test" ? "::1" : name, service, hints, result);
+}
 
 /// In place of the C library's, to see who asks name servers.
 extern "C" __attribute__((visibility("default"))) int getnameinfo(
@@ -313,6 +335,77 @@ TEST(StoreServerTest, ListensOnTheLoopbackAddressItIsGiven) {
         connect_store({"127.0.0.1", endpoint.port}, 50ms);
       }),
       HasSubstr("Connection refused"));
+}
+
+/// Whether a client reaches a store that listens on `host` by each name.
+void expect_to_meet(
+    const std::string& host,
+    const std::vector<std::string>& names) {
+  StoreEndpoint endpoint{host, 0};
+  const StorePtr server = host_store(endpoint, 30s);
+  for (const std::string& name : names) {
+    connect_store({name, endpoint.port}, 30s)->set(name, "here");
+    EXPECT_EQ(server->get_to_str(name), "here") << host << " " << name;
+  }
+  EXPECT_EQ(server->clone()->getNumKeys(), static_cast<int64_t>(names.size()));
+}
+
+TEST(StoreServerTest, ListensOnIpv6) {
+  expect_to_meet("::1", {"::1", "[::1]", "six.test"});
+  expect_to_meet("[::1]", {"::1"});
+  StoreEndpoint endpoint{"::1", 0};
+  const StorePtr server = host_store(endpoint, 30s);
+  EXPECT_THAT(
+      error_of<c10::DistNetworkError>([&] {
+        connect_store({"127.0.0.1", endpoint.port}, 50ms);
+      }),
+      HasSubstr("Connection refused"));
+}
+
+/// Whatever addresses its name has on other hosts.
+TEST(StoreServerTest, ListensOnIpv6AndIpv4UnlessOnLoopback) {
+  expect_to_meet("six.test", {"six.test", "::1", "127.0.0.1"});
+  expect_to_meet("0.0.0.0", {"127.0.0.1", "127.0.0.5", "::1"});
+  expect_to_meet("localhost", {"localhost"});
+}
+
+TEST(StoreEndpointTest, ReadsAndWritesIpv6AddressesInBrackets) {
+  const auto endpoint = StoreEndpoint::parse("[::1]:29400");
+  ASSERT_TRUE(endpoint.has_value());
+  EXPECT_EQ(endpoint->address, "::1");
+  EXPECT_EQ(endpoint->port, 29400);
+  EXPECT_EQ(endpoint->to_string(), "[::1]:29400");
+  EXPECT_EQ(StoreEndpoint::parse("node0:1")->to_string(), "node0:1");
+  for (const char* text :
+       {"",
+        "node0",
+        "node0:",
+        ":1",
+        "[]:1",
+        "::1:29400",
+        "[::1]",
+        "node0:0",
+        "node0:65536",
+        "node0:1x",
+        "node0: 1"}) {
+    EXPECT_FALSE(StoreEndpoint::parse(text).has_value()) << text;
+  }
+}
+
+TEST(StoreClientTest, AsksAgainForANameThatIsNotKnownYet) {
+  StoreEndpoint endpoint{"127.0.0.1", 0};
+  const StorePtr server = host_store(endpoint, 30s);
+  failures_left = 2;
+  connect_store({"later.test", endpoint.port}, 60s)->set("a", "b");
+  EXPECT_EQ(server->get_to_str("a"), "b");
+  failures_left = 2;
+  EXPECT_EQ(address_towards("later.test", 1, Clock::now() + 60s), "127.0.0.1");
+  failures_left = 1'000'000;
+  EXPECT_THAT(
+      error_of<c10::DistNetworkError>([&] {
+        connect_store({"later.test", endpoint.port}, 700ms);
+      }),
+      HasSubstr("cannot resolve the host \"later.test\""));
 }
 
 /// A connection that says what it likes.

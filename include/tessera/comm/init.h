@@ -29,10 +29,14 @@ struct TESSERA_API InitOptions {
   /// counted by init() itself, which then every rank must call equally often.
   TORCH_ARG(std::string, store_prefix) = "";
 
-  /// "auto": CPU tensors over shared memory inside a host and Gloo across
-  /// hosts, CUDA tensors over NCCL where each rank has a device of its own.
-  /// "shm" or "gloo" force the CPU side; "nccl" insists on NCCL; "fake"
-  /// pretends: one process, any world size, nothing is sent.
+  /// "auto": what the variable TESSERA_BACKEND says; without it CPU tensors go
+  /// over shared memory inside a host and over Gloo across hosts, CUDA tensors
+  /// over NCCL where each rank has a device of its own. A host that does not
+  /// let its ranks share memory makes all ranks of the group use Gloo, with a
+  /// warning that says why. "shm" insists on shared memory: where there is
+  /// none it is an error on every rank. "gloo" keeps CPU tensors on Gloo;
+  /// "nccl" insists on NCCL; "fake" pretends: one process, any world size,
+  /// nothing is sent.
   TORCH_ARG(std::string, backend) = "auto";
 
   /// How long joining and each collective may wait for a peer. Default: the

@@ -1,16 +1,21 @@
 #include "comm/shm/segment.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <stdexcept>
+#include <string_view>
 #include <system_error>
 #include <utility>
+
+#include "unique_fd.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -28,12 +33,56 @@ std::byte* map(int fd, size_t bytes) {
   return static_cast<std::byte*>(address);
 }
 
+constexpr const char* kName = "tessera";
+/// What the kernel calls a memfd of this name.
+constexpr std::string_view kTarget = "/memfd:tessera (deleted)";
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+[[noreturn]] void throw_refusal(const std::string& what) {
+  errno = EACCES;
+  throw_errno(what);
+}
+
+std::string own_path(int fd) {
+  return "/proc/self/fd/" + std::to_string(fd);
+}
+
 struct stat status_of(int fd) {
   struct stat status {};
   if (fstat(fd, &status) != 0) {
     throw_errno("fstat of a shared segment");
   }
   return status;
+}
+
+bool is_memfd_of_ours(int fd) {
+  char target[64];
+  const ssize_t length = readlink(own_path(fd).c_str(), target, sizeof target);
+  struct statfs system {};
+  return length > 0 &&
+      std::string_view(target, static_cast<size_t>(length)) == kTarget &&
+      fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
+}
+
+/// Throws unless it is what a peer of this user announced.
+void require_segment(
+    int fd,
+    const SegmentLocator& locator,
+    const std::string& path) {
+  const struct stat status = status_of(fd);
+  if (status.st_uid != geteuid()) {
+    throw_refusal(
+        path + " is of user " + std::to_string(status.st_uid) +
+        ", and this process is of user " + std::to_string(geteuid()));
+  }
+  if (!S_ISREG(status.st_mode) || !is_memfd_of_ours(fd)) {
+    throw_refusal(path + " is not a memfd of Tessera");
+  }
+  if (status.st_ino != locator.inode ||
+      static_cast<uint64_t>(status.st_size) != locator.bytes) {
+    errno = ESTALE;
+    throw_errno(path + " is not the segment that the peer announced");
+  }
 }
 
 } // namespace
@@ -70,12 +119,15 @@ SegmentLocator SegmentLocator::parse(const std::string& text) {
 
 Segment Segment::create(size_t bytes) {
   Segment segment;
-  segment.fd_ = memfd_create("tessera", MFD_CLOEXEC);
+  segment.fd_ = memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (segment.fd_ < 0) {
     throw_errno("memfd_create");
   }
   if (ftruncate(segment.fd_, static_cast<off_t>(bytes)) != 0) {
     throw_errno("ftruncate to " + std::to_string(bytes) + " bytes");
+  }
+  if (fcntl(segment.fd_, F_ADD_SEALS, kSeals) != 0) {
+    throw_errno("sealing of a memfd");
   }
   segment.data_ = map(segment.fd_, bytes);
   segment.bytes_ = bytes;
@@ -85,16 +137,19 @@ Segment Segment::create(size_t bytes) {
 Segment Segment::open(const SegmentLocator& locator) {
   const std::string path = "/proc/" + std::to_string(locator.pid) + "/fd/" +
       std::to_string(locator.fd);
+  // Opened for its name alone: whatever else it may be is not touched.
+  const UniqueFd found(::open(path.c_str(), O_PATH | O_CLOEXEC));
+  if (!found) {
+    throw_errno("open of a peer's segment at " + path);
+  }
+  require_segment(found.get(), locator, path);
   Segment segment;
-  segment.fd_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  segment.fd_ = ::open(own_path(found.get()).c_str(), O_RDWR | O_CLOEXEC);
   if (segment.fd_ < 0) {
     throw_errno("open of a peer's segment at " + path);
   }
-  const struct stat status = status_of(segment.fd_);
-  if (status.st_ino != locator.inode ||
-      static_cast<uint64_t>(status.st_size) != locator.bytes) {
-    errno = ESTALE;
-    throw_errno(path + " is not the segment that the peer announced");
+  if ((fcntl(segment.fd_, F_GET_SEALS) & kSeals) != kSeals) {
+    throw_refusal(path + " is not sealed as segments are");
   }
   segment.data_ = map(segment.fd_, locator.bytes);
   segment.bytes_ = locator.bytes;

@@ -24,7 +24,9 @@ struct SegmentLocator {
 /// The memory is a memfd: it never has a name in any file system, so that a
 /// process killed at any moment leaves nothing behind, and the size of
 /// /dev/shm (64 MB in a default container) does not limit it. Peers open it
-/// through /proc/<pid>/fd while the creator still holds the descriptor.
+/// through /proc/<pid>/fd while the creator still holds the descriptor. They
+/// map nothing but a memfd of this user, named and sealed as create() does it,
+/// so that nobody can shrink it under them or have them write elsewhere.
 /// Errors are std::system_error with the step that failed.
 class Segment {
  public:
