@@ -9,13 +9,15 @@
 #include <cerrno>
 #include <system_error>
 
+#include "checkpoint/store/folder_writer.h"
+#include "checkpoint/store/partial_folder.h"
+
 namespace tessera::checkpoint {
 namespace {
 
 // The path of a save to `path` that did not end, if there is one.
 std::string partial_hint(const fs::path& path) {
-  const fs::path partial =
-      path.parent_path() / ("." + path.filename().string() + ".partial");
+  const fs::path partial = PartialFolder::of(path);
   std::error_code ignored;
   return fs::exists(partial, ignored)
       ? " A save is under way or was interrupted: there is " + quoted(partial) +
@@ -68,6 +70,25 @@ fs::path resolve(const fs::path& path) {
   return resolved;
 }
 
+fs::path resolve_checkpoint(const fs::path& path) {
+  fs::path named = path;
+  if (named.filename().empty()) { // "runs/step_5/"
+    named = named.parent_path();
+  }
+  // Where neither is there, the new one may have come in between.
+  for (const fs::path& candidate : {path, FolderWriter::aside_of(named)}) {
+    std::error_code error;
+    fs::path resolved = fs::canonical(candidate, error);
+    if (!error) {
+      return resolved;
+    }
+    if (error != std::errc::no_such_file_or_directory) {
+      break;
+    }
+  }
+  return resolve(path);
+}
+
 fs::path resolve_below(const fs::path& root, const std::string& name) {
   const fs::path path = root / name;
   std::error_code error;
@@ -92,6 +113,9 @@ fs::path resolve_below(const fs::path& root, const std::string& name) {
 }
 
 Input open_input(const fs::path& path) {
+  if (const int error = opening_fault(path)) {
+    fail(error, quoted(path) + ": " + system_reason(error));
+  }
   // O_NONBLOCK: opening a pipe must not wait for its writer.
   UniqueFd file(
       ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));

@@ -21,6 +21,9 @@ std::string listed(const std::vector<std::string>& names);
 
 /// The path without symbolic links. Throws FileError if it is not there.
 fs::path resolve(const fs::path& path);
+/// The same for a checkpoint that may just be replaced by another one: see
+/// [Note: replacing a folder].
+fs::path resolve_checkpoint(const fs::path& path);
 
 /// `name` below `root`, which is resolved already; resolved. Throws FileError
 /// if it is missing, or if symbolic links lead out of `root`.

@@ -27,7 +27,7 @@ class Verifier {
       : path_(path), progress_(progress) {}
 
   VerifyReport run() {
-    const fs::path resolved = resolve(path_); // it must be there
+    const fs::path resolved = resolve_checkpoint(path_); // it must be there
     attempt([&] { source_ = Source::open(path_, Sums::kIgnore); });
     root_ = source_                  ? source_->root()
         : fs::is_directory(resolved) ? resolved

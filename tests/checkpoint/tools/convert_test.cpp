@@ -291,16 +291,18 @@ TEST_F(ConvertTest, LeavesNothingBehindAfterAnError) {
 }
 
 // What a crash left is no hindrance, what lives is.
-TEST_F(ConvertTest, TakesOverThePartialFileOfACrash) {
+TEST_F(ConvertTest, RemovesThePartialFileOfACrash) {
   const std::string from = kGoldens + "/kinds.safetensors";
-  format::write_file(folder_ / ".t.pt.partial", "half");
+  fs::create_directory(folder_ / ".t.pt.partial");
+  format::write_file(folder_ / ".t.pt.partial" / "file", "half");
   run({"convert", from, folder_ / "t.pt", "--to", "torch"});
   EXPECT_THAT(names_in(folder_.path()), ElementsAre("t.pt"));
 }
 
 TEST_F(ConvertTest, RejectsAFileThatAnotherProcessIsWriting) {
   const fs::path partial = folder_ / ".t.pt.partial";
-  format::write_file(partial, "half");
+  fs::create_directory(partial);
+  format::write_file(partial / "file", "half");
   const int other = ::open(partial.c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_EQ(::flock(other, LOCK_EX), 0);
   EXPECT_THAT(
@@ -310,8 +312,8 @@ TEST_F(ConvertTest, RejectsAFileThatAnotherProcessIsWriting) {
            folder_ / "t.pt",
            "--to",
            "torch"}),
-      HasSubstr("another process is writing"));
-  EXPECT_EQ(format::read_file(partial), "half");
+      HasSubstr("another save to"));
+  EXPECT_EQ(format::read_file(partial / "file"), "half");
   ::close(other);
 }
 
