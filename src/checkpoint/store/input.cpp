@@ -1,7 +1,6 @@
 #include "checkpoint/store/input.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -163,35 +162,29 @@ void read_at(
   }
 }
 
-Mapping::Mapping(
+std::vector<uint8_t> read_description(const fs::path& path) {
+  constexpr uint64_t kMostBytes = uint64_t{1} << 30;
+  const Input input = open_input(path);
+  if (input.bytes > kMostBytes) {
+    throw FileError(
+        quoted(path) + ": " + std::to_string(input.bytes) +
+        " bytes, which is more than such a file can need. Is it something else?");
+  }
+  std::vector<uint8_t> bytes(input.bytes);
+  read_at(input.file, path, 0, bytes.data(), bytes.size());
+  return bytes;
+}
+
+format::RandomBytes part_of(
     const UniqueFd& file,
     const fs::path& path,
     uint64_t offset,
     uint64_t bytes) {
-  if (bytes == 0) {
-    return;
-  }
-  static const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-  const uint64_t lead = offset % page;
-  mapped_bytes_ = lead + bytes;
-  void* base = ::mmap(
-      nullptr,
-      mapped_bytes_,
-      PROT_READ,
-      MAP_PRIVATE,
-      file.get(),
-      static_cast<off_t>(offset - lead));
-  if (base == MAP_FAILED) {
-    fail(errno, quoted(path) + ": cannot be mapped: " + system_reason(errno));
-  }
-  base_ = base;
-  bytes_ = {static_cast<const uint8_t*>(base) + lead, bytes};
-}
-
-Mapping::~Mapping() {
-  if (base_) {
-    ::munmap(base_, mapped_bytes_);
-  }
+  return {
+      bytes,
+      [&file, path, offset](uint64_t place, uint8_t* to, uint64_t length) {
+        read_at(file, path, offset + place, to, length);
+      }};
 }
 
 } // namespace tessera::checkpoint
