@@ -62,11 +62,14 @@ format::RandomBytes part_of(
     uint64_t offset,
     uint64_t bytes);
 
-/// What `parse` returns. A FormatError becomes a FileError that says where.
+/// What `parse` returns. A FormatError becomes a FileError that says where, an
+/// UnsupportedFormat an UnsupportedError.
 template <class Parse>
 auto parsing(const std::string& where, Parse&& parse) {
   try {
     return parse();
+  } catch (const format::UnsupportedFormat& error) {
+    throw UnsupportedError(where + ": " + error.what());
   } catch (const format::FormatError& error) {
     throw FileError(where + ": " + error.what());
   }
