@@ -17,6 +17,7 @@
 #include "checkpoint/tools/text.h"
 #include "checkpoint/tools/verify.h"
 #include "cli/commands.h"
+#include "cli/interrupts.h"
 #include "cli/progress_bar.h"
 
 namespace tessera::cli {
@@ -27,6 +28,7 @@ using checkpoint::count_text;
 using checkpoint::Source;
 
 constexpr int kError = 2;
+constexpr int kUnsupported = 3;
 
 // ---- inspect and verify ----------------------------------------------------
 
@@ -58,10 +60,17 @@ int print_report(const checkpoint::VerifyReport& report) {
   for (const auto& damage : report.damages) {
     std::cout << "DAMAGED  " << damage << "\n";
   }
+  for (const auto& part : report.unsupported) {
+    std::cout << "UNSUPPORTED  " << part << "\n";
+  }
   if (!report.damages.empty()) {
     std::cout << count_text(report.damages.size(), "damage")
               << " found. Use another checkpoint.\n";
     return 1;
+  }
+  if (!report.unsupported.empty()) {
+    std::cout << "No damage was found, but not all of it can be read here.\n";
+    return kUnsupported;
   }
   std::cout << "sound: " << report.format << ", "
             << count_text(report.num_tensors, "tensor") << ", "
@@ -76,15 +85,39 @@ int print_report(const checkpoint::VerifyReport& report) {
   return 0;
 }
 
+int code_of(const checkpoint::VerifyReport& report) {
+  return report.is_sound() ? 0 : report.damages.empty() ? kUnsupported : 1;
+}
+
 Action add_verify(CLI::App& app) {
-  auto path = std::make_shared<std::string>();
+  struct Settings {
+    std::string path;
+    std::vector<std::string> exclude;
+    bool json = false;
+  };
+  auto settings = std::make_shared<Settings>();
   auto* command = app.add_subcommand(
       "verify", "Read everything, compare checksums, name what is damaged");
-  command->add_option("PATH", *path, "Folder or file")->required();
-  command->footer("Exit code: 0 sound, 1 damaged, 2 cannot be read.");
-  return [path] {
-    ProgressBar bar("verifying");
-    return print_report(checkpoint::verify(*path, bar.progress()));
+  command->add_option("PATH", settings->path, "Folder or file")->required();
+  command->add_option(
+      "--exclude",
+      settings->exclude,
+      "Not names that begin with this, at a dot; may be repeated");
+  command->add_flag("--json", settings->json, "As JSON");
+  command->footer(
+      "Exit code: 0 sound, 1 damaged, 2 cannot be read, 3 not supported here.");
+  return [settings] {
+    checkpoint::VerifyReport report;
+    {
+      ProgressBar bar("verifying");
+      report =
+          checkpoint::verify(settings->path, settings->exclude, bar.progress());
+    }
+    if (!settings->json) {
+      return print_report(report);
+    }
+    std::cout << verify_json(report);
+    return code_of(report);
   };
 }
 
@@ -151,7 +184,8 @@ int write(WriteSettings& settings) {
   const auto source = Source::open(settings.from);
   const auto content = choose(*source, settings.content);
   {
-    ProgressBar bar("writing");
+    const Interrupts interrupts;
+    ProgressBar bar("writing", [] { Interrupts::check(); });
     if (settings.format == "dcp") {
       write_dcp(
           content,
@@ -191,6 +225,10 @@ Action add_convert(CLI::App& app) {
       "--select",
       settings->content.select,
       "Only names that begin with this, at a dot; may be repeated");
+  command->add_option(
+      "--exclude",
+      settings->content.exclude,
+      "Not names that begin with this, at a dot; may be repeated");
   command->add_option(
       "--strip-prefix",
       settings->content.strip_prefix,
@@ -248,6 +286,7 @@ Action add_diff(CLI::App& app) {
     std::string a;
     std::string b;
     checkpoint::DiffOptions options;
+    bool json = false;
   };
   auto settings = std::make_shared<Settings>();
   auto* command = app.add_subcommand(
@@ -259,6 +298,15 @@ Action add_diff(CLI::App& app) {
       settings->options.rtol,
       "Elements may differ by atol + rtol * |b|, and dtypes may differ");
   command->add_option("--atol", settings->options.atol, "See --rtol");
+  command->add_flag(
+      "--equal-nan",
+      settings->options.equal_nan,
+      "Any NaN equals any other, whatever its bits");
+  command->add_option(
+      "--exclude",
+      settings->options.exclude,
+      "Not names that begin with this, at a dot; may be repeated");
+  command->add_flag("--json", settings->json, "As JSON");
   command->footer("Exit code: 0 the same, 1 different, 2 cannot be read.");
   return [settings] {
     const auto a = Source::open(settings->a);
@@ -268,11 +316,19 @@ Action add_diff(CLI::App& app) {
       ProgressBar bar("comparing");
       report = diff(*a, *b, settings->options, bar.progress());
     }
-    for (const auto& difference : report.differences) {
-      std::cout << difference << "\n";
+    if (settings->json) {
+      std::cout << diff_json(report);
+    } else {
+      for (const auto& difference : report.differences) {
+        std::cout << difference.name << ": " << difference.text << "\n";
+      }
+      std::cout << report.num_same << " the same, " << report.differences.size()
+                << " different";
+      if (report.num_excluded > 0) {
+        std::cout << ", " << report.num_excluded << " left out";
+      }
+      std::cout << "\n";
     }
-    std::cout << report.num_same << " the same, " << report.differences.size()
-              << " different\n";
     return report.differences.empty() ? 0 : 1;
   };
 }
@@ -294,6 +350,10 @@ Action add_ckpt(CLI::App& app) {
     const std::string name = command->get_subcommands().front()->get_name();
     try {
       return actions.at(name)();
+    } catch (const Interrupted& interrupted) {
+      std::cerr << "tessera ckpt " << name
+                << ": interrupted; nothing was written\n";
+      end_by(interrupted);
     } catch (const std::exception& error) {
       std::cerr << "tessera ckpt " << name << ": " << error.what() << "\n";
       return kError;

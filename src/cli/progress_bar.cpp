@@ -27,10 +27,16 @@ std::string rate_text(uint64_t done, double seconds) {
 
 } // namespace
 
-ProgressBar::ProgressBar(std::string what)
+ProgressBar::ProgressBar(std::string what, std::function<void()> check)
     : what_(std::move(what)),
       on_terminal_(::isatty(STDERR_FILENO) == 1),
-      progress_([this](uint64_t done, uint64_t total) { show(done, total); }) {}
+      progress_(
+          [this, check = std::move(check)](uint64_t done, uint64_t total) {
+            if (check) {
+              check();
+            }
+            show(done, total);
+          }) {}
 
 ProgressBar::~ProgressBar() {
   if (has_bar_) {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "checkpoint/tools/progress.h"
@@ -12,7 +13,9 @@ namespace tessera::cli {
 /// every tenth. Nothing for what is done at once.
 class ProgressBar {
  public:
-  explicit ProgressBar(std::string what); // "converting"
+  /// `what`: "converting". `check` is called whenever something is done; what
+  /// it throws ends the work.
+  explicit ProgressBar(std::string what, std::function<void()> check = {});
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;

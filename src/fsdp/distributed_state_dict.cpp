@@ -190,7 +190,11 @@ class OptimizerLoad {
            .from = from_rank0 ? fsdp::LoadFrom::Rank0 : fsdp::LoadFrom::Shards,
            .keeps_names = dynamic_cast<const optim::NamedOptimizer*>(
                               &optimizers[i].get()) != nullptr,
-           .group = from_rank0 ? std::optional(group) : std::nullopt}));
+           .group = from_rank0 ? std::optional(group) : std::nullopt,
+           .keeps = [&optimizer =
+                         optimizers[i].get()](const at::Tensor& param) {
+             return optim::keeps_state_of(optimizer, param);
+           }}));
     }
   }
 
@@ -278,8 +282,11 @@ StateDict get_optimizer_state_dict(
   const Group group = params.root_group();
   StateDict result;
   const bool rank0_only = options.full_state_dict() && options.cpu_offload();
+  const optim::Collect to = !options.full_state_dict() ? optim::Collect::Nobody
+      : rank0_only                                     ? optim::Collect::Rank0
+                   : optim::Collect::Everybody;
   for (torch::optim::Optimizer& optimizer : optimizers) {
-    const StateDict osd = optim::collect_state_dict(optimizer, rank0_only);
+    const StateDict osd = optim::collect_state_dict(optimizer, to);
     if (osd.empty()) {
       continue; // another rank has it
     }

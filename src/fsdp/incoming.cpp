@@ -10,6 +10,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
+#include <string>
 
 #include "comm/together.h"
 #include "shard/boxes.h"
@@ -63,6 +65,17 @@ std::optional<at::Tensor> local_part(
   return parts.size() == 1 ? parts.front() : at::cat(parts);
 }
 
+/// Of each item whether all ranks say that it lies there.
+std::vector<bool> all_say(const Group& group, const Bytes& is_here) {
+  std::vector<bool> result(is_here.size(), true);
+  for (const Bytes& theirs : group.all_gather_bytes(is_here, "what moves")) {
+    for (size_t i = 0; i < result.size(); ++i) {
+      result[i] = result[i] && i < theirs.size() && theirs[i] == 1;
+    }
+  }
+  return result;
+}
+
 } // namespace
 
 at::Tensor part_of_whole(const ModelParam& param, const at::Tensor& whole) {
@@ -70,18 +83,49 @@ at::Tensor part_of_whole(const ModelParam& param, const at::Tensor& whole) {
   return whole.detach().reshape({-1}).narrow(0, run.param_begin, run.numel);
 }
 
-void Incoming::add(const ModelParam& param, const ShardedTensor& tensor) {
-  items_.push_back({&param, &tensor});
+bool Incoming::Item::lies_here() const {
+  return !is_needed || fsdp::lies_here(*param, *tensor);
+}
+
+void Incoming::add(
+    const ModelParam& param,
+    const ShardedTensor& tensor,
+    bool is_needed) {
+  items_.push_back({&param, &tensor, is_needed});
+  if (!is_needed) {
+    unneeded_.insert(&tensor);
+  }
+}
+
+/// Nothing is sharded here: the tensors' own ranks decide.
+void Incoming::agree_by_tensor() {
+  std::map<std::string, std::vector<const Item*>> by_group;
+  std::vector<Group> groups; // in the order of the tensors, as on all ranks
+  for (const Item& item : items_) {
+    auto& items = by_group[item.tensor->group().name()];
+    if (items.empty()) {
+      groups.push_back(item.tensor->group());
+    }
+    items.push_back(&item);
+  }
+  for (const Group& group : groups) {
+    const auto& items = by_group.at(group.name());
+    Bytes is_here;
+    for (const Item* item : items) {
+      is_here.push_back(item->lies_here() ? 1 : 0);
+    }
+    const auto everywhere = all_say(group, is_here);
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (!everywhere[i]) {
+        moves_.insert(items[i]->tensor);
+      }
+    }
+  }
 }
 
 void Incoming::agree(const std::vector<Group>& groups, std::string_view call) {
-  if (groups
-          .empty()) { // nothing is sharded here: the tensors' own ranks decide
-    for (const Item& item : items_) {
-      if (item.tensor->group().size() > 1) {
-        moves_.insert(item.tensor);
-      }
-    }
+  if (groups.empty()) {
+    agree_by_tensor();
   }
   comm::for_each_group(groups, [&](const Group& group) {
     std::vector<const Item*> items;
@@ -92,17 +136,13 @@ void Incoming::agree(const std::vector<Group>& groups, std::string_view call) {
           : groups.front();
       if (its.name() == group.name()) {
         items.push_back(&item);
-        is_here.push_back(lies_here(*item.param, *item.tensor) ? 1 : 0);
+        is_here.push_back(item.lies_here() ? 1 : 0);
       }
     }
-    const auto by_rank = group.all_gather_bytes(is_here, "what moves");
+    const auto everywhere = all_say(group, is_here);
     std::optional<std::string> problem;
     for (size_t i = 0; i < items.size(); ++i) {
-      const bool everywhere =
-          std::all_of(by_rank.begin(), by_rank.end(), [&](const Bytes& bytes) {
-            return i < bytes.size() && bytes[i] == 1;
-          });
-      if (everywhere) {
+      if (everywhere[i]) {
         continue;
       }
       moves_.insert(items[i]->tensor);
@@ -121,9 +161,15 @@ void Incoming::agree(const std::vector<Group>& groups, std::string_view call) {
 
 at::Tensor Incoming::take(const ModelParam& param, const ShardedTensor& tensor)
     const {
-  const auto part =
-      moves_.contains(&tensor) ? std::nullopt : local_part(param, tensor);
-  return part ? *part : part_of_whole(param, tensor.full_tensor());
+  if (!moves_.contains(&tensor)) {
+    if (unneeded_.contains(&tensor)) {
+      return {};
+    }
+    if (const auto part = local_part(param, tensor)) {
+      return *part;
+    }
+  }
+  return part_of_whole(param, tensor.full_tensor());
 }
 
 } // namespace tessera::fsdp

@@ -21,23 +21,34 @@ namespace tessera::fsdp {
 /// take them in the same order.
 class Incoming {
  public:
-  /// `tensor` must outlive this.
-  void add(const ModelParam& param, const ShardedTensor& tensor);
+  /// `tensor` must outlive this. `is_needed`: by this rank; ranks may differ.
+  void add(
+      const ModelParam& param,
+      const ShardedTensor& tensor,
+      bool is_needed = true);
   /// Throws on all ranks if a tensor would have to be put together by ranks
   /// that are not in the parameter's group; for parameters that are not
-  /// sharded, the first group. Collective over the groups.
+  /// sharded, the first group. Collective over the groups; without any, over
+  /// the tensors' own.
   void agree(const std::vector<Group>& groups, std::string_view call);
   /// This rank's part of the parameter, flattened; may share the tensor's
-  /// memory. Collective where ranks must put it together.
+  /// memory. Undefined where it is not needed and nobody must put it together.
+  /// Collective where ranks must.
   at::Tensor take(const ModelParam& param, const ShardedTensor& tensor) const;
 
  private:
   struct Item {
     const ModelParam* param;
     const ShardedTensor* tensor;
+    bool is_needed;
+
+    bool lies_here() const;
   };
+  void agree_by_tensor();
+
   std::vector<Item> items_;
   std::set<const ShardedTensor*> moves_;
+  std::set<const ShardedTensor*> unneeded_; // by this rank
 };
 
 /// This rank's part of a parameter, flattened, out of a full tensor.

@@ -357,7 +357,8 @@ class Loader {
         for (size_t i = 0; i < plan.members.size(); ++i) {
           const StateValue* value = wanted.by_member[i];
           if (wanted.dtype && value != nullptr && value->is_sharded()) {
-            incoming_.add(*plan.members[i], value->sharded());
+            incoming_.add(
+                *plan.members[i], value->sharded(), keeps(*plan.members[i]));
           }
         }
       }
@@ -506,13 +507,30 @@ class Loader {
       const ModelParam& param,
       const std::string& name,
       const StateValue& value) const {
+    const bool is_kept = keeps(param);
     if (value.is_tensor()) {
-      return value.tensor().detach().clone();
+      return is_kept ? value.tensor().detach().clone()
+                     : without_values(value.tensor().options(), param);
     }
-    if (is_from_rank0()) {
-      return broadcast_whole(param.name, name);
+    // Ranks that do not keep it take part where all must.
+    const at::Tensor whole = is_from_rank0()
+        ? broadcast_whole(param.name, name)
+        : incoming_.take(param, value.sharded());
+    if (!is_kept) {
+      return without_values(
+          at::TensorOptions().dtype(value.sharded().dtype()), param);
     }
-    return incoming_.take(param, value.sharded()).clone().view(param.shape());
+    return is_from_rank0() ? whole : whole.clone().view(param.shape());
+  }
+
+  bool keeps(const ModelParam& param) const {
+    return param.is_sharded() || !request_.keeps || request_.keeps(param.leaf);
+  }
+
+  static at::Tensor without_values(
+      const at::TensorOptions& options,
+      const ModelParam& param) {
+    return at::empty(param.shape(), options.device(at::kMeta));
   }
 
   /// What rank 0 has for it, on every rank.

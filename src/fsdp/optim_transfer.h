@@ -67,6 +67,9 @@ struct LoadRequest {
   LoadFrom from = LoadFrom::Everywhere;
   bool keeps_names = false; // as keys
   std::optional<Group> group = std::nullopt; // whose rank 0
+  /// Whether this rank's optimizer keeps the state of a parameter that is not
+  /// sharded; if not, a tensor without values stands for it. Empty: of all.
+  std::function<bool(const at::Tensor& param)> keeps = {};
 };
 
 /// What this rank's optimizer loads.

@@ -461,6 +461,9 @@ class Saver {
   }
 
   StateValue copy_of(const StateValue& value) const {
+    if (value.is_sharded()) { // of an optimizer that ranks share
+      return request_.offload_to_cpu ? on_cpu(value.sharded()) : value;
+    }
     if (!value.is_tensor() || !value.tensor().defined()) {
       return value.clone();
     }
@@ -469,6 +472,15 @@ class Saver {
       return tensor.cpu();
     }
     return request_.is_full ? tensor.clone() : tensor;
+  }
+
+  static ShardedTensor on_cpu(const ShardedTensor& tensor) {
+    std::vector<ShardedTensor::Piece> pieces;
+    for (const ShardedTensor::Piece& piece : tensor.pieces()) {
+      pieces.push_back({piece.box, piece.tensor.cpu()});
+    }
+    return ShardedTensor(
+        tensor.sizes(), tensor.dtype(), std::move(pieces), tensor.group());
   }
 
   StateDict state_of(const ModelParam& param, const Merged& merged) {

@@ -73,9 +73,10 @@ void read_dictionary(
 
 /// What StatefulOptimizer has of these names, of any optimizer.
 bool has_state(const torch::optim::Optimizer& optimizer);
-StateDict collect_state_dict(
-    torch::optim::Optimizer& optimizer,
-    bool rank0_only);
+StateDict collect_state_dict(torch::optim::Optimizer& optimizer, Collect to);
+bool keeps_state_of(
+    const torch::optim::Optimizer& optimizer,
+    const at::Tensor& param);
 std::function<void()> snapshot(torch::optim::Optimizer& optimizer);
 
 /// Throws if the parameter has a gradient: a step is under way, so this is no

@@ -29,8 +29,12 @@ bool StatefulOptimizer::has_state() const {
   return !state_dict().at("state").dict().empty();
 }
 
-StateDict StatefulOptimizer::collect_state_dict(bool /*rank0_only*/) {
+StateDict StatefulOptimizer::collect_state_dict(Collect /*to*/) {
   return state_dict();
+}
+
+bool StatefulOptimizer::keeps_state_of(const at::Tensor& /*param*/) const {
+  return true;
 }
 
 std::function<void()> StatefulOptimizer::snapshot() {
@@ -97,12 +101,16 @@ bool has_state(const torch::optim::Optimizer& optimizer) {
   return own != nullptr ? own->has_state() : !optimizer.state().empty();
 }
 
-StateDict collect_state_dict(
-    torch::optim::Optimizer& optimizer,
-    bool rank0_only) {
+StateDict collect_state_dict(torch::optim::Optimizer& optimizer, Collect to) {
   auto* own = dynamic_cast<StatefulOptimizer*>(&optimizer);
-  return own != nullptr ? own->collect_state_dict(rank0_only)
-                        : state_dict(optimizer);
+  return own != nullptr ? own->collect_state_dict(to) : state_dict(optimizer);
+}
+
+bool keeps_state_of(
+    const torch::optim::Optimizer& optimizer,
+    const at::Tensor& param) {
+  const auto* own = dynamic_cast<const StatefulOptimizer*>(&optimizer);
+  return own == nullptr || own->keeps_state_of(param);
 }
 
 std::function<void()> snapshot(torch::optim::Optimizer& optimizer) {

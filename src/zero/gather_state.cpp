@@ -1,5 +1,7 @@
 #include "zero/gather_state.h"
 
+#include <tessera/shard/sharded_tensor.h>
+
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -21,16 +23,20 @@ bool is_large(const StateValue& value) {
   return value.is_tensor() && value.tensor().numel() > kSmallNumel;
 }
 
-/// A tensor that is described by the names and travels by itself.
+bool has_dims(const StateValue& value) {
+  return value.is_tensor() && value.tensor().dim() > 0;
+}
+
+/// A tensor that is described by the names and travels by itself, or stays.
 struct Large {
   size_t leaf; // position among the leaves of the sender's entries
   at::ScalarType dtype;
   std::vector<int64_t> sizes;
 };
 
-/// What a rank has: small values, and what its large ones are like.
+/// What a rank has: small values, and what its others are like.
 struct Manifest {
-  FlatState entries; // None in place of large tensors
+  FlatState entries; // None in place of the tensors below
   std::vector<Large> large;
 
   int64_t num_bytes() const {
@@ -43,12 +49,16 @@ struct Manifest {
   }
 };
 
-Bytes write_manifest(const StateDict& own, std::vector<at::Tensor>& tensors) {
+/// Tensors for which `is_apart` are described, and put into `tensors`.
+Bytes write_manifest(
+    const StateDict& own,
+    bool (*is_apart)(const StateValue& value),
+    std::vector<at::Tensor>& tensors) {
   FlatState entries = flatten(own);
   StateList large;
   for (size_t i = 0; i < entries.leaves.size(); ++i) {
     StateValue& value = entries.leaves[i].value;
-    if (is_large(value)) {
+    if (is_apart(value)) {
       StateList sizes;
       for (const int64_t size : value.tensor().sizes()) {
         sizes.emplace_back(size);
@@ -172,7 +182,7 @@ class Receiver {
 
 StateDict gather_state(const Group& group, int to, const StateDict& own) {
   std::vector<at::Tensor> tensors;
-  const Bytes manifest = write_manifest(own, tensors);
+  const Bytes manifest = write_manifest(own, is_large, tensors);
   std::vector<Manifest> manifests;
   int64_t longest = 0;
   for (const Bytes& bytes : group.all_gather_bytes(manifest, kStateLabel)) {
@@ -196,6 +206,36 @@ StateDict gather_state(const Group& group, int to, const StateDict& own) {
     group.all_to_all(receiver.range(begin, begin + share), inputs, kStateLabel);
   }
   return receives ? receiver.result(own, group.rank()) : StateDict();
+}
+
+StateDict share_state(const Group& group, const StateDict& own) {
+  std::vector<at::Tensor> tensors;
+  const Bytes manifest = write_manifest(own, has_dims, tensors);
+  std::map<StateKey, StateValue> sorted;
+  int rank = 0;
+  for (const Bytes& bytes : group.all_gather_bytes(manifest, kStateLabel)) {
+    Manifest theirs = read_manifest(bytes);
+    for (size_t i = 0; i < theirs.large.size(); ++i) {
+      const Large& large = theirs.large[i];
+      std::vector<ShardedTensor::Piece> pieces;
+      if (rank == group.rank()) {
+        pieces.push_back(
+            {{std::vector<int64_t>(large.sizes.size(), 0), large.sizes},
+             tensors[i]});
+      }
+      theirs.entries.leaves[large.leaf].value =
+          ShardedTensor(large.sizes, large.dtype, std::move(pieces), group);
+    }
+    for (const auto& [key, value] : unflatten(theirs.entries)) {
+      sorted.emplace(key, value);
+    }
+    ++rank;
+  }
+  StateDict result;
+  for (auto& [key, value] : sorted) {
+    result.set(key, std::move(value));
+  }
+  return result;
 }
 
 } // namespace tessera::zero

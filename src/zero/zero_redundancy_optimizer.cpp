@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -492,17 +493,32 @@ bool ZeroRedundancyOptimizer::has_state() const {
   return optim::has_state(*optim_);
 }
 
-StateDict ZeroRedundancyOptimizer::collect_state_dict(bool rank0_only) {
+StateDict ZeroRedundancyOptimizer::collect_state_dict(optim::Collect to) {
   const StateDict own =
       own_state("ZeroRedundancyOptimizer::collect_state_dict");
+  if (to == optim::Collect::Nobody) {
+    return whole_dict(zero::share_state(group_, own));
+  }
   StateDict result;
-  for (int to = 0; to < (rank0_only ? 1 : group_.size()); ++to) {
-    StateDict all = zero::gather_state(group_, to, own);
-    if (group_.rank() == to) {
+  const int num_receivers = to == optim::Collect::Rank0 ? 1 : group_.size();
+  for (int rank = 0; rank < num_receivers; ++rank) {
+    StateDict all = zero::gather_state(group_, rank, own);
+    if (group_.rank() == rank) {
       result = whole_dict(std::move(all));
     }
   }
   return result;
+}
+
+bool ZeroRedundancyOptimizer::keeps_state_of(const at::Tensor& param) const {
+  check_is_set_up("ZeroRedundancyOptimizer::keeps_state_of");
+  const auto& groups = optim_->param_groups();
+  return std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
+    return std::any_of(
+        group.params().begin(),
+        group.params().end(),
+        [&](const at::Tensor& own) { return own.is_same(param); });
+  });
 }
 
 std::function<void()> ZeroRedundancyOptimizer::snapshot() {

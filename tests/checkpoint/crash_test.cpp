@@ -9,10 +9,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
+#include <future>
+#include <thread>
 
 #include "checkpoint/store/files.h"
+#include "checkpoint/store/partial_folder.h"
 #include "checkpoint/support.h"
 #include "support/command.h"
 #include "support/errors.h"
@@ -58,13 +63,24 @@ int64_t load_version(const fs::path& path) {
   return version;
 }
 
+enum class FileSystem { kLocal, kWithoutExchange };
+
+/// What NFS and Lustre say to RENAME_EXCHANGE.
+int refusal(FileSystem files, FileOp op) {
+  return files == FileSystem::kWithoutExchange && op == FileOp::kExchange
+      ? EINVAL
+      : 0;
+}
+
 /// The operations of a save that replaces a checkpoint, in order.
-std::vector<FileOp> operations(const TempFolder& folder) {
+std::vector<FileOp> operations(
+    const TempFolder& folder,
+    FileSystem files = FileSystem::kLocal) {
   save_version(folder / "count", 1);
   std::vector<FileOp> ops;
   checkpoint::set_file_fault([&](FileOp op, const fs::path&) {
     ops.push_back(op);
-    return 0;
+    return refusal(files, op);
   });
   save_version(folder / "count", 2);
   checkpoint::set_file_fault({});
@@ -75,15 +91,19 @@ std::vector<FileOp> operations(const TempFolder& folder) {
 /// Saves in a process of its own that kills itself at operation `point`; true
 /// if it came that far. The child has none of LibTorch's threads, so `state`
 /// is made here.
-bool dies_at(size_t point, const StateDict& state, const fs::path& path) {
+bool dies_at(
+    size_t point,
+    const StateDict& state,
+    const fs::path& path,
+    FileSystem files = FileSystem::kLocal) {
   const pid_t child = ::fork();
   if (child == 0) {
     size_t count = 0;
-    checkpoint::set_file_fault([&](FileOp, const fs::path&) {
+    checkpoint::set_file_fault([&](FileOp op, const fs::path&) {
       if (count++ == point) {
         ::raise(SIGKILL);
       }
-      return 0;
+      return refusal(files, op);
     });
     try {
       save_state(state, path);
@@ -102,6 +122,7 @@ TEST(CrashTest, ASaveHasEveryKindOfOperation) {
   const auto ops = operations(folder);
   for (const FileOp op :
        {FileOp::kMakeFolder,
+        FileOp::kLock,
         FileOp::kCreate,
         FileOp::kWrite,
         FileOp::kSync,
@@ -148,9 +169,152 @@ TEST(CrashTest, KilledAtEveryPointOfReplacing) {
   EXPECT_THAT(names_in(folder.path()), ElementsAre("c"));
 }
 
-void check_refusals(int error) {
+// Between the two renames there is no "c", only ".c.old".
+TEST(CrashTest, KilledAtEveryPointOfReplacingWithoutExchange) {
   const TempFolder folder;
-  const size_t num_points = operations(folder).size();
+  save_version(folder / "c", 1);
+  size_t point = 0;
+  size_t num_aside = 0;
+  const StateDict second = state(2);
+  while (dies_at(point, second, folder / "c", FileSystem::kWithoutExchange)) {
+    SCOPED_TRACE("operation " + std::to_string(point));
+    const bool is_aside = !fs::exists(folder / "c");
+    num_aside += is_aside ? 1 : 0;
+    const int64_t version = load_version(folder / "c");
+    EXPECT_THAT(version, AnyOf(1, 2));
+    if (is_aside) {
+      EXPECT_EQ(version, 1);
+      // A save that must not replace it finds it.
+      EXPECT_THAT(
+          error_of([&] { checkpoint::save(second, folder / "c"); }),
+          HasSubstr("has a checkpoint already"));
+      EXPECT_TRUE(fs::exists(folder / "c" / ".metadata"));
+    }
+    if (version == 2) { // it was through
+      save_version(folder / "c", 1);
+      EXPECT_THAT(names_in(folder.path()), ElementsAre("c"));
+    }
+    ++point;
+  }
+  EXPECT_GT(point, 10U);
+  EXPECT_EQ(num_aside, 1U);
+  EXPECT_EQ(load_version(folder / "c"), 2);
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("c"));
+}
+
+TEST(CrashTest, TheOldOneGetsItsNameBackIfTheNewOneCannotHaveIt) {
+  const TempFolder folder;
+  save_version(folder / "c", 1);
+  for (const bool back : {true, false}) {
+    int renames = 0;
+    checkpoint::set_file_fault([&](FileOp op, const fs::path&) {
+      if (op == FileOp::kRename && ++renames >= 2) {
+        return renames == 2 || !back ? EIO : 0;
+      }
+      return refusal(FileSystem::kWithoutExchange, op);
+    });
+    const std::string text = error_of([&] { save_version(folder / "c", 2); });
+    checkpoint::set_file_fault({});
+    EXPECT_THAT(text, HasSubstr(checkpoint::system_reason(EIO)));
+    EXPECT_EQ(load_version(folder / "c"), 1);
+    EXPECT_THAT(names_in(folder.path()), ElementsAre(back ? "c" : ".c.old"));
+    if (!back) {
+      EXPECT_THAT(text, HasSubstr(".c.old"));
+    }
+  }
+}
+
+/// Two saves on hosts that do not see each other's locks. The second begins
+/// when the first has written its data, and has a data file of its own when the
+/// first goes on to its end.
+struct TwoHosts {
+  std::string first_error;
+  std::string second_error;
+  int64_t between = 0; // the version when the first has ended
+
+  explicit TwoHosts(const fs::path& path) {
+    std::promise<void> second_has_begun;
+    std::promise<void> first_has_ended;
+    std::atomic<int> num_creates = 0;
+    const StateDict other = state(3);
+    std::thread second;
+    const auto save_second = [&] {
+      second_error = error_of([&] { save_state(other, path); });
+      if (num_creates < 3) {
+        second_has_begun.set_value(); // it was refused
+      }
+    };
+    checkpoint::set_file_fault([&](FileOp op, const fs::path&) {
+      if (op == FileOp::kLock) {
+        return ENOLCK;
+      }
+      if (op != FileOp::kWrite && op != FileOp::kCreate) {
+        return 0;
+      }
+      const int count = op == FileOp::kCreate ? ++num_creates : 0;
+      if (count == 2) { // .checksums of the first
+        checkpoint::PartialFolder::set_host_for_testing("bbbbbbbbbbbb");
+        second = std::thread(save_second);
+        second_has_begun.get_future().wait();
+      } else if (op == FileOp::kWrite && num_creates == 3) {
+        num_creates = 4; // data of the second
+        second_has_begun.set_value();
+        first_has_ended.get_future().wait();
+      }
+      return 0;
+    });
+    checkpoint::PartialFolder::set_host_for_testing("aaaaaaaaaaaa");
+    first_error = error_of([&] { save_version(path, 2); });
+    error_of([&] { between = load_version(path); });
+    first_has_ended.set_value();
+    second.join();
+    checkpoint::set_file_fault({});
+    checkpoint::PartialFolder::set_host_for_testing({});
+  }
+};
+
+TEST(CrashTest, TwoHostsThatDoNotSeeEachOthersLocksMixNothing) {
+  const TempFolder folder;
+  {
+    SCOPED_TRACE("a new one");
+    const TwoHosts hosts(folder / "c");
+    EXPECT_EQ(hosts.first_error, "");
+    EXPECT_EQ(hosts.between, 2);
+    EXPECT_THAT(hosts.second_error, HasSubstr("cannot rename"));
+    EXPECT_EQ(load_version(folder / "c"), 2);
+  }
+  {
+    SCOPED_TRACE("one that is replaced");
+    const TwoHosts hosts(folder / "c");
+    EXPECT_EQ(hosts.first_error, "");
+    EXPECT_EQ(hosts.between, 2);
+    EXPECT_EQ(hosts.second_error, "");
+    EXPECT_EQ(load_version(folder / "c"), 3);
+  }
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("c"));
+}
+
+// It may be under way, or its host has crashed.
+TEST(CrashTest, WhatAnotherHostIsWritingIsRemovedWhenItIsOld) {
+  const TempFolder folder;
+  const fs::path theirs =
+      folder / ".c.partial" / "0123456789ab-0123456789abcdef";
+  fs::create_directories(theirs);
+  testing::write_bytes(theirs / "__0_0.distcp", "half");
+  save_version(folder / "c", 1);
+  EXPECT_EQ(testing::read_bytes(theirs / "__0_0.distcp"), "half");
+  const auto old = fs::file_time_type::clock::now() - std::chrono::hours(2);
+  fs::last_write_time(theirs / "__0_0.distcp", old);
+  save_version(folder / "c", 2); // the folder itself is younger
+  EXPECT_TRUE(fs::exists(theirs));
+  fs::last_write_time(theirs, old);
+  save_version(folder / "c", 3);
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("c"));
+}
+
+void check_refusals(int error, FileSystem files = FileSystem::kLocal) {
+  const TempFolder folder;
+  const size_t num_points = operations(folder, files).size();
   save_version(folder / "c", 1);
   for (size_t point = 0; point < num_points; ++point) {
     SCOPED_TRACE("operation " + std::to_string(point));
@@ -158,14 +322,18 @@ void check_refusals(int error) {
     FileOp refused{};
     checkpoint::set_file_fault([&](FileOp op, const fs::path&) {
       refused = count == point ? op : refused;
-      return count++ == point ? error : 0;
+      return count++ == point ? error : refusal(files, op);
     });
     const std::string text = error_of([&] { save_version(folder / "c", 2); });
     checkpoint::set_file_fault({});
     EXPECT_THAT(text, HasSubstr(checkpoint::system_reason(error)));
     EXPECT_THAT(text, HasSubstr(folder.path().string()));
     EXPECT_THAT(load_version(folder / "c"), AnyOf(1, 2));
-    if (refused != FileOp::kRemove) {
+    // What a crash of the system might bring back stays, too.
+    const bool may_leave = refused == FileOp::kRemove ||
+        (refused == FileOp::kSyncFolder &&
+         files == FileSystem::kWithoutExchange);
+    if (!may_leave) {
       EXPECT_THAT(names_in(folder.path()), ElementsAre("c"));
     }
     save_version(folder / "c", 1);
@@ -175,6 +343,7 @@ void check_refusals(int error) {
 
 TEST(CrashTest, ADiskThatIsFullAtEveryPoint) {
   check_refusals(ENOSPC);
+  check_refusals(ENOSPC, FileSystem::kWithoutExchange);
 }
 
 TEST(CrashTest, ADiskThatFailsAtEveryPoint) {

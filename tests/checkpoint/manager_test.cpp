@@ -6,7 +6,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cerrno>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <set>
+#include <thread>
 
 #include "checkpoint/store/files.h"
 #include "checkpoint/support.h"
@@ -316,6 +322,264 @@ TEST(CheckpointManagerTest, RemovesWhatACrashLeft) {
     EXPECT_THAT(
         names_in(folder / "c", world), ElementsAre("notes", "step_00000008"));
   });
+}
+
+// ---- Beside a trainer that saves and removes --------------------------------
+
+ManagerOptions alone(int64_t keep_last) {
+  return ManagerOptions().keep_last(keep_last);
+}
+
+StateDict plain_state(int64_t step) {
+  return {
+      {"w", torch::full({10, 4}, static_cast<float>(step))}, {"step", step}};
+}
+
+enum class Moment { kBeforeListing, kBeforeOpening };
+
+/// Calls `act` before a step's folder is listed, or the first file in it is
+/// opened, for each of the first `times` steps that come.
+class Intruder {
+ public:
+  Intruder(Moment moment, int times, std::function<void()> act) : left_(times) {
+    checkpoint::set_file_fault(
+        [this, moment, act = std::move(act)](FileOp op, const fs::path& path) {
+          const bool is_folder = path.filename().string().starts_with("step_");
+          const std::string step =
+              (is_folder ? path : path.parent_path()).filename().string();
+          if (op == FileOp::kOpen && step.starts_with("step_") &&
+              is_folder == (moment == Moment::kBeforeListing) && !is_inside_ &&
+              left_ > 0 && is_new(step)) {
+            is_inside_ = true;
+            --left_;
+            act();
+            is_inside_ = false;
+          }
+          return 0;
+        });
+  }
+  ~Intruder() {
+    checkpoint::set_file_fault({});
+  }
+  Intruder(const Intruder&) = delete;
+  Intruder& operator=(const Intruder&) = delete;
+
+  int left() const {
+    return left_;
+  }
+
+ private:
+  bool is_new(const std::string& step) {
+    const std::lock_guard lock(mutex_);
+    return seen_.insert(step).second;
+  }
+
+  std::atomic<int> left_;
+  std::atomic<bool> is_inside_ = false;
+  std::mutex mutex_;
+  std::set<std::string> seen_;
+};
+
+/// A trainer that keeps one checkpoint saves and removes whenever a step is
+/// looked at.
+template <class Look>
+void check_beside_trainer(const Look& look) {
+  for (const Moment moment : {Moment::kBeforeListing, Moment::kBeforeOpening}) {
+    SCOPED_TRACE(static_cast<int>(moment));
+    const TempFolder folder;
+    CheckpointManager trainer(folder / "c", alone(1));
+    CheckpointManager reader(folder / "c", alone(0));
+    int64_t step = 10;
+    trainer.save(step, plain_state(step));
+    const Intruder intruder(moment, 4, [&] {
+      step += 10;
+      trainer.save(step, plain_state(step));
+    });
+    look(reader);
+    EXPECT_EQ(intruder.left(), 0);
+    EXPECT_EQ(step, 50);
+  }
+}
+
+TEST(BesideATrainerTest, ListHasTheOneThatIsThere) {
+  check_beside_trainer([](CheckpointManager& reader) {
+    const auto entries = reader.list();
+    ASSERT_EQ(entries.size(), 1U);
+    EXPECT_EQ(entries[0].step, 50);
+    EXPECT_EQ(entries[0].problem, "");
+  });
+}
+
+TEST(BesideATrainerTest, LatestIsTheOneThatIsThere) {
+  check_beside_trainer(
+      [](CheckpointManager& reader) { EXPECT_EQ(reader.latest(), 50); });
+}
+
+TEST(BesideATrainerTest, LoadLatestLoadsTheOneThatIsThere) {
+  check_beside_trainer([](CheckpointManager& reader) {
+    StateDict target = plain_state(0);
+    EXPECT_EQ(reader.load_latest(target), 50);
+    EXPECT_EQ(diff(target, plain_state(50)), "");
+  });
+}
+
+/// A step is replaced, without RENAME_EXCHANGE, and looked at between the two
+/// renames.
+template <class Look>
+void check_between_renames(const Look& look) {
+  const TempFolder folder;
+  CheckpointManager trainer(folder / "c", alone(1));
+  CheckpointManager reader(folder / "c", alone(0));
+  trainer.save(7, plain_state(1));
+  int looks = 0;
+  checkpoint::set_file_fault([&](FileOp op, const fs::path& path) {
+    if (op == FileOp::kExchange) {
+      return EINVAL;
+    }
+    if (op == FileOp::kRename && path.filename() == "step_00000007" &&
+        !fs::exists(path)) {
+      ++looks;
+      look(reader);
+    }
+    return 0;
+  });
+  trainer.save(7, plain_state(2));
+  checkpoint::set_file_fault({});
+  EXPECT_EQ(looks, 1);
+  StateDict target = plain_state(0);
+  EXPECT_EQ(reader.load_latest(target), 7);
+  EXPECT_EQ(diff(target, plain_state(2)), "");
+  EXPECT_THAT(testing::names_in(folder / "c"), ElementsAre("step_00000007"));
+}
+
+TEST(BesideATrainerTest, AStepIsThereWhileItIsReplaced) {
+  check_between_renames([](CheckpointManager& reader) {
+    EXPECT_EQ(reader.latest(), 7);
+    ASSERT_EQ(reader.list().size(), 1U);
+    EXPECT_EQ(reader.list()[0].problem, "");
+    StateDict target = plain_state(0);
+    EXPECT_EQ(reader.load_latest(target), 7);
+    EXPECT_EQ(diff(target, plain_state(1)), "");
+  });
+}
+
+TEST(BesideATrainerTest, ARunThatWasKilledBetweenTheRenamesGoesOn) {
+  const TempFolder folder;
+  {
+    CheckpointManager trainer(folder / "c", alone(2));
+    trainer.save(7, plain_state(7));
+    trainer.save(8, plain_state(8));
+  }
+  fs::rename(
+      folder / "c" / "step_00000008", folder / "c" / ".step_00000008.old");
+  CheckpointManager trainer(folder / "c", alone(2));
+  StateDict target = plain_state(0);
+  EXPECT_EQ(trainer.load_latest(target), 8);
+  EXPECT_EQ(diff(target, plain_state(8)), "");
+  trainer.save(9, plain_state(9));
+  EXPECT_THAT(
+      testing::names_in(folder / "c"),
+      ElementsAre("step_00000008", "step_00000009"));
+}
+
+// Ranks that look at different folders of one name start again.
+TEST(BesideATrainerTest, RanksLoadTheSameOneWhileItIsReplaced) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    CheckpointManager manager(folder / "c");
+    manager.save(7, state_at(7, world));
+    world.barrier();
+    const Group self = world.alone();
+    if (world.rank() == 1) { // opens it after another process has replaced it
+      bool is_done = false;
+      checkpoint::set_file_fault([&](FileOp op, const fs::path&) {
+        if (op == FileOp::kOpen && !is_done) {
+          is_done = true;
+          checkpoint::save(
+              {{"w", torch::full({10, 4}, 8.0)}, {"step", 8}, {"more", 1}},
+              manager.path_of(7),
+              checkpoint::SaveOptions().group(self).overwrite(true));
+        }
+        return 0;
+      });
+    }
+    StateDict target = state_at(0, world);
+    EXPECT_EQ(
+        manager.load_latest(target, checkpoint::LoadOptions().strict(false)),
+        7);
+    checkpoint::set_file_fault({});
+    EXPECT_EQ(diff(target, state_at(8, world)), "");
+  });
+}
+
+TEST(BesideATrainerTest, NeverSaysNoneInManyRounds) {
+  const TempFolder folder;
+  CheckpointManager reader(folder / "c", alone(0));
+  std::atomic<bool> ends = false;
+  std::promise<void> first;
+  std::thread training([&] {
+    CheckpointManager trainer(folder / "c", alone(1));
+    for (int64_t step = 1; !ends; ++step) {
+      trainer.save(step, plain_state(step));
+      if (step == 1) {
+        first.set_value();
+      }
+    }
+  });
+  first.get_future().wait();
+  int64_t last = 0;
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_FALSE(reader.list().empty());
+    const auto latest = reader.latest();
+    EXPECT_TRUE(latest.has_value());
+    EXPECT_GE(latest.value_or(0), last);
+    last = latest.value_or(last);
+    StateDict target = plain_state(0);
+    const auto loaded = reader.load_latest(target);
+    EXPECT_TRUE(loaded.has_value());
+    EXPECT_EQ(diff(target, plain_state(loaded.value_or(0))), "");
+  }
+  ends = true;
+  training.join();
+}
+
+TEST(CheckpointManagerTest, OneThatCannotBeRemovedDoesNotStopPruning) {
+  const TempFolder folder;
+  CheckpointManager all(folder / "c", alone(0));
+  for (const int64_t step : {1, 2, 3, 4}) {
+    all.save(step, plain_state(step));
+  }
+  fs::create_directory(folder / "c" / ".step_00000000.removed");
+  CheckpointManager manager(folder / "c", alone(1));
+  checkpoint::set_file_fault([](FileOp op, const fs::path& path) {
+    const std::string name = path.filename().string();
+    const bool is_stuck =
+        (op == FileOp::kRemove && name == ".step_00000000.removed") ||
+        (op == FileOp::kRename && name == ".step_00000003.removed") ||
+        (op == FileOp::kRemove && name == ".step_00000002.removed");
+    return is_stuck ? EPERM : 0;
+  });
+  manager.save(5, plain_state(5));
+  manager.save(6, plain_state(6));
+  EXPECT_THAT(
+      testing::names_in(folder / "c"),
+      ElementsAre(
+          ".step_00000000.removed",
+          ".step_00000002.removed",
+          "step_00000003",
+          "step_00000006"));
+  // Its name is taken when it is to go a second time.
+  all.save(2, plain_state(2));
+  manager.save(7, plain_state(7));
+  checkpoint::set_file_fault({});
+  EXPECT_THAT(
+      testing::names_in(folder / "c"),
+      ElementsAre(
+          ".step_00000000.removed",
+          ".step_00000002.removed",
+          "step_00000003.superseded",
+          "step_00000006.superseded",
+          "step_00000007"));
 }
 
 } // namespace

@@ -4,6 +4,7 @@
 #include <tessera/optim/adamw.h>
 #include <tessera/optim/sgd.h>
 #include <tessera/train/training_state.h>
+#include <tessera/zero/zero_redundancy_optimizer.h>
 
 #include <torch/torch.h>
 
@@ -15,6 +16,7 @@
 #include "checkpoint/support.h"
 #include "support/device.h"
 #include "support/errors.h"
+#include "support/memory_meter.h"
 #include "support/ranks.h"
 
 namespace tessera {
@@ -173,6 +175,123 @@ TEST(TrainingStateTest, ThroughAManagerAndAsync) {
     Trial<optim::AdamW> run(true, 5, world);
     EXPECT_EQ(manager.load_latest(*run.training), 4);
     EXPECT_EQ(run.steps(3), expected);
+  });
+}
+
+// ---- An optimizer that ranks share
+// -------------------------------------------
+
+struct SharedTrial {
+  SharedTrial(const Group& group, uint64_t seed) {
+    torch::manual_seed(seed);
+    net = Net();
+    zero = std::make_unique<ZeroRedundancyOptimizer>(
+        net->parameters(),
+        optimizer_class<optim::AdamW>(0.05),
+        ZeroOptions().process_group(group));
+    training = std::make_unique<TrainingState>(*net, Optimizers{*zero});
+  }
+
+  /// The same inputs on all ranks, so that gradients need no averaging.
+  void steps(int begin, int end) {
+    for (int i = begin; i < end; ++i) {
+      torch::manual_seed(1000 + i);
+      zero->zero_grad();
+      net->forward(torch::randn({8, 6})).square().mean().backward();
+      zero->step();
+    }
+  }
+
+  /// Model, and the optimizer as it is when consolidated. Collective.
+  StateDict all() {
+    const auto state =
+        get_state_dict(*net, {*zero}, StateDictOptions().full_state_dict(true));
+    return {{"model", state.model}, {"optim", state.optimizer}};
+  }
+
+  Net net{nullptr};
+  std::unique_ptr<ZeroRedundancyOptimizer> zero;
+  std::unique_ptr<TrainingState> training;
+};
+
+TEST(TrainingStateTest, ASharedOptimizerIsSavedFromWhereItLies) {
+  on_ranks(4, [](const Group& world) {
+    const TempFolder folder(world);
+    SharedTrial run(world, 1);
+    run.steps(0, 3);
+    checkpoint::save(*run.training, folder / "c");
+    const StateDict saved = run.all();
+
+    // What is in the files is what is consolidated.
+    const StateDict read =
+        checkpoint::read(folder / "c", [](const std::string& name) {
+          return name.rfind("model.", 0) == 0 || name.rfind("optim.", 0) == 0;
+        });
+    EXPECT_EQ(diff(read, saved), "");
+
+    SharedTrial again(world, 2);
+    checkpoint::load(*again.training, folder / "c");
+    EXPECT_EQ(diff(again.all(), saved), "");
+
+    // Two ranks, and one without ZeRO; async, from the next steps' under way.
+    const auto pair = world.split(world.rank() % 2);
+    SharedTrial narrow(*pair, 3);
+    checkpoint::load(
+        *narrow.training, folder / "c", checkpoint::LoadOptions().group(*pair));
+    EXPECT_EQ(diff(narrow.all(), saved), "");
+    Net net;
+    optim::AdamW optimizer(net->parameters(), 0.5);
+    TrainingState plain(*net, {optimizer});
+    checkpoint::load(
+        plain, folder / "c", checkpoint::LoadOptions().group(world.alone()));
+    const auto state = get_state_dict(*net, {optimizer});
+    EXPECT_EQ(
+        diff({{"model", state.model}, {"optim", state.optimizer}}, saved), "");
+
+    // And back, with the steps that follow.
+    if (world.rank() == 0) {
+      checkpoint::save(
+          plain,
+          folder / "plain",
+          checkpoint::SaveOptions().group(world.alone()));
+    }
+    world.barrier();
+    SharedTrial wide(world, 4);
+    checkpoint::load(*wide.training, folder / "plain");
+    auto saving = checkpoint::async_save(*run.training, folder / "async");
+    run.steps(3, 5);
+    saving.wait();
+    wide.steps(3, 5);
+    EXPECT_EQ(diff(wide.all(), run.all()), "");
+    SharedTrial last(world, 5);
+    checkpoint::load(*last.training, folder / "async");
+    EXPECT_EQ(diff(last.all(), saved), "");
+  });
+}
+
+TEST(TrainingStateTest, ASharedOptimizerIsSavedInItsOwnMemory) {
+  on_ranks(4, [](const Group& world) {
+    constexpr double kMegaByte = 1 << 20;
+    const TempFolder folder(world);
+    torch::nn::Sequential model;
+    for (int i = 0; i < 8; ++i) {
+      model->push_back(
+          torch::nn::Linear(torch::nn::LinearOptions(1024, 1024).bias(false)));
+    }
+    ZeroRedundancyOptimizer zero(
+        model->parameters(), optimizer_class<optim::AdamW>(1e-2));
+    for (const at::Tensor& param : model->parameters()) {
+      param.mutable_grad() = torch::ones_like(param);
+    }
+    zero.step();
+    TrainingState training(*model, {zero});
+    // The optimizer's state is 64 MB, of which each rank keeps 16.
+    testing::MemoryMeter meter;
+    checkpoint::save(training, folder / "c");
+    EXPECT_LE(static_cast<double>(meter.peak_bytes()), 4 * kMegaByte);
+    meter.reset_peak();
+    checkpoint::load(training, folder / "c"); // sets a copy of its part
+    EXPECT_LE(static_cast<double>(meter.peak_bytes()), 36 * kMegaByte);
   });
 }
 

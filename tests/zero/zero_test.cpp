@@ -318,8 +318,12 @@ TEST(ZeroTest, GetStateDictCollectsWhatOtherRanksKeep) {
     backward(plain, 0);
     zero.step();
     optimizer.step();
+    const auto full = StateDictOptions().full_state_dict(true);
     const StateDict expected = get_optimizer_state_dict(*plain, {optimizer});
-    EXPECT_EQ(diff(get_optimizer_state_dict(*model, {zero}), expected), "");
+    const auto all_of = [&](ZeroRedundancyOptimizer& of) {
+      return get_optimizer_state_dict(*model, {of}, full);
+    };
+    EXPECT_EQ(diff(all_of(zero), expected), "");
     const StateDict on_rank0 = get_optimizer_state_dict(
         *model,
         {zero},
@@ -332,11 +336,105 @@ TEST(ZeroTest, GetStateDictCollectsWhatOtherRanksKeep) {
     wrong.at("state").dict().at("0.bias").dict().set(
         "exp_avg", torch::zeros({2}));
     EXPECT_THROW(set_optimizer_state_dict(*model, {zero}, wrong), c10::Error);
-    EXPECT_EQ(diff(get_optimizer_state_dict(*model, {zero}), expected), "");
+    EXPECT_EQ(diff(all_of(zero), expected), "");
     ZeroRedundancyOptimizer other(
         model->parameters(), optimizer_class<optim::AdamW>(0.5));
     set_optimizer_state_dict(*model, {other}, expected);
-    EXPECT_EQ(diff(get_optimizer_state_dict(*model, {other}), expected), "");
+    EXPECT_EQ(diff(all_of(other), expected), "");
+  });
+}
+
+/// All tensors of a dictionary whole. Collective.
+StateDict whole(const StateDict& dict) {
+  FlatState flat = flatten(dict);
+  for (auto& leaf : flat.leaves) {
+    if (leaf.value.is_sharded()) {
+      leaf.value = leaf.value.sharded().full_tensor();
+    }
+  }
+  return unflatten(flat);
+}
+
+TEST(ZeroTest, GetStateDictLeavesStateWithItsOwner) {
+  on_ranks(3, [](const Group& world) {
+    auto model = make_model();
+    ZeroRedundancyOptimizer zero(
+        model->parameters(), optimizer_class<optim::AdamW>(1e-2));
+    backward(model, 0);
+    zero.step();
+    zero.consolidate_state_dict(0);
+    const StateDict expected = get_optimizer_state_dict(
+        *model, {zero}, StateDictOptions().full_state_dict(true));
+    const StateDict state = get_optimizer_state_dict(*model, {zero});
+    int64_t elements = 0;
+    for (const auto& leaf : flatten(state).leaves) {
+      if (leaf.value.is_sharded()) {
+        elements += leaf.value.sharded().local_numel();
+      }
+    }
+    int64_t owned = 0;
+    for (const at::Tensor& param : zero.optim().param_groups()[0].params()) {
+      owned += param.numel();
+    }
+    EXPECT_EQ(elements, 2 * owned);
+    EXPECT_EQ(diff(whole(state), expected), "");
+
+    // Into an optimizer whose owners are the same, without moving anything;
+    // into one with others; into one that is not sharded.
+    ZeroRedundancyOptimizer same(
+        model->parameters(), optimizer_class<optim::AdamW>(0.5));
+    set_optimizer_state_dict(*model, {same}, state);
+    const auto full = StateDictOptions().full_state_dict(true);
+    EXPECT_EQ(
+        diff(get_optimizer_state_dict(*model, {same}, full), expected), "");
+    auto params = model->parameters();
+    ZeroRedundancyOptimizer one(
+        {OptimizerParamGroup({params[0]})}, optimizer_class<optim::AdamW>(0.5));
+    for (const size_t i : {3, 2, 1}) { // in another order, to other owners
+      one.add_param_group(OptimizerParamGroup({params[i]}));
+    }
+    set_optimizer_state_dict(*model, {one}, state);
+    EXPECT_EQ(
+        diff(
+            get_optimizer_state_dict(*model, {one}, full).at("state"),
+            expected.at("state")),
+        "");
+    optim::AdamW plain(model->parameters(), 0.5);
+    set_optimizer_state_dict(*model, {plain}, state);
+    EXPECT_EQ(diff(get_optimizer_state_dict(*model, {plain}), expected), "");
+    world.barrier();
+  });
+}
+
+TEST(ZeroTest, SavingAndLoadingPeakBelowThisRanksShare) {
+  on_ranks(4, [](const Group& world) {
+    constexpr double kMegaByte = 1 << 20;
+    torch::nn::Sequential model;
+    for (int i = 0; i < 4; ++i) {
+      model->push_back(
+          torch::nn::Linear(torch::nn::LinearOptions(1024, 1024).bias(false)));
+    }
+    ZeroRedundancyOptimizer zero(
+        model->parameters(), optimizer_class<optim::AdamW>(1e-2));
+    for (const at::Tensor& param : model->parameters()) {
+      param.mutable_grad() = torch::ones_like(param);
+    }
+    zero.step();
+    // The state is 32 MB, of which each rank keeps 8.
+    MemoryMeter meter;
+    StateDict state = get_optimizer_state_dict(*model, {zero});
+    EXPECT_LE(static_cast<double>(meter.peak_bytes()), 1 * kMegaByte);
+    set_optimizer_state_dict(*model, {zero}, state);
+    EXPECT_LE(static_cast<double>(meter.peak_bytes()), 17 * kMegaByte);
+    // Full tensors, of which each rank needs a part.
+    const StateDict all = get_optimizer_state_dict(
+        *model, {zero}, StateDictOptions().full_state_dict(true));
+    state = {};
+    const auto before = static_cast<double>(meter.live_bytes());
+    meter.reset_peak();
+    set_optimizer_state_dict(*model, {zero}, all);
+    EXPECT_LE(static_cast<double>(meter.peak_bytes()) - before, 17 * kMegaByte);
+    world.barrier();
   });
 }
 

@@ -70,7 +70,9 @@ using Progress = std::function<void(uint64_t done, uint64_t total)>;
 struct TESSERA_API SaveOptions {
   /// Who saves; default: the world, or this process alone before init().
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
-  /// Replace a checkpoint that is there, in one step. Else that is an error.
+  /// Replace a checkpoint that is there, in one step; where the file system
+  /// cannot (NFS, Lustre), in two, between which load() finds the old one and
+  /// other programs none. Else that is an error.
   TORCH_ARG(bool, overwrite) = false;
   /// Files that a rank writes at the same time; 0: as many as it has cores of
   /// its own, at most 4.

@@ -83,7 +83,9 @@ class TESSERA_API CheckpointManager {
     /// and descriptions are looked at, the bytes of tensors are not.
     std::string problem;
   };
-  /// By step. Not collective.
+  /// By step. This, latest() and load_latest() may be called while another
+  /// process saves and removes here: each finds what is there at its end. Not
+  /// collective.
   std::vector<Entry> list() const;
   /// The newest without a problem. Collective.
   std::optional<int64_t> latest() const;
@@ -117,7 +119,6 @@ class TESSERA_API CheckpointManager {
   checkpoint::SaveOptions save_options() const;
   void prune(int64_t saved);
   void remove_old() const;
-  std::vector<int64_t> steps_of_root() const;
 
   std::filesystem::path folder_;
   const ManagerOptions options_;

@@ -42,8 +42,9 @@ using Optimizers = std::vector<std::reference_wrapper<torch::optim::Optimizer>>;
 /// sharded modules alike, whatever state_dict_type says. Getting changes
 /// neither parameters nor gradients; an optimizer without state gets the one
 /// that a step with zero gradients and learning rate 0 leaves. Values that are
-/// not gathered share memory with model and optimizer. With `submodules` only
-/// their state. Collective where something is sharded.
+/// not gathered share memory with model and optimizer. State that ranks share
+/// (ZeroRedundancyOptimizer) is sharded, unless full_state_dict is asked for.
+/// With `submodules` only their state. Collective where something is sharded.
 ///
 /// Throws c10::Error for an optimizer without state while gradients are there,
 /// and c10::ValueError for options that exclude each other.

@@ -3,11 +3,21 @@
 #include <tessera/api.h>
 #include <tessera/state/state_dict.h>
 
+#include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
 #include <functional>
 
 namespace tessera::optim {
+
+/// Which ranks get state that others keep.
+enum class Collect {
+  /// It stays where it is: tensors become sharded ones, of which each rank has
+  /// what it keeps.
+  Nobody,
+  Rank0, // the others get an empty dictionary
+  Everybody,
+};
 
 /// An optimizer that knows its own dictionary. The functions below ask it.
 class TESSERA_API StatefulOptimizer {
@@ -20,10 +30,13 @@ class TESSERA_API StatefulOptimizer {
 
   /// False if state_dict() would have no state.
   virtual bool has_state() const;
-  /// state_dict() with what other ranks keep for this one; `rank0_only`: empty
-  /// on ranks that need not have it. Collective over the ranks that share the
-  /// state; without any, state_dict().
-  virtual StateDict collect_state_dict(bool rank0_only);
+  /// state_dict() with what other ranks keep for this one. Collective over the
+  /// ranks that share the state; without any, state_dict().
+  virtual StateDict collect_state_dict(Collect to);
+  /// False for a parameter whose state another rank keeps. What
+  /// load_state_dict() is given for such a one need not have values: a tensor
+  /// on the device meta will do. Not collective.
+  virtual bool keeps_state_of(const at::Tensor& param) const;
   /// Gives back, when called, the state and options of now. Not collective.
   virtual std::function<void()> snapshot();
 };

@@ -137,9 +137,12 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   /// Of this rank's parameters. Not collective.
   void initialize_state() override;
   bool has_state() const override;
-  /// consolidate_state_dict() and state_dict() in one, for get_state_dict();
-  /// keeps nothing here. Collective.
-  StateDict collect_state_dict(bool rank0_only) override;
+  /// For get_state_dict(): consolidate_state_dict() and state_dict() in one,
+  /// which keeps nothing here; with optim::Collect::Nobody sharded tensors, of
+  /// which each rank has those of the parameters it owns, in the optimizer's
+  /// own memory. Collective.
+  StateDict collect_state_dict(optim::Collect to) override;
+  bool keeps_state_of(const at::Tensor& param) const override;
   std::function<void()> snapshot() override;
 
   /// A rank without inputs goes on making steps, with the gradients it has.

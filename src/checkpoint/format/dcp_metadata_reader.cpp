@@ -92,7 +92,7 @@ void read_properties(
   tensor->dtype = expect<DType>(items[0], where + ": dtype");
   const auto& layout = expect<Layout>(items[1], where + ": layout");
   if (layout.name != "torch.strided") {
-    throw FormatError(where + ": layout is " + in_quotes(layout.name));
+    throw UnsupportedFormat(where + ": layout is " + in_quotes(layout.name));
   }
   tensor->requires_grad = expect<bool>(items[2], where + ": requires_grad");
   tensor->memory_format =
@@ -260,7 +260,7 @@ DcpMetadata read_dcp_metadata(ByteSpan bytes) {
   metadata.version =
       expect_optional_string(fields.find("version"), fields.what("version"));
   if (metadata.version && !metadata.version->starts_with("1.")) {
-    throw FormatError(
+    throw UnsupportedFormat(
         "version " + in_quotes(*metadata.version) + " of DCP, 1 is known");
   }
   const auto storages = read_storages(fields.at("storage_data"));

@@ -25,6 +25,13 @@ class FormatError : public std::runtime_error {
   std::optional<uint64_t> offset_;
 };
 
+/// What is of the format, as far as one can tell, but uses a part of it that is
+/// not read here: that says nothing about damage.
+class UnsupportedFormat : public FormatError {
+ public:
+  using FormatError::FormatError;
+};
+
 /// In quotes, with escapes for what cannot be printed, cut where it is long:
 /// names come from files that anyone may have written.
 std::string in_quotes(std::string_view text);

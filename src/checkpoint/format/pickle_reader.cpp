@@ -80,7 +80,7 @@ class Machine {
       throw FormatError(0, "this is no pickle of protocol 2 or later");
     }
     if (bytes_[1] < 2 || bytes_[1] > 5) {
-      throw FormatError(
+      throw UnsupportedFormat(
           1, "pickle protocol " + std::to_string(bytes_[1]) + ", not 2 to 5");
     }
     place_ = 2;
@@ -220,9 +220,11 @@ class Machine {
   void push_global(std::string_view module, std::string_view name) {
     const auto found = find_global(module, name);
     if (!found) {
-      refuse(
-          "names " + in_quotes(std::string(module) + "." + std::string(name)) +
-          ", which is not among what a checkpoint may contain");
+      throw UnsupportedFormat(
+          at_,
+          opcode_name(bytes_[at_]) + " names " +
+              in_quotes(std::string(module) + "." + std::string(name)) +
+              ", which is not among what a checkpoint may contain");
     }
     push(Kind::kGlobal).global = *found;
   }

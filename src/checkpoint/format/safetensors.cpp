@@ -1,13 +1,16 @@
 #include "checkpoint/format/safetensors.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
+#include <array>
 #include <optional>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
 #include "checkpoint/format/error.h"
 #include "checkpoint/format/extent.h"
-#include "checkpoint/format/json.h"
 #include "checkpoint/format/utf8.h"
 
 namespace tessera::format {
@@ -19,101 +22,263 @@ constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr const char* kMetadataName = "__metadata__";
 
-// header, tensor, list of numbers
-constexpr int kHeaderDepth = 3;
+// More dims than a tensor of LibTorch's kernels can have.
+constexpr size_t kMostDims = 64;
 
-std::string_view header_text(ByteSpan bytes) {
+std::string header_text(const RandomBytes& bytes) {
   if (bytes.size() < kLengthBytes) {
     throw FormatError(
         bytes.size(), "the file ends inside the length of its header");
   }
-  const auto length = load_le<uint64_t>(bytes, 0);
+  const auto length = bytes.get<uint64_t>(0);
   if (length > kMaxHeaderBytes || length > bytes.size() - kLengthBytes) {
     throw FormatError(
         0,
         "a header of " + std::to_string(length) + " bytes, in a file of " +
             std::to_string(bytes.size()));
   }
-  const auto text = as_text(bytes.subspan(kLengthBytes, length));
-  if (!text.starts_with('{')) {
+  if (length == 0 || bytes.get<char>(kLengthBytes) != '{') {
     throw FormatError(kLengthBytes, "the header does not begin with {");
   }
-  return text;
+  return bytes.text(kLengthBytes, length);
 }
 
-const Json& field(
-    const Json& tensor,
-    const char* name,
-    const std::string& where) {
-  const auto found = tensor.find(name);
-  if (found == tensor.end()) {
-    throw FormatError(where + " has no " + name);
+/// Takes the header's JSON as it is parsed, piece by piece, and refuses at once
+/// what cannot belong there: a tree of all of it would need up to fifty times
+/// the header's bytes.
+class HeaderHandler : public nlohmann::json_sax<Json> {
+ public:
+  explicit HeaderHandler(SafetensorsHeader* header) : header_(*header) {}
+
+  bool null() override {
+    return other();
   }
-  return *found;
-}
+  bool boolean(bool) override {
+    return other();
+  }
+  bool number_integer(number_integer_t) override {
+    return other(); // a negative one
+  }
+  bool number_float(number_float_t, const string_t&) override {
+    return other();
+  }
+  bool binary(binary_t&) override {
+    return other();
+  }
 
-std::vector<int64_t> numbers(
-    const Json& list,
-    const std::string& where,
-    const char* name) {
-  std::vector<int64_t> values;
-  if (list.is_array()) {
-    values.reserve(list.size());
-    for (const auto& item : list) {
-      if (!item.is_number_unsigned() || item.get<uint64_t>() > INT64_MAX) {
+  bool number_unsigned(number_unsigned_t number) override {
+    if (place_ != Place::kNumbers || number > INT64_MAX) {
+      return other();
+    }
+    if (numbers().size() == kMostDims) {
+      refuse(
+          field_ + " has more than " + std::to_string(kMostDims) + " numbers");
+    }
+    numbers().push_back(static_cast<int64_t>(number));
+    return true;
+  }
+
+  bool string(string_t& text) override {
+    if (place_ == Place::kMetadata) {
+      header_.metadata.emplace(field_, std::move(text));
+      return true;
+    }
+    if (place_ != Place::kTensor || field_ != "dtype") {
+      return other();
+    }
+    const auto dtype = dtype_of_safetensors_name(text);
+    if (!dtype) {
+      throw UnsupportedFormat(
+          where() + " is of dtype " + in_quotes(text) +
+          ", which is not known here");
+    }
+    tensor_.dtype = *dtype;
+    return true;
+  }
+
+  bool start_object(size_t) override {
+    switch (place_) {
+      case Place::kBefore:
+        place_ = Place::kHeader;
+        return true;
+      case Place::kHeader:
+        place_ =
+            tensor_.name == kMetadataName ? Place::kMetadata : Place::kTensor;
+        has_ = {};
+        return true;
+      case Place::kTensor:
+      case Place::kMetadata:
+        return other();
+      case Place::kNumbers:
         break;
+    }
+    return too_deep();
+  }
+
+  bool key(string_t& name) override {
+    switch (place_) {
+      case Place::kHeader:
+        if (name == kMetadataName && std::exchange(has_metadata_, true)) {
+          throw FormatError(kLengthBytes, in_quotes(name) + " is there twice");
+        }
+        tensor_ = {.name = std::move(name)};
+        places_.clear();
+        return true;
+      case Place::kMetadata:
+        if (header_.metadata.contains(name)) {
+          throw FormatError(kLengthBytes, in_quotes(name) + " is there twice");
+        }
+        field_ = std::move(name);
+        return true;
+      default:
+        take_field(std::move(name));
+        return true;
+    }
+  }
+
+  bool end_object() override {
+    if (place_ == Place::kTensor) {
+      finish_tensor();
+    }
+    place_ = place_ == Place::kHeader ? Place::kBefore : Place::kHeader;
+    return true;
+  }
+
+  bool start_array(size_t) override {
+    if (place_ == Place::kNumbers) {
+      return too_deep();
+    }
+    if (place_ != Place::kTensor || field_ == "dtype") {
+      return other();
+    }
+    place_ = Place::kNumbers;
+    return true;
+  }
+
+  bool end_array() override {
+    place_ = Place::kTensor;
+    return true;
+  }
+
+  bool parse_error(
+      size_t place,
+      const std::string&,
+      const nlohmann::json::exception& error) override {
+    if (dynamic_cast<const nlohmann::json::out_of_range*>(&error)) {
+      throw FormatError(kLengthBytes, "JSON with a number that is too large");
+    }
+    throw FormatError(kLengthBytes + place, "this is no JSON");
+  }
+
+ private:
+  enum class Place {
+    kBefore, // of the header, or behind it
+    kHeader,
+    kMetadata,
+    kTensor,
+    kNumbers, // of one of its fields
+  };
+
+  std::string where() const {
+    return "tensor " + in_quotes(tensor_.name);
+  }
+
+  [[noreturn]] void refuse(const std::string& what) const {
+    throw FormatError(where() + ": " + what);
+  }
+
+  bool too_deep() const {
+    throw FormatError(kLengthBytes, "JSON nests deeper than it should");
+  }
+
+  std::vector<int64_t>& numbers() {
+    return field_ == "shape" ? tensor_.sizes : places_;
+  }
+
+  /// A value of a kind that does not belong here.
+  bool other() const {
+    switch (place_) {
+      case Place::kHeader:
+        if (tensor_.name == kMetadataName) {
+          throw FormatError("__metadata__ is no object");
+        }
+        throw FormatError(where() + " is not described by three fields");
+      case Place::kMetadata:
+        throw FormatError(
+            "__metadata__." + in_quotes(field_) + " is no string");
+      case Place::kTensor:
+      case Place::kNumbers:
+        if (field_ == "dtype") {
+          throw FormatError(where() + " has a dtype that is no string");
+        }
+        refuse(field_ + " is no list of sizes");
+      case Place::kBefore:
+        break;
+    }
+    throw FormatError(kLengthBytes, "the header is no object");
+  }
+
+  void take_field(std::string name) {
+    const auto found = std::find(kFields.begin(), kFields.end(), name);
+    if (found == kFields.end()) {
+      throw FormatError(
+          where() + " has a field " + in_quotes(name) +
+          ", and is described by three fields: dtype, shape, data_offsets");
+    }
+    if (std::exchange(has_[found - kFields.begin()], true)) {
+      throw FormatError(kLengthBytes, in_quotes(name) + " is there twice");
+    }
+    field_ = std::move(name);
+  }
+
+  void finish_tensor() {
+    for (size_t i = 0; i < kFields.size(); ++i) {
+      if (!has_[i]) {
+        throw FormatError(where() + " has no " + std::string(kFields[i]));
       }
-      values.push_back(item.get<int64_t>());
     }
-  }
-  if (!list.is_array() || values.size() != list.size()) {
-    throw FormatError(where + ": " + name + " is no list of sizes");
-  }
-  return values;
-}
-
-SafeTensor read_tensor(const std::string& name, const Json& json) {
-  const std::string where = "tensor " + in_quotes(name);
-  if (!json.is_object() || json.size() != 3) {
-    throw FormatError(where + " is not described by three fields");
-  }
-  const auto& dtype_name = field(json, "dtype", where);
-  const auto dtype = dtype_name.is_string()
-      ? dtype_of_safetensors_name(dtype_name.get_ref<const std::string&>())
-      : std::nullopt;
-  if (!dtype) {
-    throw FormatError(where + " is of dtype " + in_quotes(dtype_name.dump()));
-  }
-  SafeTensor tensor{.name = name, .dtype = *dtype};
-  tensor.sizes = numbers(field(json, "shape", where), where, "shape");
-  const auto places =
-      numbers(field(json, "data_offsets", where), where, "data_offsets");
-  if (places.size() != 2 || places[0] > places[1]) {
-    throw FormatError(where + ": data_offsets are no range");
-  }
-  tensor.begin = static_cast<uint64_t>(places[0]);
-  tensor.end = static_cast<uint64_t>(places[1]);
-  const auto bytes = checked_bytes(tensor.sizes, element_bytes(*dtype));
-  if (!bytes || static_cast<uint64_t>(*bytes) != tensor.end - tensor.begin) {
-    throw FormatError(
-        where + " has " + std::to_string(tensor.end - tensor.begin) +
-        " bytes, its shape wants another number");
-  }
-  return tensor;
-}
-
-std::map<std::string, std::string> read_metadata(const Json& json) {
-  std::map<std::string, std::string> metadata;
-  if (!json.is_object()) {
-    throw FormatError("__metadata__ is no object");
-  }
-  for (const auto& [name, value] : json.items()) {
-    if (!value.is_string()) {
-      throw FormatError("__metadata__." + in_quotes(name) + " is no string");
+    if (places_.size() != 2 || places_[0] > places_[1]) {
+      refuse("data_offsets are no range");
     }
-    metadata.emplace(name, value.get<std::string>());
+    tensor_.begin = static_cast<uint64_t>(places_[0]);
+    tensor_.end = static_cast<uint64_t>(places_[1]);
+    const auto bytes =
+        checked_bytes(tensor_.sizes, element_bytes(tensor_.dtype));
+    if (!bytes ||
+        static_cast<uint64_t>(*bytes) != tensor_.end - tensor_.begin) {
+      throw FormatError(
+          where() + " has " + std::to_string(tensor_.end - tensor_.begin) +
+          " bytes, its shape wants another number");
+    }
+    tensor_.sizes.shrink_to_fit();
+    header_.tensors.push_back(std::move(tensor_));
   }
-  return metadata;
+
+  static constexpr std::array<std::string_view, 3> kFields{
+      "dtype",
+      "shape",
+      "data_offsets"};
+
+  SafetensorsHeader& header_;
+  Place place_ = Place::kBefore;
+  bool has_metadata_ = false;
+  SafeTensor tensor_; // the one under way; its name, also of __metadata__
+  std::array<bool, kFields.size()> has_{}; // of its fields
+  std::vector<int64_t> places_; // its data_offsets
+  std::string field_; // of it, or a name in __metadata__
+};
+
+void check_unique(const std::vector<SafeTensor>& tensors) {
+  std::vector<std::string_view> names;
+  names.reserve(tensors.size());
+  for (const auto& tensor : tensors) {
+    names.push_back(tensor.name);
+  }
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice != names.end()) {
+    throw FormatError("tensor " + in_quotes(*twice) + " is there twice");
+  }
 }
 
 void check_cover(const SafetensorsHeader& header, uint64_t data_bytes) {
@@ -158,34 +323,25 @@ void check_names(const SafetensorsHeader& header) {
       throw FormatError("metadata " + in_quotes(name) + " is no UTF-8");
     }
   }
-  std::vector<std::string_view> names;
   for (const auto& tensor : header.tensors) {
     if (tensor.name == kMetadataName || !is_utf8(tensor.name)) {
       throw FormatError("a tensor cannot be named " + in_quotes(tensor.name));
     }
-    names.push_back(tensor.name);
   }
-  std::sort(names.begin(), names.end());
-  const auto twice = std::adjacent_find(names.begin(), names.end());
-  if (twice != names.end()) {
-    throw FormatError("tensor " + in_quotes(*twice) + " is there twice");
-  }
+  check_unique(header.tensors);
 }
 
 } // namespace
 
-SafetensorsHeader read_safetensors(ByteSpan bytes) {
-  const auto text = header_text(bytes);
-  const Json json = read_json(text, kLengthBytes, kHeaderDepth);
+SafetensorsHeader read_safetensors(const RandomBytes& bytes) {
   SafetensorsHeader header;
-  header.data_offset = kLengthBytes + text.size();
-  for (const auto& [name, value] : json.items()) {
-    if (name == kMetadataName) {
-      header.metadata = read_metadata(value);
-    } else {
-      header.tensors.push_back(read_tensor(name, value));
-    }
+  {
+    const std::string text = header_text(bytes);
+    header.data_offset = kLengthBytes + text.size();
+    HeaderHandler handler(&header);
+    Json::sax_parse(text, &handler);
   }
+  check_unique(header.tensors);
   std::sort(
       header.tensors.begin(),
       header.tensors.end(),

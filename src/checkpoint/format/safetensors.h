@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/format/bytes.h"
 #include "checkpoint/format/dtype.h"
+#include "checkpoint/format/random_bytes.h"
 
 namespace tessera::format {
 
@@ -27,8 +27,9 @@ struct SafetensorsHeader {
   uint64_t data_offset = 0; // in the file
 };
 
-/// `bytes` is the whole file, mapped. Throws FormatError.
-SafetensorsHeader read_safetensors(ByteSpan bytes);
+/// `bytes` is the whole file, of which the header is read. Takes memory for
+/// what the header describes, whatever else it holds. Throws FormatError.
+SafetensorsHeader read_safetensors(const RandomBytes& bytes);
 
 /// Gives `header` its order, places and data_offset, and returns the file's
 /// beginning. Throws FormatError for dtypes and sizes the format cannot have.

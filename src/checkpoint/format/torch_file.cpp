@@ -16,11 +16,12 @@ namespace {
 // The entries below the archive's one folder, by their names in it.
 class Records {
  public:
-  explicit Records(ByteSpan bytes) : entries_(read_zip(bytes)) {
+  explicit Records(const RandomBytes& bytes)
+      : bytes_(bytes), entries_(read_zip(bytes)) {
     if (entries_.empty()) {
       throw FormatError("the archive is empty");
     }
-    const auto first = entries_[0].name;
+    const std::string& first = entries_[0].name;
     prefix_ = first.substr(0, first.find('/') + 1);
   }
 
@@ -34,8 +35,21 @@ class Records {
 
   /// Empty for an entry of another folder.
   std::string_view short_name(const ZipEntry& entry) const {
-    return entry.name.starts_with(prefix_) ? entry.name.substr(prefix_.size())
-                                           : std::string_view();
+    return entry.name.starts_with(prefix_)
+        ? std::string_view(entry.name).substr(prefix_.size())
+        : std::string_view();
+  }
+
+  /// Throws FormatError for one that is longer than such a one can be.
+  std::string text(const ZipEntry& entry, uint64_t longest) const {
+    if (entry.size > longest) {
+      throw FormatError(
+          entry.offset,
+          "entry " + in_quotes(entry.name) + " has " +
+              std::to_string(entry.size) + " bytes, more than " +
+              std::to_string(longest));
+    }
+    return bytes_.text(entry.offset, entry.size);
   }
 
   const std::vector<ZipEntry>& all() const {
@@ -43,9 +57,14 @@ class Records {
   }
 
  private:
+  const RandomBytes& bytes_;
   std::vector<ZipEntry> entries_;
-  std::string_view prefix_;
+  std::string prefix_;
 };
+
+// "3", "little".
+constexpr uint64_t kLongestNote = 64;
+constexpr uint64_t kLongestPickle = uint64_t{1} << 30;
 
 void check_version(const Records& records) {
   constexpr int kOldest = 1;
@@ -54,11 +73,11 @@ void check_version(const Records& records) {
   if (!entry) {
     throw FormatError("this archive has no version: it is no torch file");
   }
-  const auto text = as_text(entry->data);
+  const std::string text = records.text(*entry, kLongestNote);
   int version = 0;
   std::from_chars(text.data(), text.data() + text.size(), version);
   if (version < kOldest || version > kNewest) {
-    throw FormatError(
+    throw UnsupportedFormat(
         entry->offset,
         "version " + in_quotes(text) + " of the format, not 1 to 10");
   }
@@ -66,11 +85,16 @@ void check_version(const Records& records) {
 
 void check_byte_order(const Records& records) {
   const auto* entry = records.find("byteorder");
-  if (entry && as_text(entry->data) != "little") {
-    throw FormatError(
-        entry->offset,
-        "byte order " + in_quotes(as_text(entry->data)) + ", not little");
+  const std::string order =
+      entry ? records.text(*entry, kLongestNote) : "little";
+  if (order != "little") {
+    throw UnsupportedFormat(
+        entry->offset, "byte order " + in_quotes(order) + ", not little");
   }
+}
+
+std::string in_pickle(const FormatError& error) {
+  return "in data.pkl, " + std::string(error.what());
 }
 
 std::string describe(const Tensor& tensor) {
@@ -133,11 +157,11 @@ class Checker {
     }
     const auto bytes = checked_bytes(
         {storage.numel}, storage.dtype ? element_bytes(*storage.dtype) : 1);
-    if (!bytes || static_cast<uint64_t>(*bytes) > found->second.bytes.size()) {
+    if (!bytes || static_cast<uint64_t>(*bytes) > found->second.bytes) {
       throw FormatError(
           found->second.offset,
           "storage " + in_quotes(storage.key) + " has " +
-              std::to_string(found->second.bytes.size()) + " bytes, " +
+              std::to_string(found->second.bytes) + " bytes, " +
               std::to_string(storage.numel) + " elements are promised");
     }
     return *bytes;
@@ -161,7 +185,7 @@ class Checker {
           std::to_string(available) + " elements");
     }
     if (*numel > available) {
-      throw FormatError(
+      throw UnsupportedFormat(
           describe(tensor) + " repeats elements: " + std::to_string(*numel) +
           " of " + std::to_string(available) +
           ". Save tensor.contiguous() instead.");
@@ -173,15 +197,15 @@ class Checker {
 
 } // namespace
 
-TorchFile read_torch_file(ByteSpan bytes) {
-  if (!bytes.empty() && bytes[0] == 0x80) {
-    throw FormatError(
+TorchFile read_torch_file(const RandomBytes& bytes) {
+  if (bytes.size() > 0 && bytes.get<uint8_t>(0) == 0x80) {
+    throw UnsupportedFormat(
         0,
         "a torch file of the format before 1.6. Load it and save it again with torch.save.");
   }
   const Records records(bytes);
   if (records.find("constants.pkl")) {
-    throw FormatError(
+    throw UnsupportedFormat(
         "this is a TorchScript archive. Save the module's state_dict() with torch.save.");
   }
   check_version(records);
@@ -198,14 +222,15 @@ TorchFile read_torch_file(ByteSpan bytes) {
     if (name.starts_with(kData)) {
       file.storages.emplace(
           name.substr(kData.size()),
-          TorchFile::StorageData{.offset = entry.offset, .bytes = entry.data});
+          TorchFile::StorageData{.offset = entry.offset, .bytes = entry.size});
     }
   }
   try {
-    file.value = read_pickle(pickle->data);
+    file.value = read_pickle(as_bytes(records.text(*pickle, kLongestPickle)));
+  } catch (const UnsupportedFormat& error) {
+    throw UnsupportedFormat(pickle->offset, in_pickle(error));
   } catch (const FormatError& error) {
-    throw FormatError(
-        pickle->offset, "in data.pkl, " + std::string(error.what()));
+    throw FormatError(pickle->offset, in_pickle(error));
   }
   Checker(file).check(file.value);
   return file;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "checkpoint/format/error.h"
 #include "checkpoint/format/path.h"
@@ -35,7 +36,7 @@ struct Directory {
 
 class Archive {
  public:
-  explicit Archive(ByteSpan bytes) : bytes_(bytes) {}
+  explicit Archive(const RandomBytes& bytes) : bytes_(bytes) {}
 
   std::vector<ZipEntry> read() const {
     const Directory directory = find_directory();
@@ -61,7 +62,7 @@ class Archive {
  private:
   template <class T>
   T get(uint64_t place) const {
-    return load_le<T>(bytes_, place);
+    return bytes_.get<T>(place);
   }
 
   bool has(uint64_t place, uint64_t length, uint32_t signature) const {
@@ -72,7 +73,7 @@ class Archive {
   Directory find_directory() const {
     const uint64_t at = find_end();
     if (get<uint16_t>(at + 4) != get<uint16_t>(at + 6)) {
-      throw FormatError(at, "the archive is split over several files");
+      throw UnsupportedFormat(at, "the archive is split over several files");
     }
     Directory found{
         .offset = get<uint32_t>(at + 16),
@@ -138,7 +139,7 @@ class Archive {
     }
     *place = extra + extra_bytes + comment_bytes;
 
-    const auto name = as_text(bytes_.subspan(at + kDirectoryBytes, name_bytes));
+    std::string name = bytes_.text(at + kDirectoryBytes, name_bytes);
     const auto refuse = [&](const std::string& what) {
       throw FormatError(at, "entry " + in_quotes(name) + " " + what);
     };
@@ -149,12 +150,15 @@ class Archive {
       refuse("has a name that is no UTF-8");
     }
     if (get<uint16_t>(at + 8) & kEncrypted) {
-      refuse("is encrypted");
+      throw UnsupportedFormat(at, "entry " + in_quotes(name) + " is encrypted");
     }
     if (get<uint16_t>(at + 10) != 0) {
-      refuse("is compressed; torch.save stores entries as they are");
+      throw UnsupportedFormat(
+          at,
+          "entry " + in_quotes(name) +
+              " is compressed; torch.save stores entries as they are");
     }
-    const Sizes sizes = read_sizes(at, bytes_.subspan(extra, extra_bytes));
+    const Sizes sizes = read_sizes(at, bytes_.bytes(extra, extra_bytes));
     if (sizes.stored != sizes.plain) {
       refuse("is stored with another size than it has");
     }
@@ -163,9 +167,7 @@ class Archive {
       refuse("lies outside of the archive");
     }
     return {
-        .name = name,
-        .offset = *data_offset,
-        .data = bytes_.subspan(*data_offset, sizes.plain)};
+        .name = std::move(name), .offset = *data_offset, .size = sizes.plain};
   }
 
   struct Sizes {
@@ -220,7 +222,7 @@ class Archive {
     const uint64_t name_bytes = get<uint16_t>(local + 26);
     const uint64_t extra_bytes = get<uint16_t>(local + 28);
     if (!fits(local + kLocalBytes, name_bytes + extra_bytes, limit) ||
-        as_text(bytes_.subspan(local + kLocalBytes, name_bytes)) != name) {
+        bytes_.text(local + kLocalBytes, name_bytes) != name) {
       return std::nullopt;
     }
     return local + kLocalBytes + name_bytes + extra_bytes;
@@ -241,8 +243,7 @@ class Archive {
       return a.offset < b.offset;
     });
     for (size_t i = 1; i < entries.size(); ++i) {
-      if (entries[i - 1].data.size() >
-          entries[i].offset - entries[i - 1].offset) {
+      if (entries[i - 1].size > entries[i].offset - entries[i - 1].offset) {
         throw FormatError(
             entries[i].offset,
             "entries " + in_quotes(entries[i - 1].name) + " and " +
@@ -251,12 +252,12 @@ class Archive {
     }
   }
 
-  const ByteSpan bytes_;
+  const RandomBytes& bytes_;
 };
 
 } // namespace
 
-std::vector<ZipEntry> read_zip(ByteSpan bytes) {
+std::vector<ZipEntry> read_zip(const RandomBytes& bytes) {
   return Archive(bytes).read();
 }
 

@@ -2,24 +2,22 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
+#include <string>
 #include <vector>
 
-#include "checkpoint/format/bytes.h"
+#include "checkpoint/format/random_bytes.h"
 
 namespace tessera::format {
 
-/// One entry; name and data are views of the archive's bytes.
 struct ZipEntry {
-  std::string_view name;
-  uint64_t offset; // of the data in the archive
-  ByteSpan data;
+  std::string name;
+  uint64_t offset = 0; // of its data in the archive
+  uint64_t size = 0;
 };
 
-/// The entries of an archive, in the order of its directory. Nothing is copied:
-/// `bytes` (a mapped file, say) must outlive it. Throws FormatError for what is
-/// compressed, encrypted, overlapping, twice there or outside of the archive,
-/// and for names that leave a folder.
-std::vector<ZipEntry> read_zip(ByteSpan bytes);
+/// The entries of an archive, in the order of its directory; their data is not
+/// read. Throws FormatError for what is compressed, encrypted, overlapping,
+/// twice there or outside of the archive, and for names that leave a folder.
+std::vector<ZipEntry> read_zip(const RandomBytes& bytes);
 
 } // namespace tessera::format

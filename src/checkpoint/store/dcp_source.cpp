@@ -54,9 +54,9 @@ class DcpSource : public Source {
     refuse_transforms(item, tensor.name);
     const auto& path = files_[item.file].path;
     const UniqueFd file = open_file(item.file);
-    const Mapping mapping(file, path, item.offset, item.length);
     return parsing(where(item, tensor.name), [&] {
-      const auto stored = format::read_torch_file(mapping.bytes());
+      const auto stored = format::read_torch_file(
+          part_of(file, path, item.offset, item.length));
       Place place = place_of(stored, stored.value, tensor.dtype, box.sizes);
       place.file = item.file;
       place.offset += item.offset;
@@ -72,7 +72,7 @@ class DcpSource : public Source {
     std::vector<uint8_t> bytes(item.length); // inside of the file
     BlockReader(*this).read(item.file, item.offset, bytes.data(), bytes.size());
     return parsing(where(item, value.name), [&] {
-      return format::read_torch_file(bytes).value;
+      return format::read_torch_file(format::ByteSpan(bytes)).value;
     });
   }
 
@@ -91,11 +91,9 @@ class DcpSource : public Source {
 
   format::DcpMetadata read_metadata() const {
     const fs::path path = resolve_below(root_, kDcpMetadataName);
-    const Input input = open_input(path);
-    const Mapping mapping(input.file, path, 0, input.bytes);
-    return parsing(quoted(path), [&] {
-      return format::read_dcp_metadata(mapping.bytes());
-    });
+    const auto bytes = read_description(path);
+    return parsing(
+        quoted(path), [&] { return format::read_dcp_metadata(bytes); });
   }
 
   void take_paths(const format::DcpMetadata& metadata) {
@@ -160,7 +158,7 @@ class DcpSource : public Source {
 
   void refuse_transforms(const Item& item, const std::string& name) const {
     if (!item.transform.empty()) {
-      throw FileError(
+      throw UnsupportedError(
           where(item, name) + ": stored through the extension " +
           in_quotes(item.transform) +
           ", which is not read here. Save it again with torch.distributed.checkpoint and no extensions.");

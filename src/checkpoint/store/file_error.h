@@ -17,6 +17,12 @@ class AccessError : public FileError {
   using FileError::FileError;
 };
 
+/// What is sound, as far as one can tell, but cannot be read here.
+class UnsupportedError : public FileError {
+ public:
+  using FileError::FileError;
+};
+
 /// Bytes that are not those that were written.
 class DamageError : public FileError {
  public:

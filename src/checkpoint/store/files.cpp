@@ -1,6 +1,7 @@
 #include "checkpoint/store/files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -48,12 +49,14 @@ const char* advice(int error) {
       "\": " + system_reason(error) + "." + advice(error));
 }
 
+int fault_of(FileOp op, const fs::path& path) {
+  return fault() ? fault()(op, path) : 0;
+}
+
 /// Lets a test fail the operation.
 void before(FileOp op, const fs::path& path) {
-  if (fault()) [[unlikely]] {
-    if (const int error = fault()(op, path)) {
-      fail(op, path, error);
-    }
+  if (const int error = fault_of(op, path)) [[unlikely]] {
+    fail(op, path, error);
   }
 }
 
@@ -71,8 +74,12 @@ auto retrying(F call) {
 
 const char* name_of(FileOp op) {
   switch (op) {
+    case FileOp::kOpen:
+      return "open";
     case FileOp::kMakeFolder:
       return "make the folder";
+    case FileOp::kLock:
+      return "lock";
     case FileOp::kCreate:
       return "create";
     case FileOp::kWrite:
@@ -93,6 +100,10 @@ const char* name_of(FileOp op) {
 
 void set_file_fault(FileFault value) {
   fault() = std::move(value);
+}
+
+int opening_fault(const fs::path& path) {
+  return fault_of(FileOp::kOpen, path);
 }
 
 std::string system_reason(int error) {
@@ -193,16 +204,42 @@ void rename_path(const fs::path& from, const fs::path& to) {
   }
 }
 
+bool lock_file(const UniqueFd& file, const fs::path& path) {
+  int error = fault_of(FileOp::kLock, path);
+  if (error == 0 &&
+      retrying([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) < 0) {
+    error = errno;
+  }
+  switch (error) {
+    case 0:
+    case ENOSYS:
+    case ENOTSUP:
+    case ENOLCK:
+      return true;
+    case EWOULDBLOCK:
+      return false;
+    default:
+      fail(FileOp::kLock, path, error);
+  }
+}
+
 bool exchange_paths(const fs::path& a, const fs::path& b) {
-  before(FileOp::kExchange, b);
-  if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) ==
-      0) {
-    return true;
+  int error = fault_of(FileOp::kExchange, b);
+  if (error == 0 &&
+      ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) <
+          0) {
+    error = errno;
   }
-  if (errno == EINVAL || errno == ENOSYS) {
-    return false;
+  switch (error) {
+    case 0:
+      return true;
+    case EINVAL: // NFS, Lustre
+    case ENOSYS:
+    case ENOTSUP:
+      return false;
+    default:
+      fail(FileOp::kExchange, b, error);
   }
-  fail(FileOp::kExchange, b, errno);
 }
 
 void remove_path(const fs::path& path) {
@@ -211,6 +248,14 @@ void remove_path(const fs::path& path) {
   fs::remove_all(path, error);
   if (error) {
     fail(FileOp::kRemove, path, error.value());
+  }
+}
+
+void remove_folder_if_empty(const fs::path& path) {
+  before(FileOp::kRemove, path);
+  if (::rmdir(path.c_str()) < 0 && errno != ENOENT && errno != ENOTEMPTY &&
+      errno != EEXIST) {
+    fail(FileOp::kRemove, path, errno);
   }
 }
 

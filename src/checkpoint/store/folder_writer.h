@@ -2,56 +2,57 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 
 #include "checkpoint/store/files.h"
+#include "checkpoint/store/partial_folder.h"
 
 namespace tessera::checkpoint {
 
-/// [Note: whole or not at all]
+/// [Note: replacing a folder]
 ///
-/// `parent/NAME` is written as `parent/.NAME.partial` and renamed at the end,
-/// when all files and the folder itself are synced. A crash leaves at most the
-/// partial folder, which nobody reads and the next save to the same place
-/// removes. Where NAME is there already, the two folders change their names in
-/// one step, and the old one is removed under the partial name; a file system
-/// that cannot do this is refused before anything is written.
+/// Where NAME is there already, the new folder and the old one change their
+/// names in one step (RENAME_EXCHANGE), and the old one is removed. NFS, Lustre
+/// and some others cannot do this. There the old folder becomes `.NAME.old`,
+/// the new one NAME, then the old one is removed. Between the two renames NAME
+/// is not there: Source::open() takes `.NAME.old` then, other programs find
+/// nothing. A crash in this moment leaves `.NAME.old`, which the next writer
+/// gives its name back before anything else.
 ///
-/// The partial folder is locked (flock) while its writer lives: a second job
-/// that saves to the same place is told so, one that comes after a crash is
-/// not hindered.
+/// See also [Note: whole or not at all].
 class FolderWriter {
  public:
-  /// Makes the partial folder. Throws FileError if `folder` is there and
-  /// `overwrite` is false, if another process is writing it, if the parent is
-  /// missing or cannot be written. Only what looks like a checkpoint is ever
-  /// overwritten: a folder with other files in it is refused.
+  /// Throws FileError if `folder` is there and `overwrite` is false, if another
+  /// process is writing it, if the parent is missing or cannot be written. Only
+  /// what looks like a checkpoint is ever overwritten: a folder with other
+  /// files in it is refused.
   FolderWriter(const fs::path& folder, bool overwrite);
-  /// Removes the partial folder, if it is there.
-  ~FolderWriter();
   FolderWriter(const FolderWriter&) = delete;
   FolderWriter& operator=(const FolderWriter&) = delete;
 
-  /// Where files go until then.
+  /// The folder where files go until then; it is removed with the writer.
   const fs::path& partial() const {
-    return partial_;
+    return partial_->path();
   }
-  static fs::path partial_of(const fs::path& folder);
-
-  /// Removes a partial folder that a crash left behind, of which nobody knows
-  /// any more; not one that is being written.
-  static void remove_if_stale(const fs::path& partial);
 
   /// All files are written and synced: syncs the folder, gives it its name,
   /// syncs the parent.
   void commit();
 
+  /// `parent/.NAME.old`.
+  static fs::path aside_of(const fs::path& folder);
+  /// What a crash left at `.NAME.old` gets its name back, or is removed if a
+  /// new folder has it. Not while a process of this host is writing there.
+  static void recover(const fs::path& folder);
+
  private:
-  void clear() noexcept;
+  void check_target(bool overwrite);
+  void replace_in_two_steps();
 
   fs::path folder_;
-  fs::path partial_;
-  UniqueFd lock_; // of what is called partial_, and must go
+  std::optional<PartialFolder> partial_;
   bool replaces_ = false;
+  bool can_exchange_ = true;
 };
 
 } // namespace tessera::checkpoint

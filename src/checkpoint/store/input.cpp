@@ -1,7 +1,6 @@
 #include "checkpoint/store/input.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,13 +8,15 @@
 #include <cerrno>
 #include <system_error>
 
+#include "checkpoint/store/folder_writer.h"
+#include "checkpoint/store/partial_folder.h"
+
 namespace tessera::checkpoint {
 namespace {
 
 // The path of a save to `path` that did not end, if there is one.
 std::string partial_hint(const fs::path& path) {
-  const fs::path partial =
-      path.parent_path() / ("." + path.filename().string() + ".partial");
+  const fs::path partial = PartialFolder::of(path);
   std::error_code ignored;
   return fs::exists(partial, ignored)
       ? " A save is under way or was interrupted: there is " + quoted(partial) +
@@ -68,6 +69,25 @@ fs::path resolve(const fs::path& path) {
   return resolved;
 }
 
+fs::path resolve_checkpoint(const fs::path& path) {
+  fs::path named = path;
+  if (named.filename().empty()) { // "runs/step_5/"
+    named = named.parent_path();
+  }
+  // Where neither is there, the new one may have come in between.
+  for (const fs::path& candidate : {path, FolderWriter::aside_of(named)}) {
+    std::error_code error;
+    fs::path resolved = fs::canonical(candidate, error);
+    if (!error) {
+      return resolved;
+    }
+    if (error != std::errc::no_such_file_or_directory) {
+      break;
+    }
+  }
+  return resolve(path);
+}
+
 fs::path resolve_below(const fs::path& root, const std::string& name) {
   const fs::path path = root / name;
   std::error_code error;
@@ -92,6 +112,9 @@ fs::path resolve_below(const fs::path& root, const std::string& name) {
 }
 
 Input open_input(const fs::path& path) {
+  if (const int error = opening_fault(path)) {
+    fail(error, quoted(path) + ": " + system_reason(error));
+  }
   // O_NONBLOCK: opening a pipe must not wait for its writer.
   UniqueFd file(
       ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
@@ -139,35 +162,29 @@ void read_at(
   }
 }
 
-Mapping::Mapping(
+std::vector<uint8_t> read_description(const fs::path& path) {
+  constexpr uint64_t kMostBytes = uint64_t{1} << 30;
+  const Input input = open_input(path);
+  if (input.bytes > kMostBytes) {
+    throw FileError(
+        quoted(path) + ": " + std::to_string(input.bytes) +
+        " bytes, which is more than such a file can need. Is it something else?");
+  }
+  std::vector<uint8_t> bytes(input.bytes);
+  read_at(input.file, path, 0, bytes.data(), bytes.size());
+  return bytes;
+}
+
+format::RandomBytes part_of(
     const UniqueFd& file,
     const fs::path& path,
     uint64_t offset,
     uint64_t bytes) {
-  if (bytes == 0) {
-    return;
-  }
-  static const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-  const uint64_t lead = offset % page;
-  mapped_bytes_ = lead + bytes;
-  void* base = ::mmap(
-      nullptr,
-      mapped_bytes_,
-      PROT_READ,
-      MAP_PRIVATE,
-      file.get(),
-      static_cast<off_t>(offset - lead));
-  if (base == MAP_FAILED) {
-    fail(errno, quoted(path) + ": cannot be mapped: " + system_reason(errno));
-  }
-  base_ = base;
-  bytes_ = {static_cast<const uint8_t*>(base) + lead, bytes};
-}
-
-Mapping::~Mapping() {
-  if (base_) {
-    ::munmap(base_, mapped_bytes_);
-  }
+  return {
+      bytes,
+      [&file, path, offset](uint64_t place, uint8_t* to, uint64_t length) {
+        read_at(file, path, offset + place, to, length);
+      }};
 }
 
 } // namespace tessera::checkpoint

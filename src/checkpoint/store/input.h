@@ -9,6 +9,7 @@
 
 #include "checkpoint/format/bytes.h"
 #include "checkpoint/format/error.h"
+#include "checkpoint/format/random_bytes.h"
 #include "checkpoint/store/file_error.h"
 #include "checkpoint/store/files.h"
 
@@ -21,6 +22,9 @@ std::string listed(const std::vector<std::string>& names);
 
 /// The path without symbolic links. Throws FileError if it is not there.
 fs::path resolve(const fs::path& path);
+/// The same for a checkpoint that may just be replaced by another one: see
+/// [Note: replacing a folder].
+fs::path resolve_checkpoint(const fs::path& path);
 
 /// `name` below `root`, which is resolved already; resolved. Throws FileError
 /// if it is missing, or if symbolic links lead out of `root`.
@@ -43,34 +47,29 @@ void read_at(
     uint8_t* to,
     uint64_t bytes);
 
-/// A part of a file in memory: for what is parsed, and of which little is
-/// looked at. The part must lie within the file.
-class Mapping {
- public:
-  Mapping(
-      const UniqueFd& file,
-      const fs::path& path,
-      uint64_t offset,
-      uint64_t bytes);
-  ~Mapping();
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
+/// All of a file that describes others. Throws FileError for one of more than
+/// 1 GiB.
+std::vector<uint8_t> read_description(const fs::path& path);
 
-  format::ByteSpan bytes() const {
-    return bytes_;
-  }
+/// A part of a file, of which little is looked at; it must lie within the file.
+/// `file` must outlive it.
+///
+/// Files are never mapped: a mapping of a file that another process cuts off
+/// ends this one with SIGBUS, where a read is an error.
+format::RandomBytes part_of(
+    const UniqueFd& file,
+    const fs::path& path,
+    uint64_t offset,
+    uint64_t bytes);
 
- private:
-  void* base_ = nullptr;
-  uint64_t mapped_bytes_ = 0;
-  format::ByteSpan bytes_;
-};
-
-/// What `parse` returns. A FormatError becomes a FileError that says where.
+/// What `parse` returns. A FormatError becomes a FileError that says where, an
+/// UnsupportedFormat an UnsupportedError.
 template <class Parse>
 auto parsing(const std::string& where, Parse&& parse) {
   try {
     return parse();
+  } catch (const format::UnsupportedFormat& error) {
+    throw UnsupportedError(where + ": " + error.what());
   } catch (const format::FormatError& error) {
     throw FileError(where + ": " + error.what());
   }

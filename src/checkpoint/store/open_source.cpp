@@ -122,7 +122,7 @@ std::unique_ptr<Source> open_file_at(OpenedPath at, const fs::path& resolved) {
 } // namespace
 
 std::unique_ptr<Source> Source::open(const fs::path& path, Sums sums) {
-  const fs::path resolved = resolve(path);
+  const fs::path resolved = resolve_checkpoint(path);
   OpenedPath at{.path = path, .root = resolved, .name = "", .sums = sums};
   return fs::is_directory(resolved) ? open_folder(std::move(at))
                                     : open_file_at(std::move(at), resolved);

@@ -96,9 +96,9 @@ class SafetensorsSource : public Source {
   format::SafetensorsHeader read_header(size_t file) {
     const auto& entry = files_[file];
     const UniqueFd input = open_file(file);
-    const Mapping mapping(input, entry.path, 0, entry.bytes);
     auto header = parsing(quoted(entry.path), [&] {
-      return format::read_safetensors(mapping.bytes());
+      return format::read_safetensors(
+          part_of(input, entry.path, 0, entry.bytes));
     });
     data_offsets_.push_back(header.data_offset);
     notes_.insert(header.metadata.begin(), header.metadata.end());
@@ -108,10 +108,9 @@ class SafetensorsSource : public Source {
   format::SafetensorsIndex read_index(const std::string& name) const {
     // Not resolve_below(): this path was given, links may lead anywhere.
     const fs::path path = resolve(root_ / name);
-    const Input input = open_input(path);
-    const Mapping mapping(input.file, path, 0, input.bytes);
+    const auto bytes = read_description(path);
     return parsing(quoted(path), [&] {
-      return format::read_safetensors_index(format::as_text(mapping.bytes()));
+      return format::read_safetensors_index(format::as_text(bytes));
     });
   }
 

@@ -72,10 +72,9 @@ std::optional<Checksums> read_side_file(const fs::path& root) {
     return std::nullopt;
   }
   const fs::path path = resolve_below(root, name);
-  const Input input = open_input(path);
-  const Mapping mapping(input.file, path, 0, input.bytes);
+  const auto bytes = read_description(path);
   try {
-    return read_checksums(format::as_text(mapping.bytes()));
+    return read_checksums(format::as_text(bytes));
   } catch (const format::FormatError& error) {
     throw DamageError(
         quoted(path) + ": " + error.what() +
@@ -90,9 +89,7 @@ void compare_whole(
     const std::string& name,
     const FileSums& expected) {
   const fs::path path = resolve_below(root, name);
-  const Input input = open_input(path);
-  const Mapping mapping(input.file, path, 0, input.bytes);
-  if (sums_of(mapping.bytes()) != expected) {
+  if (sums_of(read_description(path)) != expected) {
     throw DamageError(
         quoted(path) +
         ": its bytes are not those that were written. Use another checkpoint.");

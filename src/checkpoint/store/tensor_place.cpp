@@ -41,7 +41,7 @@ Place place_of(
         " is promised");
   }
   if (tensor.conj || tensor.neg) {
-    throw FormatError(
+    throw format::UnsupportedFormat(
         "a tensor that is conjugated or negated when it is read. Save tensor.resolve_conj().resolve_neg().");
   }
   const auto& storage = file.storages.at(tensor.storage.key);

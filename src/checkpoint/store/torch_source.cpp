@@ -79,14 +79,12 @@ class TorchSource : public Source {
     add_file(at.name);
     const auto& file = files_[0];
     const UniqueFd input = open_file(0);
-    mapping_.emplace(input, file.path, 0, file.bytes);
-    parsing(quoted(file.path), [&] {
-      content_ = format::read_torch_file(mapping_->bytes());
-      return 0;
+    content_ = parsing(quoted(file.path), [&] {
+      return format::read_torch_file(part_of(input, file.path, 0, file.bytes));
     });
     const auto* root = content_.value.get<Dict>();
     if (!root) {
-      throw FileError(
+      throw UnsupportedError(
           quoted(file.path) + ": holds " + std::string(content_.value.kind()) +
           ", and a checkpoint is a dictionary. Save a state_dict().");
     }
@@ -120,7 +118,7 @@ class TorchSource : public Source {
     return {
         .file = 0,
         .begin = storage.offset,
-        .end = storage.offset + storage.bytes.size()};
+        .end = storage.offset + storage.bytes};
   }
 
  private:
@@ -150,7 +148,7 @@ class TorchSource : public Source {
     for (const auto& [key, value] : dict.items) {
       const auto text = key_text(key);
       if (!text) {
-        throw FileError(
+        throw UnsupportedError(
             quoted(files_[0].path) + ": a key of " + in_quotes(joined(keys)) +
             " is " + std::string(key.kind()) +
             ", and names are made of strings and ints");
@@ -181,8 +179,7 @@ class TorchSource : public Source {
     tensors_.push_back(std::move(stored));
   }
 
-  std::optional<Mapping> mapping_;
-  format::TorchFile content_; // refers to mapping_
+  format::TorchFile content_;
   std::vector<const Value*> items_; // in content_
 };
 

@@ -119,9 +119,11 @@ void ElementComparison::add_numbers(
     const Number y = numbers_b[i];
     const size_t at = static_cast<size_t>(i) * element;
     const double abs = x == y ? 0 : std::abs(x - y);
+    const bool are_nan = is_nan(x) && is_nan(y);
     const bool is_same = tolerance_.is_exact
-        ? std::memcmp(a.data() + at, b.data() + at, element) == 0
-        : x == y || (is_nan(x) && is_nan(y)) ||
+        ? (tolerance_.equal_nan && are_nan) ||
+            std::memcmp(a.data() + at, b.data() + at, element) == 0
+        : x == y || are_nan ||
             abs <= tolerance_.atol + tolerance_.rtol * std::abs(y);
     if (is_same) {
       continue;

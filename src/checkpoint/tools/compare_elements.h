@@ -12,6 +12,7 @@ namespace tessera::checkpoint {
 
 struct Tolerance {
   bool is_exact = true; // every bit counts
+  bool equal_nan = false; // but not those of NaN
   double rtol = 0;
   double atol = 0;
 };

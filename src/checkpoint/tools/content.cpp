@@ -6,17 +6,13 @@
 
 #include "checkpoint/format/error.h"
 #include "checkpoint/store/input.h"
+#include "checkpoint/tools/name_filter.h"
 #include "checkpoint/tools/text.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 using format::in_quotes;
-
-bool begins_with(const std::string& name, const std::string& prefix) {
-  return name.starts_with(prefix) &&
-      (name.size() == prefix.size() || name[prefix.size()] == '.');
-}
 
 bool is_floating(format::DType dtype) {
   switch (dtype) {
@@ -92,9 +88,9 @@ class Chooser {
     if (content.tensors.empty() && content.values.empty()) {
       throw FileError(
           quoted(source_.path()) + ": nothing is left to write. " +
-          (options_.select.empty()
+          (options_.select.empty() && options_.exclude.empty()
                ? "The checkpoint is empty."
-               : "No name begins with what --select says; `tessera ckpt inspect` lists them."));
+               : "--select and --exclude leave no name; `tessera ckpt inspect` lists them."));
     }
     for (const auto& keys : source_.empty_dicts()) {
       const std::string name = with_ints(keys).name();
@@ -107,13 +103,9 @@ class Chooser {
 
  private:
   bool is_selected(const std::string& name) const {
-    return options_.select.empty() ||
-        std::any_of(
-               options_.select.begin(),
-               options_.select.end(),
-               [&](const std::string& prefix) {
-                 return begins_with(name, prefix);
-               });
+    return (options_.select.empty() ||
+            begins_with_any(name, options_.select)) &&
+        !begins_with_any(name, options_.exclude);
   }
 
   EntryPath with_ints(const std::vector<format::DcpPath::Key>& keys) const {

@@ -52,6 +52,7 @@ struct Content {
 struct ContentOptions {
   /// Names that begin with one of these, at a dot; none: all.
   std::vector<std::string> select;
+  std::vector<std::string> exclude; // of these, not those that begin so
   std::string strip_prefix; // taken off
   std::string add_prefix; // put in front, after that
   /// For tensors of floating point that have dims; a lone number, such as a

@@ -1,12 +1,17 @@
 #include "checkpoint/tools/diff.h"
 
+#include <nlohmann/json.hpp>
+
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <string>
 #include <utility>
 
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/tools/compare_elements.h"
+#include "checkpoint/tools/json_text.h"
+#include "checkpoint/tools/name_filter.h"
 #include "checkpoint/tools/tensor_reader.h"
 #include "checkpoint/tools/text.h"
 
@@ -33,6 +38,12 @@ std::string index_text(int64_t flat, const std::vector<int64_t>& sizes) {
   return sizes_text(index);
 }
 
+bool are_nan(const format::Value& a, const format::Value& b) {
+  const auto* left = a.get<double>();
+  const auto* right = b.get<double>();
+  return left && right && std::isnan(*left) && std::isnan(*right);
+}
+
 class Differ {
  public:
   Differ(
@@ -40,7 +51,13 @@ class Differ {
       const Source& b,
       const DiffOptions& options,
       Progress& progress)
-      : a_(a), b_(b), reader_a_(a), reader_b_(b), progress_(progress) {
+      : a_(a),
+        b_(b),
+        exclude_(options.exclude),
+        reader_a_(a),
+        reader_b_(b),
+        progress_(progress) {
+    tolerance_.equal_nan = options.equal_nan;
     tolerance_.is_exact = !options.rtol && !options.atol;
     tolerance_.rtol = options.rtol.value_or(0);
     tolerance_.atol = options.atol.value_or(0);
@@ -49,14 +66,18 @@ class Differ {
   DiffReport run() {
     uint64_t total = 0;
     for (const auto& tensor : a_.tensors()) {
-      total += tensor.bytes();
+      total += is_excluded(tensor.name) ? 0 : tensor.bytes();
     }
     progress_.begin(total);
     for (const auto& tensor : a_.tensors()) {
-      compare_tensor(tensor);
+      if (!leave_out(tensor.name)) {
+        compare_tensor(tensor);
+      }
     }
     for (const auto& value : a_.values()) {
-      compare_value(value);
+      if (!leave_out(value.name)) {
+        compare_value(value);
+      }
     }
     report_missing(b_.tensors());
     report_missing(b_.values());
@@ -65,13 +86,25 @@ class Differ {
 
  private:
   void differs(const std::string& name, const std::string& how) {
-    report_.differences.push_back(name + ": " + how);
+    report_.differences.push_back(
+        {.name = name, .text = how, .elements = std::nullopt});
+  }
+
+  bool is_excluded(const std::string& name) const {
+    return begins_with_any(name, exclude_);
+  }
+
+  bool leave_out(const std::string& name) {
+    const bool is_out = is_excluded(name);
+    report_.num_excluded += is_out ? 1 : 0;
+    return is_out;
   }
 
   template <class Entries>
   void report_missing(const Entries& entries) {
     for (const auto& entry : entries) {
-      if (!a_.find_tensor(entry.name) && !a_.find_value(entry.name)) {
+      if (!a_.find_tensor(entry.name) && !a_.find_value(entry.name) &&
+          !leave_out(entry.name)) {
         differs(entry.name, "only in the second");
       }
     }
@@ -115,6 +148,11 @@ class Differ {
           element.a + " against " + element.b;
     }
     differs(a.name, text);
+    report_.differences.back().elements = Difference::Elements{
+        .num_different = found.num_different(),
+        .num_all = a.numel(),
+        .max_abs = found.max_abs(),
+        .max_rel = found.max_rel()};
   }
 
   void compare_value(const StoredValue& a) {
@@ -128,7 +166,8 @@ class Differ {
     }
     const format::Value value_a = a_.value(a);
     const format::Value value_b = b_.value(*b);
-    if (value_a == value_b) {
+    if (value_a == value_b ||
+        (tolerance_.equal_nan && are_nan(value_a, value_b))) {
       ++report_.num_same;
     } else {
       differs(a.name, value_text(value_a) + " against " + value_text(value_b));
@@ -137,6 +176,7 @@ class Differ {
 
   const Source& a_;
   const Source& b_;
+  const std::vector<std::string> exclude_;
   TensorReader reader_a_;
   TensorReader reader_b_;
   Progress& progress_;
@@ -145,6 +185,27 @@ class Differ {
 };
 
 } // namespace
+
+std::string diff_json(const DiffReport& report) {
+  nlohmann::ordered_json differences = nlohmann::ordered_json::array();
+  for (const auto& difference : report.differences) {
+    nlohmann::ordered_json item{
+        {"name", difference.name}, {"text", difference.text}};
+    if (difference.elements) {
+      item["num_different"] = difference.elements->num_different;
+      item["num_elements"] = difference.elements->num_all;
+      item["max_abs"] = difference.elements->max_abs; // null for NaN
+      item["max_rel"] = difference.elements->max_rel;
+    }
+    differences.push_back(std::move(item));
+  }
+  const nlohmann::ordered_json json{
+      {"same", report.num_same},
+      {"different", report.differences.size()},
+      {"excluded", report.num_excluded},
+      {"differences", std::move(differences)}};
+  return json_text(json);
+}
 
 DiffReport diff(
     const Source& a,

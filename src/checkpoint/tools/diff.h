@@ -15,13 +15,34 @@ struct DiffOptions {
   /// elements may differ by atol + rtol * |b|, and dtypes may differ.
   std::optional<double> rtol;
   std::optional<double> atol;
+  /// Any NaN equals any other, whatever its bits; with a tolerance they do
+  /// anyway.
+  bool equal_nan = false;
+  /// Names that begin with one of these, at a dot, are not looked at.
+  std::vector<std::string> exclude;
+};
+
+struct Difference {
+  std::string name;
+  std::string text; // what differs, for people
+  /// Of tensors whose elements were compared.
+  struct Elements {
+    int64_t num_different = 0;
+    int64_t num_all = 0;
+    double max_abs = 0; // NaN where one of two elements is
+    double max_rel = 0;
+  };
+  std::optional<Elements> elements;
 };
 
 struct DiffReport {
   size_t num_same = 0; // tensors and values
-  /// One text for each name that differs.
-  std::vector<std::string> differences;
+  size_t num_excluded = 0; // names, of both
+  std::vector<Difference> differences; // one for each name that differs
 };
+
+/// As JSON.
+std::string diff_json(const DiffReport& report);
 
 /// Throws FileError, DamageError.
 DiffReport diff(

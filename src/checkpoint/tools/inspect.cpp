@@ -10,6 +10,7 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/error.h"
 #include "checkpoint/store/file_error.h"
+#include "checkpoint/tools/json_text.h"
 #include "checkpoint/tools/text.h"
 
 namespace tessera::checkpoint {
@@ -274,8 +275,7 @@ std::string inspect_json(const Source& source) {
          {"text", value_or_error(source, value)}});
   }
   // Names of torch files need not be UTF-8; what is not is replaced.
-  return json.dump(2, ' ', false, ordered_json::error_handler_t::replace) +
-      "\n";
+  return json_text(json);
 }
 
 } // namespace tessera::checkpoint

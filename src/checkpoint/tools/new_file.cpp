@@ -1,41 +1,13 @@
 #include "checkpoint/tools/new_file.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/store/file_error.h"
-#include "checkpoint/store/folder_writer.h"
 #include "checkpoint/store/input.h"
 
 namespace tessera::checkpoint {
 namespace {
-
-// Some file systems have no locks; there nobody can be warned.
-bool is_locked_by_another(const UniqueFd& file) {
-  return ::flock(file.get(), LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK;
-}
-
-[[noreturn]] void fail_as_busy(const fs::path& path) {
-  throw FileError(
-      "another process is writing " + quoted(path) + " now. Wait for it.");
-}
-
-// What a crash left; not what somebody is writing.
-fs::path cleared(const fs::path& partial, const fs::path& path) {
-  const UniqueFd old(
-      ::open(partial.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  if (old && is_locked_by_another(old)) {
-    fail_as_busy(path);
-  }
-  remove_path(partial);
-  return partial;
-}
 
 fs::path checked(const fs::path& path, bool overwrite) {
   const auto status = fs::symlink_status(path);
@@ -74,36 +46,14 @@ FileSums StreamFile::finish() {
 
 NewFile::NewFile(const fs::path& path, bool overwrite)
     : path_(checked(fs::absolute(path).lexically_normal(), overwrite)),
-      partial_(cleared(FolderWriter::partial_of(path_), path_)),
-      stream_(partial_),
-      lock_(::dup(stream_.descriptor().get())) {
-  if (is_locked_by_another(lock_)) {
-    fail_as_busy(path_);
-  }
-}
-
-NewFile::~NewFile() {
-  if (!committed_) {
-    try {
-      remove_path(partial_);
-    } catch (const FileError&) {
-      // It stays for the next one to remove; nobody reads it.
-    }
-  }
-}
+      partial_(path_),
+      stream_(partial_.path()) {}
 
 void NewFile::commit() {
   stream_.finish();
-  struct stat mine {};
-  struct stat named {};
-  if (::fstat(lock_.get(), &mine) < 0 || ::stat(partial_.c_str(), &named) < 0 ||
-      mine.st_ino != named.st_ino || mine.st_dev != named.st_dev) {
-    committed_ = true; // theirs now
-    fail_as_busy(path_);
-  }
-  rename_path(partial_, path_);
-  committed_ = true;
+  rename_path(partial_.path(), path_);
   sync_folder(path_.parent_path());
+  partial_.clear();
 }
 
 } // namespace tessera::checkpoint

@@ -7,6 +7,7 @@
 #include "checkpoint/format/bytes.h"
 #include "checkpoint/store/checksums.h"
 #include "checkpoint/store/files.h"
+#include "checkpoint/store/partial_folder.h"
 
 namespace tessera::checkpoint {
 
@@ -29,17 +30,12 @@ class StreamFile {
   FileSummer sums_;
 };
 
-/// A file that appears whole or not at all: FolderWriter for one file. It is
-/// `.NAME.partial` until commit().
+/// A file that appears whole or not at all. See [Note: whole or not at all].
 class NewFile {
  public:
   /// Throws FileError if it is there and `overwrite` is false, if it is a
   /// folder, or if another process is writing it.
   NewFile(const fs::path& path, bool overwrite);
-  /// Removes the partial file unless commit() was reached.
-  ~NewFile();
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
 
   void append(format::ByteSpan bytes) {
     stream_.append(bytes);
@@ -49,10 +45,8 @@ class NewFile {
 
  private:
   fs::path path_;
-  fs::path partial_;
+  PartialFolder partial_;
   StreamFile stream_;
-  UniqueFd lock_; // a second one of the same file, to outlive the stream's
-  bool committed_ = false;
 };
 
 } // namespace tessera::checkpoint

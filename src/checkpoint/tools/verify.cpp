@@ -1,5 +1,7 @@
 #include "checkpoint/tools/verify.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -11,6 +13,8 @@
 #include "checkpoint/store/input.h"
 #include "checkpoint/store/openers.h"
 #include "checkpoint/store/source.h"
+#include "checkpoint/tools/json_text.h"
+#include "checkpoint/tools/name_filter.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -23,11 +27,14 @@ struct DamagedBytes {
 
 class Verifier {
  public:
-  Verifier(const fs::path& path, Progress& progress)
-      : path_(path), progress_(progress) {}
+  Verifier(
+      const fs::path& path,
+      const std::vector<std::string>& exclude,
+      Progress& progress)
+      : path_(path), exclude_(exclude), progress_(progress) {}
 
   VerifyReport run() {
-    const fs::path resolved = resolve(path_); // it must be there
+    const fs::path resolved = resolve_checkpoint(path_); // it must be there
     attempt([&] { source_ = Source::open(path_, Sums::kIgnore); });
     root_ = source_                  ? source_->root()
         : fs::is_directory(resolved) ? resolved
@@ -55,6 +62,8 @@ class Verifier {
   void attempt(const Body& body) {
     try {
       body();
+    } catch (const UnsupportedError& error) {
+      report_.unsupported.push_back(error.what());
     } catch (const FileError& error) {
       report_.damages.push_back(error.what());
     }
@@ -185,7 +194,13 @@ class Verifier {
 
   void report_damaged_bytes() {
     for (const auto& bytes : damaged_) {
-      const auto names = source_ ? names_in(bytes) : std::vector<std::string>{};
+      auto names = source_ ? names_in(bytes) : std::vector<std::string>{};
+      const bool has_names = !names.empty();
+      std::erase_if(
+          names, [&](const std::string& name) { return is_excluded(name); });
+      if (has_names && names.empty()) {
+        continue;
+      }
       report_.damages.push_back(
           quoted(root_ / bytes.file) + ": bytes " +
           std::to_string(bytes.begin) + " to " + std::to_string(bytes.end) +
@@ -201,23 +216,28 @@ class Verifier {
         });
   }
 
+  bool is_excluded(const std::string& name) const {
+    return begins_with_any(name, exclude_);
+  }
+
   // What was reported above is not looked at again.
   void check_items() {
     for (const auto& tensor : source_->tensors()) {
       for (const auto& box : tensor.boxes) {
-        if (!is_damaged(box.item)) {
+        if (!is_excluded(tensor.name) && !is_damaged(box.item)) {
           attempt([&] { source_->locate(tensor, box); });
         }
       }
     }
     for (const auto& value : source_->values()) {
-      if (!is_damaged(value.item)) {
+      if (!is_excluded(value.name) && !is_damaged(value.item)) {
         attempt([&] { source_->value(value); });
       }
     }
   }
 
   const fs::path path_;
+  const std::vector<std::string> exclude_;
   Progress& progress_;
   fs::path root_;
   std::unique_ptr<Source> source_;
@@ -228,8 +248,27 @@ class Verifier {
 
 } // namespace
 
-VerifyReport verify(const fs::path& path, Progress& progress) {
-  return Verifier(path, progress).run();
+VerifyReport verify(
+    const fs::path& path,
+    const std::vector<std::string>& exclude,
+    Progress& progress) {
+  return Verifier(path, exclude, progress).run();
+}
+
+std::string verify_json(const VerifyReport& report) {
+  const char* const verdict = !report.damages.empty() ? "damaged"
+      : !report.unsupported.empty()                   ? "unsupported"
+                                                      : "sound";
+  return json_text(nlohmann::ordered_json{
+      {"verdict", verdict},
+      {"format", report.format},
+      {"num_tensors", report.num_tensors},
+      {"num_values", report.num_values},
+      {"num_files", report.num_files},
+      {"bytes_read", report.bytes_read},
+      {"has_checksums", report.has_checksums},
+      {"damages", report.damages},
+      {"unsupported", report.unsupported}});
 }
 
 } // namespace tessera::checkpoint

@@ -97,9 +97,12 @@ TEST(DcpMetadataTest, PlacesItemsThatAreTorchFiles) {
   const auto file = item(*chunk.storage);
   const auto& w = **file.value.get<Box<Tensor>>();
   EXPECT_EQ(w.sizes, chunk.sizes);
-  const auto bytes = file.storages.at(w.storage.key).bytes;
-  ASSERT_EQ(bytes.size(), 24u);
-  EXPECT_EQ(load_le<float>(bytes, 20), 5.0f);
+  const auto& storage = file.storages.at(w.storage.key);
+  ASSERT_EQ(storage.bytes, 24u);
+  EXPECT_EQ(
+      load_le<float>(
+          as_bytes(data), chunk.storage->offset + storage.offset + 20),
+      5.0f);
   EXPECT_EQ(item(metadata.bytes[0].storage).value, Value(0.1));
 }
 

@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
 
+#include "checkpoint/format/memory_peak.h"
 #include "checkpoint/format/safetensors_index.h"
 #include "checkpoint/format/support.h"
 
@@ -104,9 +106,10 @@ TEST(SafetensorsTest, RejectsWhatIsNoHeader) {
   EXPECT_THAT(refused("{} x"), HasSubstr("no JSON"));
   EXPECT_THAT(refused("{\"\xff\":1}"), HasSubstr("no JSON"));
   EXPECT_THAT(refused(R"({"a":1e999})"), HasSubstr("too large"));
-  EXPECT_THAT(refused(R"({"w":{"a":[[1]]}})"), HasSubstr("nests deeper"));
+  EXPECT_THAT(refused(R"({"w":{"shape":[[1]]}})"), HasSubstr("nests deeper"));
   EXPECT_THAT(
-      refused("{\"w\":" + std::string(100000, '[')), HasSubstr("nests deeper"));
+      refused("{\"w\":" + std::string(100000, '[')),
+      HasSubstr("not described"));
   EXPECT_THAT(
       refused(R"({"__metadata__":{},"__metadata__":{}})"),
       HasSubstr("\"__metadata__\" is there twice"));
@@ -127,10 +130,16 @@ TEST(SafetensorsTest, RejectsBadTensors) {
       refused(R"({"w":[]})"), HasSubstr("tensor \"w\" is not described"));
   EXPECT_THAT(
       refused(tensor(R"("dtype":"F32","more":1)" + rest), 8),
-      HasSubstr("not described by three fields"));
+      AllOf(HasSubstr("\"more\""), HasSubstr("described by three fields")));
   EXPECT_THAT(
       refused(tensor(R"("dtype":"F32","shape":[2],"offsets":[0,8])"), 8),
+      HasSubstr("tensor \"w\" has a field \"offsets\""));
+  EXPECT_THAT(
+      refused(tensor(R"("dtype":"F32","shape":[2])"), 8),
       HasSubstr("tensor \"w\" has no data_offsets"));
+  EXPECT_THAT(
+      refused(tensor(R"("dtype":"F32","dtype":"F32")" + rest), 8),
+      HasSubstr("\"dtype\" is there twice"));
   const auto with = [](const std::string& shape, const std::string& places) {
     return refused(
         tensor(
@@ -150,6 +159,63 @@ TEST(SafetensorsTest, RejectsBadTensors) {
   EXPECT_THAT(with("[2]", "[4,12]"), HasSubstr("begins at 4, not at 0"));
   EXPECT_THAT(with("[1]", "[0,4]"), HasSubstr("have 4 bytes, the file 8"));
   EXPECT_THAT(with("[4]", "[0,16]"), HasSubstr("have 16 bytes, the file 8"));
+}
+
+TEST(SafetensorsTest, RejectsTwoOfAName) {
+  const std::string w =
+      R"("w":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
+  EXPECT_EQ(refused("{" + w + "}"), "accepted");
+  EXPECT_THAT(
+      refused("{" + w + "," + w + "}"), HasSubstr("\"w\" is there twice"));
+  EXPECT_THAT(
+      refused(R"({"__metadata__":{"a":"","a":""}})"),
+      HasSubstr("\"a\" is there twice"));
+}
+
+// Much of what costs memory and means nothing.
+TEST(SafetensorsTest, AHostileHeaderPeaksBelowAMultipleOfItself) {
+  using Item = std::function<std::string(size_t)>;
+  const Item one = [](size_t) {
+    std::string text;
+    for (int i = 0; i < 1000; ++i) {
+      text += ",1";
+    }
+    return text;
+  };
+  const Item named = [](size_t i) {
+    return ",\"" + std::to_string(i) + "\":1";
+  };
+  const Item tensor = [](size_t i) {
+    return ",\"" + std::to_string(i) +
+        R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
+  };
+  struct Hostile {
+    std::string begin;
+    Item item;
+    std::string end;
+    size_t factor; // of its bytes
+  };
+  for (const Hostile& hostile : std::vector<Hostile>{
+           {R"({"w":{"dtype":"F32","shape":[1)", one, "]}}", 3},
+           {R"({"w":[1)", one, "]}", 3},
+           {R"({"-":1)", named, "}", 3},
+           {R"({"w":{"-":1)", named, "}}", 3},
+           {R"({"a)",
+            [](size_t) { return std::string(1000, 'a'); },
+            R"(":1})",
+            5},
+           {R"({"__metadata__":{})", tensor, "}", 6}}) { // these are tensors
+    SCOPED_TRACE(hostile.begin);
+    std::string header = hostile.begin;
+    for (size_t i = 0; header.size() < 83'000'000; ++i) {
+      header += hostile.item(i);
+    }
+    const auto bytes = file_of(header + hostile.end);
+    EXPECT_LE(
+        peak_bytes_of(
+            [&] { refusal([&] { read_safetensors(as_bytes(bytes)); }); }),
+        hostile.factor * bytes.size());
+  }
 }
 
 TEST(SafetensorsTest, RejectsOverlap) {

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <filesystem>
+#include <fstream>
 #include <string>
+#include <thread>
 
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/store/handmade.h"
@@ -15,11 +18,13 @@
 namespace tessera::checkpoint {
 namespace {
 
+using format::read_file;
 using format::write_file;
 using tessera::testing::error_of;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::string kGoldens = TESSERA_FORMAT_GOLDENS;
 
@@ -248,6 +253,54 @@ TEST_F(SourceTest, TellsOfASaveThatWasInterrupted) {
 TEST_F(SourceTest, RejectsPipesInsteadOfWaiting) {
   ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
   EXPECT_THAT(open_error(folder_ / "pipe"), HasSubstr("no regular file"));
+}
+
+// A file that is mapped ends the process when another one cuts it off.
+TEST_F(SourceTest, MapsNoFile) {
+  const auto source = Source::open(kGoldens + "/kinds.pt");
+  std::ifstream maps("/proc/self/maps");
+  const std::string text{std::istreambuf_iterator<char>(maps), {}};
+  EXPECT_THAT(text, Not(HasSubstr("kinds.pt")));
+}
+
+TEST_F(SourceTest, SurvivesFilesThatAreCutOffWhileTheyAreRead) {
+  HandmadeDcp dcp(folder_ / "d", {90'000});
+  dcp.add_rows("f", 0, 90'000);
+  dcp.write();
+  fs::copy_file(kGoldens + "/kinds.pt", folder_ / "t.pt");
+  fs::copy_file(kGoldens + "/kinds.safetensors", folder_ / "s.safetensors");
+  const std::vector<fs::path> files{
+      folder_ / "d" / ".metadata",
+      folder_ / "d" / "f",
+      folder_ / "t.pt",
+      folder_ / "s.safetensors"};
+  std::vector<std::string> contents;
+  for (const auto& file : files) {
+    contents.push_back(read_file(file));
+  }
+  std::atomic<bool> ends = false;
+  std::thread other([&] {
+    while (!ends) {
+      for (size_t i = 0; i < files.size(); ++i) {
+        fs::resize_file(files[i], 0);
+        write_file(files[i], contents[i]);
+      }
+    }
+  });
+  for (int i = 0; i < 300; ++i) {
+    for (const char* name : {"d", "t.pt", "s.safetensors"}) {
+      error_of([&] {
+        const auto source = Source::open(folder_ / name);
+        for (const auto& tensor : source->tensors()) {
+          for (const auto& box : tensor.boxes) {
+            source->locate(tensor, box);
+          }
+        }
+      });
+    }
+  }
+  ends = true;
+  other.join();
 }
 
 // ---- Hostile and damaged DCP folders ---------------------------------------

@@ -4,6 +4,12 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
+#include <map>
+#include <thread>
+#include <utility>
+
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/store/handmade.h"
 #include "checkpoint/store/source.h"
@@ -291,16 +297,110 @@ TEST_F(ConvertTest, LeavesNothingBehindAfterAnError) {
 }
 
 // What a crash left is no hindrance, what lives is.
-TEST_F(ConvertTest, TakesOverThePartialFileOfACrash) {
+TEST_F(ConvertTest, RemovesThePartialFileOfACrash) {
   const std::string from = kGoldens + "/kinds.safetensors";
-  format::write_file(folder_ / ".t.pt.partial", "half");
+  fs::create_directory(folder_ / ".t.pt.partial");
+  format::write_file(folder_ / ".t.pt.partial" / "file", "half");
   run({"convert", from, folder_ / "t.pt", "--to", "torch"});
   EXPECT_THAT(names_in(folder_.path()), ElementsAre("t.pt"));
 }
 
+/// A tensor of 40 GB that takes no space, and longer to write than the test
+/// takes to interrupt it.
+void write_endless(const fs::path& path) {
+  const std::string size = "40000000000";
+  const std::string header = R"({"w":{"dtype":"U8","shape":[)" + size +
+      R"(],"data_offsets":[0,)" + size + "]}}";
+  std::string bytes;
+  format::append_number(&bytes, static_cast<uint64_t>(header.size()));
+  format::write_file(path, bytes + header);
+  fs::resize_file(path, 8 + header.size() + 40'000'000'000);
+}
+
+class InterruptTest : public ::testing::Test {
+ protected:
+  /// Converts until something is written, then sends the signal.
+  int interrupted(const std::string& to, const std::string& path, int signal) {
+    tessera::testing::Command command(
+        {tessera::testing::tessera_program(),
+         "ckpt",
+         "convert",
+         folder_ / "endless.safetensors",
+         folder_ / path,
+         "--to",
+         to});
+    const fs::path partial = folder_ / ("." + path + ".partial");
+    for (int i = 0; i < 50'000 && !has_bytes(partial); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_TRUE(has_bytes(partial));
+    ::kill(command.pid(), signal);
+    return command.wait().exit_code;
+  }
+
+  static bool has_bytes(const fs::path& folder) {
+    std::error_code error;
+    for (fs::recursive_directory_iterator it(folder, error), end;
+         !error && it != end;
+         it.increment(error)) {
+      std::error_code gone;
+      if (it->is_regular_file(gone) && it->file_size(gone) > 0 && !gone) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  const ScratchFolder folder_;
+};
+
+TEST_F(InterruptTest, LeavesNothing) {
+  write_endless(folder_ / "endless.safetensors");
+  for (const int signal : {SIGINT, SIGTERM}) {
+    for (const auto& [to, path] :
+         std::vector<std::pair<std::string, std::string>>{
+             {"dcp", "d"},
+             {"safetensors", "folder"},
+             {"safetensors", "x.safetensors"},
+             {"torch", "x.pt"}}) {
+      SCOPED_TRACE(path + " " + std::to_string(signal));
+      EXPECT_EQ(interrupted(to, path, signal), 128 + signal);
+      EXPECT_THAT(names_in(folder_.path()), ElementsAre("endless.safetensors"));
+    }
+  }
+}
+
+TEST_F(InterruptTest, AKilledOneLeavesNothingThatLooksWhole) {
+  write_endless(folder_ / "endless.safetensors");
+  EXPECT_EQ(interrupted("dcp", "d", SIGKILL), 128 + SIGKILL);
+  EXPECT_EQ(interrupted("torch", "x.pt", SIGKILL), 128 + SIGKILL);
+  EXPECT_THAT(
+      names_in(folder_.path()),
+      ElementsAre(".d.partial", ".x.pt.partial", "endless.safetensors"));
+  const std::string from = kGoldens + "/kinds.safetensors";
+  for (const auto& [to, path] :
+       std::map<std::string, std::string>{{"dcp", "d"}, {"torch", "x.pt"}}) {
+    EXPECT_EQ(ckpt({"convert", from, folder_ / path, "--to", to}).exit_code, 0);
+  }
+  EXPECT_THAT(
+      names_in(folder_.path()),
+      ElementsAre("d", "endless.safetensors", "x.pt"));
+}
+
+TEST_F(ConvertTest, LeavesOutWhatIsExcluded) {
+  const std::string from = kGoldens + "/kinds.safetensors";
+  const auto all = Source::open(from)->tensors().size();
+  const std::string name = Source::open(from)->tensors()[0].name;
+  run({"convert", from, folder_ / "t", "--to", "dcp", "--exclude", name});
+  const auto source = Source::open(folder_ / "t");
+  EXPECT_EQ(source->tensors().size(), all - 1);
+  EXPECT_EQ(source->find_tensor(name), nullptr);
+}
+
 TEST_F(ConvertTest, RejectsAFileThatAnotherProcessIsWriting) {
   const fs::path partial = folder_ / ".t.pt.partial";
-  format::write_file(partial, "half");
+  fs::create_directory(partial);
+  format::write_file(partial / "file", "half");
   const int other = ::open(partial.c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_EQ(::flock(other, LOCK_EX), 0);
   EXPECT_THAT(
@@ -310,8 +410,8 @@ TEST_F(ConvertTest, RejectsAFileThatAnotherProcessIsWriting) {
            folder_ / "t.pt",
            "--to",
            "torch"}),
-      HasSubstr("another process is writing"));
-  EXPECT_EQ(format::read_file(partial), "half");
+      HasSubstr("another save to"));
+  EXPECT_EQ(format::read_file(partial / "file"), "half");
   ::close(other);
 }
 

@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
+#include <cmath>
 #include <limits>
 
 #include "checkpoint/store/handmade.h"
@@ -76,6 +78,59 @@ TEST_F(DiffTest, Tolerates) {
   const auto result = ckpt({"diff", a, c, "--atol", "1e9"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.output, HasSubstr("nan against 3"));
+}
+
+TEST_F(DiffTest, NanEqualsNanWhenAsked) {
+  const float quiet = std::numeric_limits<float>::quiet_NaN();
+  const float negative = std::copysign(quiet, -1.0F); // other bits
+  format::Dict nan;
+  nan.add("loss", std::numeric_limits<double>::quiet_NaN());
+  const auto a = write("a.pt", {1, quiet}, nan);
+  const auto b = write("b.pt", {1, negative}, nan);
+  const auto bits = ckpt({"diff", a, b});
+  EXPECT_EQ(bits.exit_code, 1);
+  EXPECT_THAT(bits.output, HasSubstr("w: 1 of 2 elements differ"));
+  const auto asked = ckpt({"diff", a, b, "--equal-nan"});
+  EXPECT_EQ(asked.exit_code, 0) << asked.output;
+  const auto c = write("c.pt", {1, 3}, nan); // a number is none
+  EXPECT_EQ(ckpt({"diff", a, c, "--equal-nan"}).exit_code, 1);
+}
+
+TEST_F(DiffTest, LeavesOutWhatIsExcluded) {
+  format::Dict more;
+  more.add("epoch", 3);
+  more.add("epochs", 1);
+  format::Dict other;
+  other.add("epoch", 4);
+  other.add("epochs", 1);
+  other.add("extra", 1);
+  const auto a = write("a.pt", {1, 2}, more);
+  const auto b = write("b.pt", {1, 2}, other);
+  const auto result =
+      ckpt({"diff", a, b, "--exclude", "epoch", "--exclude", "extra"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.output, HasSubstr("2 the same, 0 different, 2 left out"));
+  EXPECT_EQ(ckpt({"diff", a, b, "--exclude", "epoc"}).exit_code, 1);
+}
+
+TEST_F(DiffTest, SpeaksJson) {
+  const auto a = write("a.pt", {1, 2, 3, 4});
+  const auto b = write("b.pt", {1, 2, 3, 6});
+  const auto result = ckpt({"diff", a, b, "--json"});
+  EXPECT_EQ(result.exit_code, 1);
+  const auto json = nlohmann::json::parse(result.output);
+  EXPECT_EQ(json.at("same"), 0);
+  EXPECT_EQ(json.at("different"), 1);
+  EXPECT_EQ(json.at("excluded"), 0);
+  const auto& difference = json.at("differences").at(0);
+  EXPECT_EQ(difference.at("name"), "w");
+  EXPECT_EQ(difference.at("num_different"), 1);
+  EXPECT_EQ(difference.at("num_elements"), 4);
+  EXPECT_EQ(difference.at("max_abs"), 2.0);
+  const auto same =
+      nlohmann::json::parse(ckpt({"diff", a, a, "--json"}).output);
+  EXPECT_EQ(same.at("same"), 1);
+  EXPECT_TRUE(same.at("differences").empty());
 }
 
 TEST_F(DiffTest, NamesWhatIsOnOneSideOnly) {

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/store/handmade.h"
 #include "checkpoint/tools/ckpt.h"
@@ -93,6 +94,60 @@ TEST_F(VerifyTest, ChecksTheStructureWithoutChecksums) {
       static_cast<int64_t>(fs::file_size(folder_ / "d/b")) - 22);
   EXPECT_THAT(
       damages(), AllOf(HasSubstr("item of \"w\""), Not(HasSubstr("/d/a"))));
+}
+
+// What is sound, and uses what is not read here, is not to be thrown away.
+TEST_F(VerifyTest, TellsUnsupportedFromDamaged) {
+  const std::string header =
+      R"({"w":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}})";
+  std::string bytes;
+  format::append_number(&bytes, static_cast<uint64_t>(header.size()));
+  const fs::path path = folder_ / "new.safetensors";
+  format::write_file(path, bytes + header + "x");
+  format::write_file(folder_ / "old.pt", std::string("\x80\x02\x8a\x0al"));
+  for (const std::string name : {"new.safetensors", "old.pt"}) {
+    const auto result = ckpt({"verify", folder_ / name});
+    EXPECT_EQ(result.exit_code, 3) << result.output;
+    EXPECT_THAT(
+        result.output,
+        AllOf(
+            HasSubstr("UNSUPPORTED  "),
+            HasSubstr(name),
+            HasSubstr("No damage was found"),
+            Not(HasSubstr("DAMAGED  "))));
+  }
+  format::write_file( // cut off; the header is as long
+      path,
+      bytes + R"({"w":{"dtype":"U8","shape":[9],"data_offsets":[0,9]}})");
+  EXPECT_EQ(ckpt({"verify", path}).exit_code, 1);
+}
+
+TEST_F(VerifyTest, LeavesOutWhatIsExcluded) {
+  flip_bit(folder_ / "d/a", 100);
+  EXPECT_EQ(ckpt({"verify", folder_ / "d", "--exclude", "x"}).exit_code, 1);
+  EXPECT_EQ(ckpt({"verify", folder_ / "d", "--exclude", "w"}).exit_code, 0);
+  flip_bit(folder_ / "d/.metadata", 5); // of which everything depends
+  EXPECT_EQ(ckpt({"verify", folder_ / "d", "--exclude", "w"}).exit_code, 1);
+}
+
+TEST_F(VerifyTest, SpeaksJson) {
+  const auto read = [&](int code) {
+    const auto result = ckpt({"verify", folder_ / "d", "--json"});
+    EXPECT_EQ(result.exit_code, code) << result.output;
+    return nlohmann::json::parse(result.output);
+  };
+  auto json = read(0);
+  EXPECT_EQ(json.at("verdict"), "sound");
+  EXPECT_EQ(json.at("format"), "DCP");
+  EXPECT_EQ(json.at("num_tensors"), 1);
+  EXPECT_EQ(json.at("has_checksums"), true);
+  EXPECT_TRUE(json.at("damages").empty());
+  flip_bit(folder_ / "d/a", 100);
+  json = read(1);
+  EXPECT_EQ(json.at("verdict"), "damaged");
+  ASSERT_EQ(json.at("damages").size(), 1U);
+  EXPECT_THAT(json.at("damages")[0].get<std::string>(), HasSubstr("\"w\""));
+  EXPECT_TRUE(json.at("unsupported").empty());
 }
 
 TEST_F(VerifyTest, ReadsEveryFormat) {
