@@ -2,9 +2,7 @@
 
 #include <tessera/error.h>
 
-#include <ATen/ops/_lazy_clone.h>
 #include <ATen/ops/empty_like.h>
-#include <c10/core/impl/COW.h>
 
 #include <sys/statvfs.h>
 
@@ -15,11 +13,13 @@
 #include <cerrno>
 #include <exception>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "checkpoint/format/error.h"
 #include "checkpoint/format/pickle_writer.h"
+#include "checkpoint/held_memory.h"
 #include "checkpoint/slots.h"
 #include "checkpoint/values.h"
 
@@ -124,21 +124,12 @@ void for_each_part(
   }
 }
 
-/// [Note: copies when they must be]
-///
-/// LibTorch's storages can be shared until somebody writes: a lazy clone costs
-/// nothing, and the first operation that writes to the original, the next
-/// optimizer step, gives it a copy of its own and leaves the old memory to the
-/// clone. What is on disk by then is dropped and never copied at all.
-///
-/// Memory that does not come from LibTorch's allocator cannot be shared so, and
-/// devices write in their own time; such tensors are copied at once.
+/// What the state's tensor has now, whatever happens to the tensor: see [Note:
+/// copies when they must be]. Devices write in their own time, so what they
+/// have is copied at once.
 at::Tensor frozen(const at::Tensor& tensor, uint64_t& copied) {
-  if (is_plain_memory(tensor) && tensor.numel() > 0 &&
-      (c10::impl::cow::has_simple_data_ptr(
-           *tensor.storage().unsafeGetStorageImpl()) ||
-       c10::impl::cow::is_cow_data_ptr(tensor.storage().data_ptr()))) {
-    return at::_lazy_clone(tensor);
+  if (std::optional<at::Tensor> held = hold(tensor)) {
+    return *std::move(held);
   }
   copied += tensor.nbytes();
   const auto options =
@@ -316,18 +307,14 @@ void SaveJob::keep(WireReader masks) {
   units_ = std::move(kept);
 }
 
-SaveJob::Detached SaveJob::detach_from_state() {
-  Detached detached;
+uint64_t SaveJob::detach_from_state() {
+  uint64_t copied = 0;
   for (Unit& unit : units_) {
     if (unit.data.defined()) {
-      at::Tensor copy = frozen(unit.data, detached.copied_bytes);
-      if (c10::impl::cow::is_cow_data_ptr(unit.data.storage().data_ptr())) {
-        detached.shared.push_back(unit.data);
-      }
-      unit.data = std::move(copy);
+      unit.data = frozen(unit.data, copied);
     }
   }
-  return detached;
+  return copied;
 }
 
 void SaveJob::write() {

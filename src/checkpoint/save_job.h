@@ -30,14 +30,9 @@ class SaveJob {
       const SaveOptions& options,
       const Peers& peers);
 
-  struct Detached {
-    uint64_t copied_bytes = 0;
-    /// Tensors of the state that share memory with this job until somebody
-    /// writes to them.
-    std::vector<at::Tensor> shared;
-  };
-  /// From here on operators may change the state.
-  Detached detach_from_state();
+  /// From here on operators may change the state. Returns how many bytes were
+  /// copied for that.
+  uint64_t detach_from_state();
 
   /// Writes this rank's files. Throws nothing: finish() tells everybody.
   void write();

@@ -131,7 +131,9 @@ class [[nodiscard]] TESSERA_API AsyncSave {
 ///
 /// Until wait() has returned: pointers that were taken before (data_ptr())
 /// write into what is being saved, so take them anew; and no two threads may
-/// take a tensor's data_ptr() at once, since the first to do so may copy.
+/// take a tensor's data_ptr() at once, since the first to do so may copy. With
+/// LibTorch 2.11 and 2.12, which cannot hold memory, all tensors are copied
+/// first.
 ///
 /// Collective; the rest happens on a thread and a group of its own. Several may
 /// be under way at once, to different folders.
