@@ -3,6 +3,8 @@
 #include <tessera/error.h>
 
 #include <ATen/ops/empty_like.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <sys/statvfs.h>
 
@@ -124,6 +126,28 @@ void for_each_part(
   }
 }
 
+/// Waits for what this thread has asked devices to do. Tensors are read on
+/// other threads, whose current streams are not this thread's; pinned memory
+/// may still be written to by a device.
+void wait_for_devices(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Device> devices;
+  for (const at::Tensor& tensor : tensors) {
+    const bool is_pinned = tensor.is_cpu() && tensor.is_pinned();
+    if (tensor.is_cpu() && !is_pinned) {
+      continue;
+    }
+    const at::Device device = is_pinned
+        ? c10::impl::VirtualGuardImpl(at::kCUDA).getDevice()
+        : tensor.device();
+    if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
+      devices.push_back(device);
+      c10::impl::VirtualGuardImpl(device.type())
+          .getStream(device)
+          .synchronize();
+    }
+  }
+}
+
 /// What the state's tensor has now, whatever happens to the tensor: see [Note:
 /// copies when they must be]. Devices write in their own time, so what they
 /// have is copied at once.
@@ -155,6 +179,13 @@ SaveJob::SaveJob(
   StateDict shared = state; // with the same tensors
   const Outcome mine = Outcome::of([&] {
     add_units(shared);
+    std::vector<at::Tensor> tensors;
+    for (const Unit& unit : units_) {
+      if (unit.data.defined()) {
+        tensors.push_back(unit.data);
+      }
+    }
+    wait_for_devices(tensors);
     WireWriter wire;
     wire.text(folder_.native());
     const Bytes claims = pack(claims_);

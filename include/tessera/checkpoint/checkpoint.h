@@ -82,6 +82,9 @@ struct TESSERA_API SaveOptions {
 /// Writes `state` to `folder`, whose parent must be there. Needs no memory to
 /// speak of beside the state itself. Collective.
 ///
+/// Tensors on devices are read after what the caller's current streams have to
+/// do.
+///
 /// Throws on all ranks, with `folder` as it was before: CheckpointError for
 /// what the file system refuses (there is a check for free space before
 /// anything is written) and for a folder that another process is saving to;
