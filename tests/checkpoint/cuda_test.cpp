@@ -5,16 +5,20 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
 #include "checkpoint/support.h"
+#include "support/errors.h"
+#include "support/ranks.h"
 
 namespace tessera {
 namespace {
 
+using testing::on_ranks;
 using testing::TempFolder;
 
 constexpr int kTensors = 8;
@@ -77,6 +81,30 @@ TEST(CudaSaveTest, WaitsForTheCallersStreamBehindTraining) {
 TEST(CudaSaveTest, WaitsForWhatComesIntoPinnedMemory) {
   check_pending(/*is_async=*/false, at::kCPU);
   check_pending(/*is_async=*/true, at::kCPU);
+}
+
+TEST(CudaSaveTest, ComparesCopiesWhereTheyAre) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    const auto state_with = [&](int value, bool on_host) {
+      at::Tensor large = torch::zeros({1 << 20}, at::kCUDA);
+      large[12345] = value;
+      const at::Tensor small = torch::ones({3}, at::kCUDA);
+      return StateDict{{"large", on_host ? large.cpu() : large}, {"s", small}};
+    };
+    checkpoint::save(state_with(1, false), folder / "same");
+    checkpoint::async_save(state_with(1, false), folder / "behind").wait();
+    checkpoint::save(state_with(1, world.rank() == 1), folder / "mixed");
+    for (const bool on_host : {false, true}) {
+      EXPECT_THAT(
+          testing::error_of([&] {
+            checkpoint::save(
+                state_with(world.rank(), on_host && world.rank() == 1),
+                folder / "other");
+          }),
+          ::testing::HasSubstr("\"large\": rank 1 against rank 0"));
+    }
+  });
 }
 
 } // namespace

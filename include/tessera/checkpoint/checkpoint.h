@@ -27,8 +27,10 @@ namespace tessera::checkpoint {
 ///
 /// Each rank writes what it has. What several ranks have (plain tensors,
 /// copies of hybrid sharding) is written once, spread over them; the ranks'
-/// dictionaries may have different keys. Values that are no tensors must be the
-/// same on all ranks that have the key.
+/// dictionaries may have different keys. Values must be the same on all ranks
+/// that have the key, those of tensors too: see StateValue::of_any_rank().
+/// Parts of sharded tensors that are plain tensors in the dictionary, as
+/// optimizer.state_dict() gives them, are refused.
 ///
 /// Loading is driven by the target: each rank reads the bytes that overlap what
 /// it has, whatever the number of ranks, the layout or the format it was saved
@@ -89,7 +91,8 @@ struct TESSERA_API SaveOptions {
 /// what the file system refuses (there is a check for free space before
 /// anything is written) and for a folder that another process is saving to;
 /// c10::ValueError for what cannot be saved; DisagreementError for what ranks
-/// disagree about. If a process dies, the folder is as it was before, too.
+/// disagree about (values of tensors are compared while they are written). If a
+/// process dies, the folder is as it was before, too.
 TESSERA_API void save(
     const StateDict& state,
     const std::filesystem::path& folder,
