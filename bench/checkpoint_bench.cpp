@@ -309,6 +309,109 @@ class Saves {
   std::vector<std::pair<char*, size_t>> parts_;
 };
 
+/// Plain tensors that every rank has, with the state of LibTorch's AdamW.
+class Copies {
+ public:
+  Copies(
+      const Arguments& arguments,
+      const tessera::Group& world,
+      const fs::path& folder)
+      : repeats_(arguments.times(kRepeats)), world_(world), folder_(folder) {
+    const int64_t numel = arguments.is_quick() ? 1 << 15 : 1 << 21;
+    for (int i = 0; i < kTensors; ++i) {
+      params_.push_back(torch::ones({numel}).requires_grad_());
+      params_.back().mutable_grad() = torch::ones({numel});
+    }
+    optimizer_ = std::make_unique<torch::optim::AdamW>(params_);
+    optimizer_->step();
+  }
+
+  /// The optimizer steps at once: everything that is not on disk yet is copied.
+  void measure_async() {
+    bench::Row stalls = row_of("async_stall_copies", "ms");
+    bench::Row steps = row_of("async_next_step_copies", "ms");
+    bench::Row memory = row_of("peak-memory/async_copies", "MB");
+    for (int i = 0; i < repeats_; ++i) {
+      clean();
+      steps.limit.push_back(milliseconds(world_, [&] { optimizer_->step(); }));
+      const tessera::StateDict now = state(false);
+      memory.ours.push_back(extra_megabytes([&] {
+        ckpt::AsyncSave saving;
+        stalls.ours.push_back(milliseconds(
+            world_, [&] { saving = ckpt::async_save(now, folder_ / "p"); }));
+        steps.ours.push_back(milliseconds(world_, [&] { optimizer_->step(); }));
+        saving.wait();
+      }));
+    }
+    print({stalls, steps, memory});
+  }
+
+  /// Against the same tensors without the comparison between ranks.
+  void measure_comparison() {
+    bench::Row saves = row_of("save_copies", "ms");
+    for (int i = 0; i < 2 * repeats_; ++i) {
+      const bool compares = i % 2 == 0;
+      const tessera::StateDict now = state(!compares);
+      clean();
+      (compares ? saves.ours : saves.limit).push_back(milliseconds(world_, [&] {
+        ckpt::save(now, folder_ / "p");
+      }));
+    }
+    print({saves});
+    clean();
+  }
+
+ private:
+  static constexpr int kTensors = 41; // 1.03 GB
+
+  tessera::StateDict state(bool of_any_rank) const {
+    tessera::StateDict result;
+    const auto add = [&](const std::string& name, const torch::Tensor& tensor) {
+      result.set(
+          name,
+          of_any_rank ? tessera::StateValue::of_any_rank(tensor)
+                      : tessera::StateValue(tensor));
+    };
+    const auto optim = tessera::optim::state_dict(*optimizer_);
+    for (int i = 0; i < kTensors; ++i) {
+      const std::string name = std::to_string(i);
+      add(name, params_[static_cast<size_t>(i)].detach());
+      const auto& moments = optim.at("state").dict().at(i).dict();
+      add(name + ".exp_avg", moments.at("exp_avg").tensor());
+      add(name + ".exp_avg_sq", moments.at("exp_avg_sq").tensor());
+    }
+    return result;
+  }
+
+  bench::Row row_of(const std::string& what, const char* unit) const {
+    const std::string ranks = std::to_string(world_.size());
+    return {"checkpoint/" + what + "/1GB/cpu" + ranks, unit, {}};
+  }
+
+  void print(const std::vector<bench::Row>& rows) const {
+    for (const auto& row : rows) {
+      if (world_.rank() == 0) {
+        bench::print(row);
+      }
+    }
+  }
+
+  void clean() const {
+    world_.barrier();
+    if (world_.rank() == 0) {
+      fs::remove_all(folder_ / "p");
+      ::sync();
+    }
+    world_.barrier();
+  }
+
+  const int repeats_;
+  const tessera::Group world_;
+  const fs::path folder_;
+  std::vector<torch::Tensor> params_;
+  std::unique_ptr<torch::optim::AdamW> optimizer_;
+};
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -326,6 +429,9 @@ int main(int argc, char** argv) {
     saves.measure_calls();
     saves.measure_async();
     saves.keep();
+    Copies copies(arguments, world, folder);
+    copies.measure_async();
+    copies.measure_comparison();
   }
   return 0;
 }

@@ -23,6 +23,7 @@
 #include "comm/raw_access.h"
 #include "state/describe.h"
 #include "state/nearest.h"
+#include "state/part_of.h"
 
 namespace tessera::checkpoint {
 
@@ -176,6 +177,13 @@ void LoadJob::match_slot(const Slot& slot, const std::string& name, bool cast) {
     if (!(slot.value->is_dict() && slot.value->dict().empty())) {
       report_.missing.push_back(name);
     }
+    return;
+  }
+  if (const auto part = state::find_part_of(*slot.value, name)) {
+    problems_.push_back(fmt::format(
+        "\"{}\": the target is {}; load into what tessera::get_state_dict(model, optimizers) or a TrainingState gives",
+        name,
+        state::to_string(*part)));
     return;
   }
   if (slot.is_tensor() != (tensor != nullptr)) {

@@ -3,11 +3,11 @@
 #include <ATen/core/grad_mode.h>
 
 #include <atomic>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "checkpoint/peers.h"
 #include "checkpoint/save_job.h"
@@ -35,9 +35,8 @@ void save(
 /// A thread that writes, and what became of it.
 class AsyncSave::Impl {
  public:
-  Impl(std::unique_ptr<SaveJob> job, Peers peers, SaveJob::Detached detached)
-      : staged_bytes_(detached.copied_bytes),
-        shared_(std::move(detached.shared)),
+  Impl(std::unique_ptr<SaveJob> job, Peers peers, uint64_t staged_bytes)
+      : staged_bytes_(staged_bytes),
         thread_(
             [this, job = std::move(job), peers = std::move(peers)]() mutable {
               run(std::move(job), std::move(peers));
@@ -84,15 +83,9 @@ class AsyncSave::Impl {
     if (thread_.joinable()) {
       thread_.join();
     }
-    // Ordinary memory again. Nobody else has it any more, so nothing is copied.
-    for (const at::Tensor& tensor : shared_) {
-      tensor.mutable_data_ptr();
-    }
-    shared_.clear();
   }
 
   const uint64_t staged_bytes_;
-  std::vector<at::Tensor> shared_;
   std::exception_ptr error_; // read after the thread has ended
   std::atomic<bool> done_{false};
   std::thread thread_; // last: it uses the others
@@ -125,10 +118,10 @@ AsyncSave async_save(
   at::NoGradGuard no_grad;
   const Peers peers(options.group());
   auto job = std::make_unique<SaveJob>(state, folder, options, peers);
-  SaveJob::Detached detached;
-  settle(peers, [&] { detached = job->detach_from_state(); });
+  uint64_t staged_bytes = 0;
+  settle(peers, [&] { staged_bytes = job->detach_from_state(); });
   return AsyncSave(std::make_shared<AsyncSave::Impl>(
-      std::move(job), peers.apart("checkpoint"), std::move(detached)));
+      std::move(job), peers.apart("checkpoint"), staged_bytes));
 }
 
 AsyncSave async_save(

@@ -2,9 +2,9 @@
 
 #include <tessera/error.h>
 
-#include <ATen/ops/_lazy_clone.h>
 #include <ATen/ops/empty_like.h>
-#include <c10/core/impl/COW.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <sys/statvfs.h>
 
@@ -15,13 +15,17 @@
 #include <cerrno>
 #include <exception>
 #include <numeric>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "checkpoint/format/error.h"
 #include "checkpoint/format/pickle_writer.h"
+#include "checkpoint/held_memory.h"
 #include "checkpoint/slots.h"
 #include "checkpoint/values.h"
+#include "shard/start.h"
+#include "state/part_of.h"
 
 namespace tessera::checkpoint {
 
@@ -32,6 +36,8 @@ namespace {
 constexpr int64_t kWholePieceBytes = int64_t{32} << 20;
 /// What is copied to host memory at a time.
 constexpr int64_t kStageBytes = int64_t{16} << 20;
+/// Bytes that are compared while one is written, about.
+constexpr uint64_t kComparedPerWritten = 8;
 
 format::ByteSpan bytes_of(const at::Tensor& tensor) {
   return {
@@ -59,6 +65,18 @@ std::string objection_to(const at::Tensor& tensor) {
         c10::toString(tensor.scalar_type()));
   }
   return "";
+}
+
+/// Parts of several ranks look like copies of one tensor. Throws
+/// c10::ValueError.
+void refuse_part(const StateValue& value, const std::string& name) {
+  if (const auto part = state::find_part_of(value, name)) {
+    raise<c10::ValueError>(
+        {.call = "save", .parameter = name},
+        fmt::format(
+            "this is {}, and not a tensor of its own. Save what tessera::get_state_dict(model, optimizers) or a TrainingState gives: it knows the places of all parts.",
+            state::to_string(*part)));
+  }
 }
 
 at::Tensor savable(const at::Tensor& tensor, const std::string& name) {
@@ -124,21 +142,48 @@ void for_each_part(
   }
 }
 
-/// [Note: copies when they must be]
-///
-/// LibTorch's storages can be shared until somebody writes: a lazy clone costs
-/// nothing, and the first operation that writes to the original, the next
-/// optimizer step, gives it a copy of its own and leaves the old memory to the
-/// clone. What is on disk by then is dropped and never copied at all.
-///
-/// Memory that does not come from LibTorch's allocator cannot be shared so, and
-/// devices write in their own time; such tensors are copied at once.
+/// Waits for what this thread has asked devices to do. Tensors are read on
+/// other threads, whose current streams are not this thread's; pinned memory
+/// may still be written to by a device.
+void wait_for_devices(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Device> devices;
+  for (const at::Tensor& tensor : tensors) {
+    const bool is_pinned = tensor.is_cpu() && tensor.is_pinned();
+    if (tensor.is_cpu() && !is_pinned) {
+      continue;
+    }
+    const at::Device device = is_pinned
+        ? c10::impl::VirtualGuardImpl(at::kCUDA).getDevice()
+        : tensor.device();
+    if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
+      devices.push_back(device);
+      c10::impl::VirtualGuardImpl(device.type())
+          .getStream(device)
+          .synchronize();
+    }
+  }
+}
+
+char letter_of(const Duty& duty) {
+  return static_cast<char>(
+      'a' + (duty.writes ? 1 : 0) + (duty.compares ? 2 : 0) +
+      (duty.compares_on_host ? 4 : 0));
+}
+
+Duty duty_from(char letter) {
+  const int bits = letter - 'a';
+  return {
+      .writes = (bits & 1) != 0,
+      .compares = (bits & 2) != 0,
+      .compares_on_host = (bits & 4) != 0};
+}
+
+/// What the state's tensor has now, whatever happens to the tensor: see [Note:
+/// copies when they must be]. Devices write in their own time, so what they
+/// have is copied at once.
 at::Tensor frozen(const at::Tensor& tensor, uint64_t& copied) {
-  if (is_plain_memory(tensor) && tensor.numel() > 0 &&
-      (c10::impl::cow::has_simple_data_ptr(
-           *tensor.storage().unsafeGetStorageImpl()) ||
-       c10::impl::cow::is_cow_data_ptr(tensor.storage().data_ptr()))) {
-    return at::_lazy_clone(tensor);
+  if (std::optional<at::Tensor> held = hold(tensor)) {
+    return *std::move(held);
   }
   copied += tensor.nbytes();
   const auto options =
@@ -164,6 +209,13 @@ SaveJob::SaveJob(
   StateDict shared = state; // with the same tensors
   const Outcome mine = Outcome::of([&] {
     add_units(shared);
+    std::vector<at::Tensor> tensors;
+    for (const Unit& unit : units_) {
+      if (unit.data.defined()) {
+        tensors.push_back(unit.data);
+      }
+    }
+    wait_for_devices(tensors);
     WireWriter wire;
     wire.text(folder_.native());
     const Bytes claims = pack(claims_);
@@ -195,7 +247,7 @@ void SaveJob::add_units(StateDict& state) {
     if (slot.value->is_sharded()) {
       add_sharded(std::move(claim), slot.value->sharded());
     } else if (slot.value->is_tensor()) {
-      add_tensor(std::move(claim), slot.value->tensor());
+      add_tensor(std::move(claim), *slot.value);
     } else {
       Unit unit{
           .claim = claims_.size(), .data = {}, .value = to_format(*slot.value)};
@@ -208,9 +260,12 @@ void SaveJob::add_units(StateDict& state) {
   }
 }
 
-void SaveJob::add_tensor(Claim claim, const at::Tensor& tensor) {
-  const at::Tensor data = savable(tensor, claim.name);
+void SaveJob::add_tensor(Claim claim, const StateValue& value) {
+  refuse_part(value, claim.name);
+  const at::Tensor data = savable(value.tensor(), claim.name);
   claim.kind = ClaimKind::kWhole;
+  claim.is_of_any_rank = value.is_of_any_rank();
+  claim.is_on_host = data.is_cpu();
   claim.dtype = *to_format(data.scalar_type());
   claim.sizes = data.sizes().vec();
   const auto add = [&](const at::Tensor& part, std::vector<int64_t> offsets) {
@@ -250,6 +305,7 @@ void SaveJob::add_sharded(Claim claim, const ShardedTensor& tensor) {
       continue;
     }
     const at::Tensor data = savable(piece.tensor, claim.name);
+    claim.is_on_host = data.is_cpu();
     units_.push_back(
         {.claim = claims_.size(), .data = data, .bytes = data.nbytes()});
     claim.boxes.push_back(piece.box);
@@ -291,43 +347,66 @@ void SaveJob::decide(
     raise<CheckpointError>({.call = "save"}, error.what());
   }
   out.text(writer_->partial().native());
-  for (const std::vector<bool>& writes : plan_->writes()) {
-    std::string mask(writes.size(), '0');
-    for (size_t i = 0; i < writes.size(); ++i) {
-      mask[i] = writes[i] ? '1' : '0';
+  for (const std::vector<Duty>& duties : plan_->duties()) {
+    std::string letters;
+    for (const Duty& duty : duties) {
+      letters += letter_of(duty);
     }
-    out.text(mask);
+    out.text(letters);
   }
 }
 
-void SaveJob::keep(WireReader masks) {
-  partial_ = masks.text();
+void SaveJob::keep(WireReader duties) {
+  partial_ = duties.text();
   for (int rank = 0; rank < rank_; ++rank) {
-    masks.text();
+    duties.text();
   }
-  const std::string mask = masks.text();
+  const std::string letters = duties.text();
   std::vector<Unit> kept;
   for (size_t i = 0; i < units_.size(); ++i) {
-    if (mask.at(i) == '1') {
+    units_[i].duty = duty_from(letters.at(i));
+    if (units_[i].duty.writes) {
       total_bytes_ += units_[i].bytes;
+    }
+    if (units_[i].duty != Duty{}) {
       kept.push_back(std::move(units_[i]));
     }
   }
   units_ = std::move(kept);
 }
 
-SaveJob::Detached SaveJob::detach_from_state() {
-  Detached detached;
+void SaveJob::compare(Unit& unit) {
+  unit.digest = shard::digest_of(
+      unit.duty.compares_on_host ? unit.data.cpu() : unit.data);
+  if (!unit.duty.writes) {
+    unit.data.reset(); // others write it
+  }
+}
+
+void SaveJob::compare_on_devices() {
   for (Unit& unit : units_) {
-    if (unit.data.defined()) {
-      at::Tensor copy = frozen(unit.data, detached.copied_bytes);
-      if (c10::impl::cow::is_cow_data_ptr(unit.data.storage().data_ptr())) {
-        detached.shared.push_back(unit.data);
-      }
-      unit.data = std::move(copy);
+    if (unit.duty.compares && !unit.digest && !unit.data.is_cpu()) {
+      compare(unit);
     }
   }
-  return detached;
+}
+
+uint64_t SaveJob::detach_from_state() {
+  compare_on_devices(); // copies in host memory have other digests
+  uint64_t copied = 0;
+  for (Unit& unit : units_) {
+    if (!unit.data.defined()) {
+      continue;
+    }
+    if (unit.duty.writes) {
+      unit.data = frozen(unit.data, copied);
+    } else if (std::optional<at::Tensor> held = hold(unit.data)) {
+      unit.data = *std::move(held);
+    } else {
+      compare(unit); // costs less than a copy
+    }
+  }
+  return copied;
 }
 
 void SaveJob::write() {
@@ -339,18 +418,35 @@ void SaveJob::write() {
 }
 
 void SaveJob::write_files() {
+  compare_on_devices();
+  std::vector<size_t> order(units_.size());
+  std::iota(order.begin(), order.end(), 0);
+  // What is only compared is given up first.
+  const auto written =
+      std::stable_partition(order.begin(), order.end(), [&](size_t i) {
+        return !units_[i].duty.writes;
+      });
   // Each unit goes to the file with the fewest bytes so far.
-  const size_t num_files =
-      std::clamp<size_t>(units_.size(), 1, static_cast<size_t>(num_files_));
+  const size_t num_files = std::clamp<size_t>(
+      static_cast<size_t>(order.end() - written),
+      1,
+      static_cast<size_t>(num_files_));
   std::vector<std::vector<size_t>> by_file(num_files);
   std::vector<uint64_t> load(num_files, 0);
-  for (size_t i = 0; i < units_.size(); ++i) {
+  for (const size_t i : order) {
     const auto least = static_cast<size_t>(
         std::min_element(load.begin(), load.end()) - load.begin());
     by_file[least].push_back(i);
-    load[least] += units_[i].bytes + 1;
+    load[least] += units_[i].duty.writes
+        ? units_[i].bytes + 1
+        : units_[i].bytes / kComparedPerWritten;
   }
-  result_.units.resize(units_.size());
+  for (Unit& unit : units_) {
+    if (unit.duty.writes) {
+      unit.result = result_.units.size();
+      result_.units.emplace_back();
+    }
+  }
   result_.files.resize(num_files);
   std::vector<std::exception_ptr> errors(num_files);
   const auto run = [&](size_t file) {
@@ -373,6 +469,11 @@ void SaveJob::write_files() {
       std::rethrow_exception(error);
     }
   }
+  for (const Unit& unit : units_) {
+    if (unit.duty.compares) {
+      result_.digests.push_back(*unit.digest);
+    }
+  }
 }
 
 void SaveJob::write_file(size_t file, const std::vector<size_t>& units) {
@@ -383,10 +484,16 @@ void SaveJob::write_file(size_t file, const std::vector<size_t>& units) {
   }
   ItemFile out(partial_ / data_file_name(rank_, file));
   for (const size_t i : units) {
-    const ItemPlace place = write_unit(out, units_[i]);
-    result_.units[i] = {
-        static_cast<uint32_t>(file), place.offset, place.length};
-    report(units_[i].bytes);
+    Unit& unit = units_[i];
+    if (unit.duty.compares && !unit.digest) {
+      compare(unit);
+    }
+    if (unit.duty.writes) {
+      const ItemPlace place = write_unit(out, unit);
+      result_.units[unit.result] = {
+          static_cast<uint32_t>(file), place.offset, place.length};
+      report(unit.bytes);
+    }
   }
   result_.files[file] = out.finish();
 }
@@ -453,6 +560,7 @@ void SaveJob::commit(const std::vector<Bytes>& results) {
         {.call = "save", .path = folder_.native()},
         "the checkpoint was not written:" + errors);
   }
+  plan_->check_copies(written);
   try {
     const std::string metadata =
         format::write_dcp_metadata(plan_->metadata(written));

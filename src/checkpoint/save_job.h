@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,14 +31,9 @@ class SaveJob {
       const SaveOptions& options,
       const Peers& peers);
 
-  struct Detached {
-    uint64_t copied_bytes = 0;
-    /// Tensors of the state that share memory with this job until somebody
-    /// writes to them.
-    std::vector<at::Tensor> shared;
-  };
-  /// From here on operators may change the state.
-  Detached detach_from_state();
+  /// From here on operators may change the state. Returns how many bytes were
+  /// copied for that.
+  uint64_t detach_from_state();
 
   /// Writes this rank's files. Throws nothing: finish() tells everybody.
   void write();
@@ -52,16 +48,23 @@ class SaveJob {
     at::Tensor data; // of tensors
     format::Value value; // of others
     uint64_t bytes = 0;
+    Duty duty = {};
+    size_t result = 0; // its place in RankResult::units, if it is written
+    std::optional<uint64_t> digest; // of what is compared, once it is made
   };
 
   void add_units(StateDict& state);
-  void add_tensor(Claim claim, const at::Tensor& tensor);
+  void add_tensor(Claim claim, const StateValue& value);
   void add_sharded(Claim claim, const ShardedTensor& tensor);
   void decide(
       const std::vector<Bytes>& claims,
       bool overwrite,
       WireWriter& out);
-  void keep(WireReader masks);
+  void keep(WireReader duties);
+  void compare(Unit& unit);
+  /// On this thread and its streams. Digests of devices are not those of the
+  /// host.
+  void compare_on_devices();
   void write_files();
   void write_file(size_t file, const std::vector<size_t>& units);
   ItemPlace write_unit(ItemFile& file, Unit& unit);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 namespace tessera::checkpoint {
 
@@ -15,6 +16,8 @@ namespace {
 
 /// About what a torch file has around its data.
 constexpr uint64_t kFrameBytes = 1300;
+/// Of one error.
+constexpr size_t kMaxLines = 8;
 
 std::string describe(const Claim& claim) {
   if (claim.kind == ClaimKind::kValue) {
@@ -97,6 +100,8 @@ Bytes pack(const std::vector<Claim>& claims) {
     for (const Box& box : claim.boxes) {
       pack_box(wire, box);
     }
+    wire.number(claim.is_of_any_rank ? 1 : 0);
+    wire.number(claim.is_on_host ? 1 : 0);
   }
   return wire.take();
 }
@@ -116,6 +121,8 @@ std::vector<Claim> unpack_claims(std::span<const uint8_t> bytes) {
     for (Box& box : claim.boxes) {
       box = unpack_box(wire);
     }
+    claim.is_of_any_rank = wire.number() == 1;
+    claim.is_on_host = wire.number() == 1;
   }
   return claims;
 }
@@ -127,6 +134,10 @@ Bytes pack(const RankResult& result) {
     wire.number(unit.file);
     wire.number(unit.offset);
     wire.number(unit.length);
+  }
+  wire.number(result.digests.size());
+  for (const uint64_t digest : result.digests) {
+    wire.number(digest);
   }
   wire.number(result.files.size());
   for (const FileSums& file : result.files) {
@@ -147,6 +158,10 @@ RankResult unpack_result(std::span<const uint8_t> bytes) {
     unit.file = static_cast<uint32_t>(wire.number());
     unit.offset = wire.number();
     unit.length = wire.number();
+  }
+  result.digests.resize(wire.number());
+  for (uint64_t& digest : result.digests) {
+    digest = wire.number();
   }
   result.files.resize(wire.number());
   for (FileSums& file : result.files) {
@@ -170,7 +185,7 @@ SavePlan::SavePlan(const std::vector<std::vector<Claim>>& claims) {
       merge(claim, static_cast<int>(rank), unit);
       unit += claim.num_units();
     }
-    writes_.emplace_back(unit, false);
+    duties_.emplace_back(unit);
   }
   for (const Entry& entry : entries_) {
     check_cover(entry);
@@ -186,6 +201,8 @@ void SavePlan::merge(const Claim& claim, int rank, size_t first_unit) {
   }
   Entry& entry = entries_[found->second];
   const Claim& first = *entry.claim;
+  entry.is_of_any_rank = entry.is_of_any_rank || claim.is_of_any_rank;
+  entry.is_mixed = entry.is_mixed || claim.is_on_host != first.is_on_host;
   if (claim.kind != first.kind ||
       (claim.kind != ClaimKind::kValue &&
        (claim.dtype != first.dtype || claim.sizes != first.sizes))) {
@@ -271,15 +288,21 @@ void SavePlan::assign(size_t num_ranks) {
   const auto give = [&](Unit& unit, const Holder& holder) {
     unit.writer = holder;
     load[static_cast<size_t>(holder.rank)] += unit.bytes;
-    writes_[static_cast<size_t>(holder.rank)][holder.unit] = true;
+    duty_of(holder).writes = true;
     total_bytes_ += unit.bytes;
   };
   for (Entry& entry : entries_) {
     for (Unit& unit : entry.units) {
-      if (unit.holders.size() == 1) {
+      if (unit.holders.size() == 1 || entry.is_of_any_rank) {
         give(unit, unit.holders.front());
-      } else {
-        shared.push_back(&unit);
+        continue;
+      }
+      shared.push_back(&unit);
+      if (entry.claim->kind != ClaimKind::kValue) {
+        for (const Holder& holder : unit.holders) {
+          duty_of(holder).compares = true;
+          duty_of(holder).compares_on_host = entry.is_mixed;
+        }
       }
     }
   }
@@ -300,15 +323,67 @@ void SavePlan::assign(size_t num_ranks) {
   }
 }
 
+Duty& SavePlan::duty_of(const Holder& holder) {
+  return duties_[static_cast<size_t>(holder.rank)][holder.unit];
+}
+
+void SavePlan::check_copies(const std::vector<RankResult>& results) const {
+  // Units that a rank does not compare have no digest.
+  std::vector<std::vector<uint64_t>> digests(duties_.size());
+  for (size_t rank = 0; rank < duties_.size(); ++rank) {
+    size_t next = 0;
+    for (const Duty& duty : duties_[rank]) {
+      digests[rank].push_back(
+          duty.compares ? results[rank].digests.at(next++) : 0);
+    }
+  }
+  const auto digest_of = [&](const Holder& holder) {
+    return digests[static_cast<size_t>(holder.rank)][holder.unit];
+  };
+  std::string lines;
+  size_t num_wrong = 0;
+  for (const Entry& entry : entries_) {
+    std::set<int> others;
+    for (const Unit& unit : entry.units) {
+      for (const Holder& holder : unit.holders) {
+        if (digest_of(holder) != digest_of(unit.holders.front())) {
+          others.insert(holder.rank);
+        }
+      }
+    }
+    if (!others.empty() && ++num_wrong <= kMaxLines) {
+      lines += fmt::format(
+          "\n  \"{}\": rank{} {} against rank {}",
+          entry.claim->name,
+          others.size() == 1 ? "" : "s",
+          fmt::join(others, ", "),
+          entry.units.front().holders.front().rank);
+    }
+  }
+  if (num_wrong > kMaxLines) {
+    lines += fmt::format("\n  and {} more", num_wrong - kMaxLines);
+  }
+  if (num_wrong > 0) {
+    raise<DisagreementError>(
+        {.call = "save"},
+        fmt::format(
+            "ranks have different values of tensors that only one of them would write, so nothing was saved:{}\n"
+            "If a rank has a part of a sharded tensor, its state or its gradient, save what tessera::get_state_dict(model, optimizers) or a TrainingState gives. "
+            "If each rank has a tensor of its own, put the rank into its name. "
+            "If the values of any rank will do: StateValue::of_any_rank(tensor).",
+            lines));
+  }
+}
+
 format::DcpMetadata SavePlan::metadata(
     const std::vector<RankResult>& results) const {
   // Units that a rank does not write have no result.
-  std::vector<std::vector<const Written*>> written(writes_.size());
-  for (size_t rank = 0; rank < writes_.size(); ++rank) {
+  std::vector<std::vector<const Written*>> written(duties_.size());
+  for (size_t rank = 0; rank < duties_.size(); ++rank) {
     size_t next = 0;
-    for (const bool writes : writes_[rank]) {
+    for (const Duty& duty : duties_[rank]) {
       written[rank].push_back(
-          writes ? &results[rank].units.at(next++) : nullptr);
+          duty.writes ? &results[rank].units.at(next++) : nullptr);
     }
   }
   const auto storage_of = [&](const Unit& unit) {

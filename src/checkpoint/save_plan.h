@@ -29,6 +29,8 @@ struct Claim {
   format::DType dtype = format::DType::kFloat32;
   std::vector<int64_t> sizes;
   std::vector<Box> boxes;
+  bool is_of_any_rank = false; // see StateValue::of_any_rank()
+  bool is_on_host = true; // where its values are
 
   size_t num_units() const {
     return kind == ClaimKind::kValue ? 1 : boxes.size();
@@ -47,7 +49,20 @@ struct Written {
 
 struct RankResult {
   std::vector<Written> units; // those it had to write, in their order
+  std::vector<uint64_t> digests; // of those it had to compare, in their order
   std::vector<FileSums> files;
+};
+
+/// What a rank does with one of its units.
+struct Duty {
+  bool writes = false;
+  /// Several ranks have it, so it must be the same everywhere.
+  bool compares = false;
+  /// Where some have it on a device and some on the host, digests are made on
+  /// the host.
+  bool compares_on_host = false;
+
+  bool operator==(const Duty&) const = default;
 };
 
 Bytes pack(const RankResult& result);
@@ -64,15 +79,19 @@ class SavePlan {
   /// overlap in part or leave a gap.
   explicit SavePlan(const std::vector<std::vector<Claim>>& claims);
 
-  /// For each rank and each of its units in order: it writes it. Each unit is
-  /// written by exactly one rank; those that several have go to the one with
-  /// the fewest bytes so far.
-  const std::vector<std::vector<bool>>& writes() const {
-    return writes_;
+  /// For each rank and each of its units in order. Each unit is written by
+  /// exactly one rank; those that several have go to the one with the fewest
+  /// bytes so far, or to the first if that of any will do.
+  const std::vector<std::vector<Duty>>& duties() const {
+    return duties_;
   }
   uint64_t total_bytes() const {
     return total_bytes_;
   }
+
+  /// Throws DisagreementError for tensors that several ranks have with
+  /// different values.
+  void check_copies(const std::vector<RankResult>& results) const;
 
   /// What the folder has when all ranks are done.
   format::DcpMetadata metadata(const std::vector<RankResult>& results) const;
@@ -91,6 +110,8 @@ class SavePlan {
   struct Entry {
     const Claim* claim = nullptr; // the first one
     int rank = 0; // whose
+    bool is_of_any_rank = false; // says some rank
+    bool is_mixed = false; // on the host of some ranks and devices of others
     std::vector<Unit> units;
     std::map<std::vector<int64_t>, size_t> by_offset; // units by their box
   };
@@ -98,10 +119,11 @@ class SavePlan {
   void merge(const Claim& claim, int rank, size_t first_unit);
   void check_cover(const Entry& entry) const;
   void assign(size_t num_ranks);
+  Duty& duty_of(const Holder& holder);
 
   std::vector<Entry> entries_; // in the order they were first seen
   std::map<std::string_view, size_t> by_name_;
-  std::vector<std::vector<bool>> writes_;
+  std::vector<std::vector<Duty>> duties_;
   uint64_t total_bytes_ = 0;
 };
 

@@ -117,7 +117,11 @@ class ModelReader {
   StateValue read(const fsdp::StateEntry& entry) const {
     const ModelParam* param = sharded_param_of(entry);
     if (param == nullptr) {
-      return to_cpu_if(entry.tensor.detach(), options_.cpu_offload());
+      const at::Tensor tensor =
+          to_cpu_if(entry.tensor.detach(), options_.cpu_offload());
+      // Statistics that a rank takes of its own inputs are in buffers.
+      return entry.is_buffer ? StateValue::of_any_rank(tensor)
+                             : StateValue(tensor);
     }
     return options_.full_state_dict()
         ? StateValue(wholes_.at(param))

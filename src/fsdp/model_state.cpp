@@ -8,20 +8,35 @@
 #include "fsdp/state_settings.h"
 #include "fsdp/write_model_state.h"
 #include "shard/unit.h"
+#include "state/part_of.h"
 
 namespace tessera {
 namespace {
 
 using shard::Unit;
 
+/// A tensor of a plain module, or one that no unit has. Statistics that a rank
+/// takes of its own inputs are in buffers.
+StateValue plain_value(at::Tensor tensor, bool is_buffer) {
+  return is_buffer ? StateValue::of_any_rank(std::move(tensor))
+                   : StateValue(std::move(tensor));
+}
+
 /// What optimizers have, under the names of tessera::named_parameters.
 StateDict local_state(torch::nn::Module& module, bool offload_to_cpu) {
+  const auto shown = [&](const at::Tensor& tensor) {
+    return offload_to_cpu ? tensor.detach().cpu() : tensor.detach();
+  };
   StateDict result;
   for (const auto& [name, tensor] : named_parameters(module)) {
-    result.set(name, offload_to_cpu ? tensor.detach().cpu() : tensor.detach());
+    const auto origin = state::find_part_of(tensor, name);
+    result.set(
+        name,
+        origin ? StateValue::part(shown(tensor), *origin)
+               : StateValue(shown(tensor)));
   }
   for (const auto& [name, tensor] : named_buffers(module)) {
-    result.set(name, offload_to_cpu ? tensor.detach().cpu() : tensor.detach());
+    result.set(name, StateValue::of_any_rank(shown(tensor)));
   }
   return result;
 }
@@ -43,7 +58,9 @@ StateDict sharded_state(torch::nn::Module& module, bool offload_to_cpu) {
       result.set(entry.name, offload_to_cpu ? to_cpu(tensor) : tensor);
     } else {
       const at::Tensor tensor = entry.tensor.detach();
-      result.set(entry.name, offload_to_cpu ? tensor.cpu() : tensor);
+      result.set(
+          entry.name,
+          plain_value(offload_to_cpu ? tensor.cpu() : tensor, entry.is_buffer));
     }
   }
   return result;
@@ -81,11 +98,10 @@ StateDict full_state(
     } else {
       const at::Tensor tensor = entry.tensor.detach();
       const bool moves = config.offload_to_cpu() && !tensor.is_cpu();
-      result.set(
-          entry.name,
-          moves                  ? tensor.cpu()
-              : gathered.empty() ? tensor // a plain module's own
-                                 : tensor.clone());
+      const at::Tensor shown = moves ? tensor.cpu()
+          : gathered.empty()         ? tensor // a plain module's own
+                                     : tensor.clone();
+      result.set(entry.name, plain_value(shown, entry.is_buffer));
     }
   }
   return result;

@@ -154,7 +154,7 @@ StateDict to_cpu(const StateDict& osd) {
     StateDict& copy = result.at("state").dict().at(key).dict();
     for (const auto& [name, value] : entry.dict()) {
       if (value.is_tensor() && value.tensor().defined()) {
-        copy.set(name, value.tensor().detach().cpu());
+        copy.set(name, value.with_tensor(value.tensor().detach().cpu()));
       }
     }
   }

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "state/part_of.h"
+
 namespace tessera::optim {
 namespace {
 
@@ -313,8 +315,12 @@ StateDict write_dictionary(
       const auto found = optimizer.state().find(param.unsafeGetTensorImpl());
       if (found != optimizer.state().end()) {
         StateDict values = access.write_state(*found->second);
+        const auto origin = state::find_part_of(param, key.text());
         if (!values.empty()) {
-          state.set(key, std::move(values));
+          state.set(
+              key,
+              origin ? state::marked_as_part(values, *origin)
+                     : StateValue(std::move(values)));
         }
       }
     }

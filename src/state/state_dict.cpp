@@ -53,7 +53,27 @@ StateValue::StateValue(StateDict dict)
 StateValue::StateValue(StateValue&& other) noexcept = default;
 StateValue::~StateValue() = default;
 
-StateValue::StateValue(const StateValue& other) {
+StateValue StateValue::part(at::Tensor tensor, PartOf origin) {
+  StateValue value(std::move(tensor));
+  value.part_of_ = std::make_shared<const PartOf>(std::move(origin));
+  return value;
+}
+
+StateValue StateValue::of_any_rank(at::Tensor tensor) {
+  StateValue value(std::move(tensor));
+  value.is_of_any_rank_ = true;
+  return value;
+}
+
+StateValue StateValue::with_tensor(at::Tensor tensor) const {
+  StateValue value(std::move(tensor));
+  value.part_of_ = part_of_;
+  value.is_of_any_rank_ = is_of_any_rank_;
+  return value;
+}
+
+StateValue::StateValue(const StateValue& other)
+    : part_of_(other.part_of_), is_of_any_rank_(other.is_of_any_rank_) {
   std::visit(
       [this](const auto& value) {
         using T = std::remove_cvref_t<decltype(value)>;
@@ -68,6 +88,8 @@ StateValue::StateValue(const StateValue& other) {
 
 StateValue& StateValue::operator=(StateValue other) noexcept {
   value_ = std::move(other.value_);
+  part_of_ = std::move(other.part_of_);
+  is_of_any_rank_ = other.is_of_any_rank_;
   return *this;
 }
 
@@ -156,7 +178,7 @@ StateDict& StateValue::dict() {
 
 StateValue StateValue::clone() const {
   if (is_tensor()) {
-    return tensor().defined() ? tensor().detach().clone() : tensor();
+    return tensor().defined() ? with_tensor(tensor().detach().clone()) : *this;
   }
   if (is_sharded()) {
     const ShardedTensor& from = sharded();

@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "checkpoint/held_memory.h"
 #include "fsdp/module_units.h"
 #include "shard/owners.h"
 
@@ -93,7 +94,8 @@ class Holdings::Stock {
   /// Memory that is shared until somebody writes does not show whose it is.
   bool find_out(const c10::StorageImpl& storage) {
     bool& known = was_counted_[&storage];
-    if (!c10::impl::cow::is_cow_data_ptr(storage.data_ptr())) {
+    if (!c10::impl::cow::is_cow_data_ptr(storage.data_ptr()) &&
+        !checkpoint::is_held(storage.data_ptr())) {
       known = is_counted_(storage.data_ptr());
     }
     return known;

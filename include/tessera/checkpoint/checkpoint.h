@@ -27,8 +27,10 @@ namespace tessera::checkpoint {
 ///
 /// Each rank writes what it has. What several ranks have (plain tensors,
 /// copies of hybrid sharding) is written once, spread over them; the ranks'
-/// dictionaries may have different keys. Values that are no tensors must be the
-/// same on all ranks that have the key.
+/// dictionaries may have different keys. Values must be the same on all ranks
+/// that have the key, those of tensors too: see StateValue::of_any_rank().
+/// Parts of sharded tensors that are plain tensors in the dictionary, as
+/// optimizer.state_dict() gives them, are refused.
 ///
 /// Loading is driven by the target: each rank reads the bytes that overlap what
 /// it has, whatever the number of ranks, the layout or the format it was saved
@@ -84,11 +86,15 @@ struct TESSERA_API SaveOptions {
 /// Writes `state` to `folder`, whose parent must be there. Needs no memory to
 /// speak of beside the state itself. Collective.
 ///
+/// Tensors on devices are read after what the caller's current streams have to
+/// do.
+///
 /// Throws on all ranks, with `folder` as it was before: CheckpointError for
 /// what the file system refuses (there is a check for free space before
 /// anything is written) and for a folder that another process is saving to;
 /// c10::ValueError for what cannot be saved; DisagreementError for what ranks
-/// disagree about. If a process dies, the folder is as it was before, too.
+/// disagree about (values of tensors are compared while they are written). If a
+/// process dies, the folder is as it was before, too.
 TESSERA_API void save(
     const StateDict& state,
     const std::filesystem::path& folder,
@@ -133,7 +139,9 @@ class [[nodiscard]] TESSERA_API AsyncSave {
 ///
 /// Until wait() has returned: pointers that were taken before (data_ptr())
 /// write into what is being saved, so take them anew; and no two threads may
-/// take a tensor's data_ptr() at once, since the first to do so may copy.
+/// take a tensor's data_ptr() at once, since the first to do so may copy. With
+/// LibTorch 2.11 and 2.12, which cannot hold memory, all tensors are copied
+/// first.
 ///
 /// Collective; the rest happens on a thread and a group of its own. Several may
 /// be under way at once, to different folders.

@@ -49,7 +49,8 @@ class TESSERA_API StatefulOptimizer {
 /// Parameters are numbered through all groups; one without state has no entry.
 /// A NamedOptimizer has names in place of numbers. Tensors share memory with
 /// the optimizer's, as in Python: clone() what the next step must not change.
-/// Shards give this rank's part. Not collective.
+/// Shards give this rank's part, which checkpoint::save() refuses: save
+/// get_optimizer_state_dict(). Not collective.
 ///
 /// Takes tessera::optim's classes, those derived from them, NamedOptimizer, and
 /// torch::optim's SGD, Adam, AdamW, Adagrad, RMSprop and LBFGS (not on shards).

@@ -54,6 +54,14 @@ class TESSERA_API StateKey {
   std::variant<int64_t, std::string> key_;
 };
 
+/// Whose part a tensor is that holds only what one rank has of it.
+struct TESSERA_API PartOf {
+  std::string parameter; // its name, or its number in an optimizer
+  std::string unit; // that the parameter is sharded with
+  int rank = 0; // whose part
+  int num_ranks = 0; // how many have parts
+};
+
 /// A list of values, as in Python.
 using StateList = std::vector<StateValue>;
 
@@ -77,6 +85,16 @@ class TESSERA_API StateValue {
   StateValue(const char* value) : value_(std::string(value)) {}
   StateValue(StateList list);
   StateValue(StateDict dict);
+  /// A tensor that is this rank's part of a sharded one: what
+  /// optimizer.state_dict() and LOCAL_STATE_DICT give. It is used like any
+  /// other tensor, but checkpoint::save() refuses it, since parts of several
+  /// ranks look like copies of one tensor.
+  static StateValue part(at::Tensor tensor, PartOf origin);
+  /// A tensor of which ranks may have different values, any of which will do:
+  /// running statistics of a batch norm. checkpoint::save() compares the values
+  /// of other tensors that several ranks have; of this one it writes those of
+  /// the first rank that has it.
+  static StateValue of_any_rank(at::Tensor tensor);
   StateValue(const StateValue& other);
   StateValue(StateValue&& other) noexcept;
   StateValue& operator=(StateValue other) noexcept;
@@ -108,6 +126,17 @@ class TESSERA_API StateValue {
   const StateDict& dict() const;
   StateDict& dict();
 
+  /// Null for all but what part() made.
+  const PartOf* part_of() const {
+    return part_of_.get();
+  }
+  /// What of_any_rank() made.
+  bool is_of_any_rank() const {
+    return is_of_any_rank_;
+  }
+  /// A value that is this one but for its tensor.
+  StateValue with_tensor(at::Tensor tensor) const;
+
   /// Shares no tensor with this one.
   StateValue clone() const;
   /// The same kind and value, tensors bit by bit; see diff().
@@ -127,6 +156,8 @@ class TESSERA_API StateValue {
       StateList,
       DictPtr>
       value_;
+  std::shared_ptr<const PartOf> part_of_; // of tensors
+  bool is_of_any_rank_ = false; // of tensors
 
   template <class T>
   const T& as(const char* wanted) const;
