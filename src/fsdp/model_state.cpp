@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "fsdp/model_params.h"
+#include "fsdp/parameters.h"
 #include "fsdp/state_settings.h"
 #include "fsdp/write_model_state.h"
 #include "shard/unit.h"
@@ -17,7 +18,7 @@ using shard::Unit;
 /// What optimizers have, under the names of tessera::named_parameters.
 StateDict local_state(torch::nn::Module& module, bool offload_to_cpu) {
   StateDict result;
-  for (const auto& [name, tensor] : named_parameters(module)) {
+  for (const auto& [name, tensor] : fsdp::list_parameters(module)) {
     result.set(name, offload_to_cpu ? tensor.detach().cpu() : tensor.detach());
   }
   for (const auto& [name, tensor] : named_buffers(module)) {
