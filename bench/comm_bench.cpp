@@ -91,6 +91,32 @@ void measure(
   }
 }
 
+/// What tessera::step_token() adds to a step, beside a barrier.
+void measure_token(
+    const Arguments& arguments,
+    const Group& shm,
+    const Group& gloo) {
+  const int iterations = arguments.times(200);
+  const auto microseconds = [&](const std::function<void(int64_t)>& body) {
+    return 1e3 / iterations * bench::milliseconds(shm, [&] {
+             for (int64_t i = 0; i < iterations; ++i) {
+               body(i);
+             }
+           });
+  };
+  bench::Row row{"comm/step_token/" + std::to_string(shm.size()), "us", {}};
+  for (int repeat = 0; repeat < arguments.times(kRepeats); ++repeat) {
+    row.ours.push_back(
+        microseconds([&](int64_t i) { tessera::step_token(i, shm); }));
+    row.peers["gloo"].push_back(
+        microseconds([&](int64_t i) { tessera::step_token(i, gloo); }));
+    row.limit.push_back(microseconds([&](int64_t) { shm.barrier(); }));
+  }
+  if (shm.rank() == 0) {
+    bench::print(row);
+  }
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -125,5 +151,6 @@ int main(int argc, char** argv) {
       }
     }
   }
+  measure_token(arguments, shm, gloo);
   return 0;
 }

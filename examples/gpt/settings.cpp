@@ -405,6 +405,11 @@ void add_watching(CLI::App& app, Settings& s) {
          "The last rank kills itself after this step, to show what then "
          "happens")
       ->check(whole(0));
+  app.add_option(
+         "--skip-at",
+         s.skip_at,
+         "The last rank leaves this step out, to show what then happens")
+      ->check(whole(0));
 }
 
 /// What stays as it is for the life of a run. It is kept in RUN/settings.json:

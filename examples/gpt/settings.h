@@ -70,6 +70,7 @@ struct Settings {
   int64_t trace_first = 0;
   int64_t trace_last = 0;
   int64_t die_at = 0;
+  int64_t skip_at = 0;
 
   /// The same once more, by group and name, as JSON: for the run's log.
   std::string json;

@@ -172,6 +172,10 @@ void Trainer::train() {
 
 void Trainer::make_steps() {
   while (step_ < settings_.steps) {
+    if (step_ + 1 == settings_.skip_at && world_.rank() == world_.size() - 1) {
+      ++step_;
+      windows_seen_ += settings_.batch;
+    }
     if (trace_) {
       trace_->at_step(step_ + 1);
     }
@@ -192,6 +196,7 @@ void Trainer::make_steps() {
 
 /// The whole of training: everything else is about it.
 Trainer::StepResult Trainer::train_step() {
+  tessera::step_token(step_ + 1); // all ranks are at the same one
   auto& optimizer = parallel_.optimizer();
   for (auto& group : optimizer.param_groups()) {
     group.options().set_lr(learning_rate(settings_, step_));

@@ -1,4 +1,5 @@
 #include <tessera/comm/agree.h>
+#include <tessera/comm/init.h>
 #include <tessera/error.h>
 
 #include <ATen/ops/empty.h>
@@ -130,6 +131,31 @@ void fail_together(
     ++rank;
   }
   group.impl().raise_error(call, text);
+}
+
+void step_token(int64_t step, const Group& given) {
+  const Group group = given.valid() ? given : world();
+  if (group.size() == 1) {
+    return;
+  }
+  const at::Tensor mine = at::empty({1}, at::kLong);
+  mine.mutable_data_ptr<int64_t>()[0] = step;
+  const at::Tensor all = at::empty({group.size()}, at::kLong);
+  group.all_gather_into(all, mine, "step_token");
+  const int64_t* steps = all.const_data_ptr<int64_t>();
+  std::vector<std::string> texts;
+  bool equal = true;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    equal = equal && steps[rank] == steps[0];
+    texts.push_back(fmt::format("step {}", steps[rank]));
+  }
+  if (!equal) {
+    group.impl().raise_error<DisagreementError>(
+        "step_token",
+        "the ranks are not at the same step:" +
+            comm::list_by_text(texts, group.global_ranks()) +
+            "\n  A rank that leaves a step out leaves it out alone. Let its exception end the program, or agree with the other ranks (fail_together) to leave it out on all of them.");
+  }
 }
 
 } // namespace tessera

@@ -350,6 +350,15 @@ std::string GroupImpl::announce_failure(const std::string& reason) const {
   }
 }
 
+void GroupImpl::give_up(const std::string& reason) {
+  if (size() == 1 || !dead_reason_.empty()) {
+    return;
+  }
+  dead_reason_ = reason;
+  announce_failure(reason);
+  cpu_->abort();
+}
+
 void GroupImpl::fail(const Call& call, std::exception_ptr error) {
   const std::string what_call = call.describe();
   try {

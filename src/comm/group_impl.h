@@ -105,6 +105,10 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   /// afterwards unless only the arguments were at fault.
   [[noreturn]] void fail(const Call& call, std::exception_ptr error);
 
+  /// A rank cannot go on with the collectives that the others wait in: they
+  /// fail at once, here and there, and the group is dead.
+  void give_up(const std::string& reason);
+
   /// Blocks until `work` is done. Looks now and then whether a peer has given
   /// the group up: backends notice that only on the connections they wait on.
   void wait_for(c10d::Work& work) const;

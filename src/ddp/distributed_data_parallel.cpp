@@ -21,6 +21,7 @@
 #include "comm/together.h"
 #include "ddp/reducer.h"
 #include "shard/names.h"
+#include "shard/plain_params.h"
 #include "shard/unit.h"
 
 namespace tessera::detail {
@@ -139,6 +140,17 @@ struct DdpHandle::Impl {
     agree(group, kName, items);
   }
 
+  /// Trainable parameters that came, or were thawed, after the reducer.
+  std::vector<std::string> unknown_params() const {
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : distinct_parameters(*module)) {
+      if (tensor.requires_grad() && !shard::is_averaged(tensor)) {
+        names.push_back(name);
+      }
+    }
+    return names;
+  }
+
   void broadcast(std::vector<at::Tensor> tensors, int source) const {
     std::vector<std::vector<at::Tensor>> owned(group.size());
     owned[source] = std::move(tensors);
@@ -188,7 +200,8 @@ DdpHandle::DdpHandle(
           .tolerates_unused =
               options.find_unused_parameters() || options.static_graph(),
           .rebuilds_after = options.static_graph() ? 2 : 1},
-      [this] { before_reduction(); });
+      [this] { before_reduction(); },
+      [&impl] { return impl.unknown_params(); });
 }
 
 DdpHandle::~DdpHandle() = default;
@@ -222,6 +235,9 @@ void DdpHandle::before_forward() {
   } else if (sends_buffers) {
     impl.broadcast_buffers(0);
   }
+  if (reduces && impl.module->is_training()) {
+    impl.reducer->note_forward();
+  }
   // Between forwards whose gradients only add up, buffers stay as they are.
   impl.buffers_are_due = impl.reducer->syncs();
 }
@@ -254,7 +270,9 @@ void DdpHandle::register_comm_hook(CommHook hook) {
             ? "the communication hook is empty."
             : "register_comm_hook can only be called once: there is a hook already. Make one that does both.");
   }
-  impl_->reducer->set_hook(std::move(hook));
+  impl_->reducer->set_hook(
+      std::move(hook),
+      impl_->group.split(0, impl_->group.rank(), "ddp hooks").value());
 }
 
 bool DdpHandle::has_rebuilt_buckets() const {

@@ -5,7 +5,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #define FMT_HEADER_ONLY
@@ -17,6 +16,8 @@
 #include <optional>
 #include <utility>
 
+#include "comm/group_impl.h"
+#include "comm/together.h"
 #include "shard/alias.h"
 
 namespace tessera::ddp {
@@ -36,17 +37,47 @@ Registry& registry() {
   return instance;
 }
 
+std::vector<at::Tensor> tensors_of(const std::vector<NamedParam>& params) {
+  std::vector<at::Tensor> tensors;
+  for (const NamedParam& param : params) {
+    tensors.push_back(param.tensor);
+  }
+  return tensors;
+}
+
+bool is_dist_error(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::DistError&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+std::string list_some(const std::vector<std::string>& names) {
+  std::vector<std::string> quoted;
+  for (size_t i = 0; i < std::min(names.size(), kMaxNamed); ++i) {
+    quoted.push_back('"' + names[i] + '"');
+  }
+  return fmt::format(
+      "{}{}", fmt::join(quoted, ", "), names.size() > kMaxNamed ? ", ..." : "");
+}
+
 } // namespace
 
 Reducer::Reducer(
     Group group,
     std::vector<NamedParam> params,
     ReducerOptions options,
-    std::function<void()> on_begin)
+    std::function<void()> on_begin,
+    std::function<std::vector<std::string>()> find_unknown)
     : group_(std::move(group)),
       params_(std::move(params)),
       options_(options),
       on_begin_(std::move(on_begin)),
+      find_unknown_(std::move(find_unknown)),
+      averaged_(tensors_of(params_)),
       slots_(params_.size()),
       was_used_(params_.size(), false) {
   // Backward comes to the last ones first, as a rule.
@@ -217,15 +248,22 @@ void Reducer::start(size_t index) {
       gradients.push_back(slots_[param].view);
       params.push_back(params_[param].tensor);
     }
+    if (failure_) {
+      return; // the others hear of it when this backward ends
+    }
     GradBucket shown(
         index,
         index + 1 == buckets_.size(),
         bucket.flat,
         std::move(gradients),
         std::move(params));
-    bucket.reduction = hook_(shown);
-    if (!bucket.reduction) {
-      refuse_result(index, "nothing to wait for");
+    try {
+      bucket.reduction = hook_(shown);
+      if (!bucket.reduction) {
+        refuse_result(index, "nothing to wait for");
+      }
+    } catch (...) {
+      failure_ = std::current_exception();
     }
     return;
   }
@@ -254,7 +292,7 @@ void Reducer::shadow() {
 /// Everything that backward did not see to.
 void Reducer::reduce_rest() try {
   const at::NoGradGuard no_grad;
-  double num_missing = 0;
+  int64_t num_missing = 0;
   for (size_t i = 0; i < params_.size(); ++i) {
     if (!slots_[i].is_ready) {
       num_missing += is_shadow_ ? 0 : 1;
@@ -271,18 +309,115 @@ void Reducer::reduce_rest() try {
   throw;
 }
 
-void Reducer::settle(double num_missing) {
-  const at::Tensor missing =
-      at::full({1}, num_missing, at::TensorOptions(at::kFloat));
-  auto told = group_.all_reduce_async(
-      missing, ReduceOp::Sum, "ddp: parameters without gradient");
+/// Waits for all buckets; what a hook throws here goes into failure_.
+std::vector<at::Tensor> Reducer::wait_for_buckets() {
   std::vector<at::Tensor> results;
-  for (const Bucket& bucket : buckets_) {
-    results.push_back(bucket.reduction ? bucket.reduction() : at::Tensor());
+  try {
+    for (const Bucket& bucket : buckets_) {
+      results.push_back(bucket.reduction ? bucket.reduction() : at::Tensor());
+    }
+  } catch (...) {
+    if (!hook_) {
+      throw;
+    }
+    failure_ = std::current_exception();
+    // Others may wait for what it did not come to.
+    group_.impl().give_up("a communication hook threw while it was waited for");
+    return results;
+  }
+  try {
+    for (size_t i = 0; hook_ && i < results.size(); ++i) {
+      check_result(i, results[i]);
+    }
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+  return results;
+}
+
+/// On every rank, if it did on any. Collective over the control group.
+void Reducer::fail_if_any_hook_threw() {
+  const at::Tensor mine = at::empty({1}, at::kLong);
+  mine.mutable_data_ptr<int64_t>()[0] = failure_ ? 1 : 0;
+  control_.all_reduce(mine, ReduceOp::Sum, "ddp: communication hooks");
+  const int64_t num_failed = mine.const_data_ptr<int64_t>()[0];
+  if (num_failed == 0) {
+    return;
+  }
+  if (num_failed < control_.size()) { // the others made its collectives
+    group_.impl().give_up("a communication hook threw on some ranks");
+  }
+  const auto failure = std::exchange(failure_, nullptr);
+  const bool is_lost = failure && is_dist_error(failure);
+  comm::together({control_}, "communication hook", [&] {
+    if (failure && !is_lost) { // else it comes of another rank's
+      std::rethrow_exception(failure);
+    }
+  });
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
+  raise<PeerLostError>(
+      {.call = kCall, .rank = group_.rank(), .world_size = group_.size()},
+      "another rank lost a peer in a communication hook; see its own error.");
+}
+
+/// `by_rank`: three numbers of each, the last one its forwards.
+void Reducer::compare_forwards(const int64_t* by_rank) const {
+  int first = -1;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    const int64_t theirs = by_rank[3 * rank + 2];
+    if (theirs < 0) {
+      continue; // it has no inputs
+    }
+    if (first < 0) {
+      first = rank;
+    }
+    if (theirs != by_rank[3 * first + 2]) {
+      raise<DisagreementError>(
+          {.call = "DistributedDataParallel backward",
+           .rank = group_.rank(),
+           .world_size = group_.size()},
+          fmt::format(
+              "since the last reduction rank {} made {} forwards through the handle, rank {} made {}, so these would be gradients of different steps. Either a backward reached no parameter on one of them, or one of them called the handle where the others did not: evaluate under torch::NoGradGuard or with eval().",
+              group_.global_ranks()[static_cast<size_t>(first)],
+              by_rank[3 * first + 2],
+              group_.global_ranks()[static_cast<size_t>(rank)],
+              theirs));
+    }
+  }
+}
+
+void Reducer::settle(int64_t num_missing) {
+  const std::vector<std::string> unknown = find_unknown_();
+  const at::Tensor mine = at::empty({3}, at::kLong);
+  mine.mutable_data_ptr<int64_t>()[0] = num_missing;
+  mine.mutable_data_ptr<int64_t>()[1] = static_cast<int64_t>(unknown.size());
+  mine.mutable_data_ptr<int64_t>()[2] = is_shadow_ ? -1 : num_forwards_;
+  const at::Tensor all = at::empty({group_.size(), 3}, at::kLong);
+  if (hook_) {
+    fail_if_any_hook_threw();
+  }
+  auto told = group_.all_gather_into_async(
+      all, mine, "ddp: parameters without gradient");
+  const std::vector<at::Tensor> results = wait_for_buckets();
+  if (hook_) {
+    fail_if_any_hook_threw();
   }
   told.wait();
+  const int64_t* counts = all.const_data_ptr<int64_t>();
+  compare_forwards(counts);
+  bool any_missing = false;
+  bool any_unknown = false;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    any_missing = any_missing || counts[3 * rank] != 0;
+    any_unknown = any_unknown || counts[3 * rank + 1] != 0;
+  }
+  if (any_unknown) {
+    refuse_unknown(unknown);
+  }
   std::vector<bool> used(params_.size(), true);
-  if (missing.item<float>() != 0) {
+  if (any_missing) {
     if (!options_.tolerates_unused) {
       refuse_missing();
     }
@@ -290,7 +425,7 @@ void Reducer::settle(double num_missing) {
   }
   for (size_t i = 0; i < buckets_.size(); ++i) {
     if (buckets_[i].reduction && !results[i].is_same(buckets_[i].flat)) {
-      take_result(i, results[i]);
+      buckets_[i].flat.copy_(results[i].reshape({-1}));
     }
   }
   if (!is_shadow_ && moves_data()) {
@@ -311,15 +446,13 @@ void Reducer::settle(double num_missing) {
 }
 
 /// A hook has put the gradients somewhere else.
-void Reducer::take_result(size_t index, const at::Tensor& result) {
-  const at::Tensor& flat = buckets_[index].flat;
+void Reducer::check_result(size_t index, const at::Tensor& result) const {
   if (!result.defined()) {
     refuse_result(index, "an undefined tensor");
   }
-  if (result.numel() != flat.numel()) {
+  if (result.numel() != buckets_[index].flat.numel()) {
     refuse_result(index, fmt::format("{} elements", result.numel()));
   }
-  flat.copy_(result.reshape({-1}));
 }
 
 void Reducer::refuse_result(size_t index, const std::string& what) const {
@@ -334,6 +467,8 @@ void Reducer::refuse_result(size_t index, const std::string& what) const {
 
 void Reducer::become_idle() {
   is_reducing_ = false;
+  num_forwards_ = 0;
+  failure_ = nullptr;
   is_shadow_ = false;
   num_started_ = 0;
   ready_order_.clear();
@@ -341,24 +476,33 @@ void Reducer::become_idle() {
 
 void Reducer::refuse_missing() const {
   std::vector<std::string> names;
-  size_t num_missing = 0;
   for (size_t i = 0; i < params_.size(); ++i) {
-    if (!slots_[i].is_ready && !is_shadow_ && ++num_missing <= kMaxNamed) {
-      names.push_back('"' + params_[i].name + '"');
+    if (!slots_[i].is_ready && !is_shadow_) {
+      names.push_back(params_[i].name);
     }
   }
   std::optional<std::string> error;
-  if (num_missing != 0) {
+  if (!names.empty()) {
     error = fmt::format(
-        "{} of {} parameters got no gradient in this backward: {}{}. If that is meant, set find_unused_parameters(true) in DDPOptions; else look why the loss does not depend on them.",
-        num_missing,
+        "{} of {} parameters got no gradient in this backward: {}. If that is meant, set find_unused_parameters(true) in DDPOptions; else look why the loss does not depend on them.",
+        names.size(),
         params_.size(),
-        fmt::join(names, ", "),
-        num_missing > kMaxNamed ? ", ..." : "");
+        list_some(names));
   }
   fail_together(group_, "DistributedDataParallel backward", error);
   TESSERA_INTERNAL_ASSERT(
       false, "some rank misses a gradient, but none says so");
+}
+
+/// On every rank, if any has one.
+void Reducer::refuse_unknown(const std::vector<std::string>& names) const {
+  std::optional<std::string> error;
+  if (!names.empty()) {
+    error = fmt::format(
+        "parameters of the module train, but their gradients are not averaged: {}. They were frozen, or not there, when the DistributedDataParallel was made. Make it anew after thawing or registering parameters.",
+        list_some(names));
+  }
+  fail_together(group_, "DistributedDataParallel backward", error);
 }
 
 std::vector<bool> Reducer::used_anywhere() const {

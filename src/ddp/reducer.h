@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "shard/backward_hooks.h"
+#include "shard/plain_params.h"
 
 namespace tessera::ddp {
 
@@ -51,6 +53,11 @@ struct ReducerOptions {
 /// that no rank used keeps the gradient it had; one that any rank used gets the
 /// average on all.
 ///
+/// In the same exchange ranks tell how many forwards they made through the
+/// handle since the last reduction. A rank whose backward reached no parameter
+/// reduced nothing, and its next backward would be averaged with this one of
+/// the others; it has made one forward more, so all ranks throw.
+///
 /// c10d's own Reducer is not used: it has to see a model's outputs before
 /// backward to know what is unused, which a plain call of forward() does not
 /// show anybody, and it takes Python's futures for its hooks.
@@ -60,12 +67,15 @@ struct ReducerOptions {
 /// gradients came on rank 0.
 class Reducer {
  public:
-  /// `on_begin` is called at the first gradient of a backward that reduces.
+  /// `on_begin` is called at the first gradient of a backward that reduces;
+  /// `find_unknown` at its end, for the names of the model's trainable
+  /// parameters that nobody reduces.
   Reducer(
       Group group,
       std::vector<NamedParam> params,
       ReducerOptions options,
-      std::function<void()> on_begin);
+      std::function<void()> on_begin,
+      std::function<std::vector<std::string>()> find_unknown);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -91,10 +101,17 @@ class Reducer {
   bool syncs() const {
     return syncs_;
   }
-  /// In place of the average.
-  void set_hook(CommHook hook) {
+  /// In place of the average. `control` has the same ranks as the group: there
+  /// they tell each other of a hook that threw, while collectives that it
+  /// should have made are waited for in the group.
+  void set_hook(CommHook hook, Group control) {
     hook_ = std::move(hook);
+    control_ = std::move(control);
     has_memory_ = false;
+  }
+  /// A forward whose gradients are to be reduced has begun.
+  void note_forward() {
+    ++num_forwards_;
   }
   bool has_hook() const {
     return hook_ != nullptr;
@@ -136,8 +153,12 @@ class Reducer {
   void fill(size_t param);
   void start_ready_buckets();
   void start(size_t bucket);
-  void settle(double num_missing);
-  void take_result(size_t bucket, const at::Tensor& result);
+  void settle(int64_t num_missing);
+  std::vector<at::Tensor> wait_for_buckets();
+  void fail_if_any_hook_threw();
+  void compare_forwards(const int64_t* by_rank) const;
+  void refuse_unknown(const std::vector<std::string>& names) const;
+  void check_result(size_t bucket, const at::Tensor& result) const;
   [[noreturn]] void refuse_result(size_t bucket, const std::string& what) const;
   std::vector<bool> used_anywhere() const;
   [[noreturn]] void refuse_missing() const;
@@ -150,7 +171,10 @@ class Reducer {
   const std::vector<NamedParam> params_;
   const ReducerOptions options_;
   const std::function<void()> on_begin_;
+  const std::function<std::vector<std::string>()> find_unknown_;
+  const shard::AveragedParams averaged_;
   CommHook hook_;
+  Group control_; // where there is a hook
   bool syncs_ = true;
 
   std::mutex mutex_; // the engine has a thread for each device
@@ -163,6 +187,8 @@ class Reducer {
   std::vector<bool> was_used_; // since the last reduction, by parameter
   std::vector<Bucket> buckets_;
   size_t num_started_ = 0;
+  int64_t num_forwards_ = 0; // since the last reduction
+  std::exception_ptr failure_; // of a hook, in this backward
   std::vector<size_t> ready_order_;
   std::vector<shard::GradientHook> hooks_; // last: they call the rest
 };

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/abs.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 
@@ -12,7 +13,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <unordered_set>
+#include <vector>
 
 #include "comm/group_impl.h"
 #include "fsdp/module_units.h"
@@ -21,32 +24,49 @@
 namespace tessera {
 namespace {
 
-/// The gradients of one group's shards, or, without a group, of unsharded
-/// parameters, which every rank has whole.
+/// The gradients of one group's shards.
 struct GroupGradients {
   Group group;
   std::vector<at::Tensor> gradients;
 };
 
-/// In the order in which the module comes to the groups: the same on all ranks.
-std::vector<GroupGradients> gradients_of(torch::nn::Module& module) {
-  std::vector<GroupGradients> result;
+/// A parameter that every rank has whole.
+struct Plain {
+  std::string name;
+  at::Tensor gradient; // may be undefined
+};
+
+struct Gradients {
+  /// In the order in which the module comes to the groups: the same on all
+  /// ranks.
+  std::vector<GroupGradients> sharded;
+  std::vector<Plain> plain;
+  /// All ranks of the first unit; none where nothing is sharded.
+  Group all;
+};
+
+Gradients gradients_of(torch::nn::Module& module) {
+  Gradients result;
   std::unordered_set<const c10::TensorImpl*> seen; // units may have one leaf
   for (const auto& param : fsdp::distinct_parameters(module)) {
     const shard::Unit* unit = shard::unit_of(param.tensor);
-    // Copies of the model have the same gradients: count one of them.
-    const Group group = unit == nullptr ? Group() : unit->groups().shard;
-    auto entry =
-        std::find_if(result.begin(), result.end(), [&](const auto& other) {
-          return other.group.valid() == group.valid() &&
-              (!group.valid() || &other.group.impl() == &group.impl());
-        });
-    if (entry == result.end()) { // also where this rank has no gradient
-      entry = result.insert(result.end(), {group, {}});
+    if (unit == nullptr) {
+      result.plain.push_back({param.name, param.tensor.grad()});
+      continue;
     }
-    const at::Tensor leaf = unit == nullptr
-        ? param.tensor
-        : unit->leaf_of(param.tensor.unsafeGetTensorImpl());
+    if (!result.all.valid()) {
+      result.all = unit->groups().all;
+    }
+    // Copies of the model have the same gradients: count one of them.
+    const Group& group = unit->groups().shard;
+    auto entry = std::find_if(
+        result.sharded.begin(), result.sharded.end(), [&](const auto& other) {
+          return &other.group.impl() == &group.impl();
+        });
+    if (entry == result.sharded.end()) { // also where this rank has no gradient
+      entry = result.sharded.insert(result.sharded.end(), {group, {}});
+    }
+    const at::Tensor leaf = unit->leaf_of(param.tensor.unsafeGetTensorImpl());
     if (leaf.grad().defined() && leaf.grad().numel() > 0 &&
         seen.insert(leaf.unsafeGetTensorImpl()).second) {
       entry->gradients.push_back(leaf.grad());
@@ -60,17 +80,90 @@ double larger(double a, double b) {
   return std::isnan(a) || a > b ? a : b;
 }
 
-/// Sum of |g|^p of the gradients, or their largest |g|, in double.
+/// Sum of |g|^p of a gradient, or its largest |g|, in double.
+double power_of(const at::Tensor& gradient, double p) {
+  if (gradient.numel() == 0) {
+    return 0;
+  }
+  const at::Tensor real = gradient.is_complex() ? at::abs(gradient) : gradient;
+  const double norm =
+      at::linalg_vector_norm(real, p, std::nullopt, false, at::kDouble)
+          .item<double>();
+  return std::isinf(p) ? norm : std::pow(norm, p);
+}
+
+double add_power(double total, double power, double p) {
+  return std::isinf(p) ? larger(total, power) : total + power;
+}
+
 double local_power(const std::vector<at::Tensor>& gradients, double p) {
-  const bool is_max = std::isinf(p);
   double total = 0;
   for (const at::Tensor& gradient : gradients) {
-    const at::Tensor real =
-        gradient.is_complex() ? at::abs(gradient) : gradient;
-    const double norm =
-        at::linalg_vector_norm(real, p, std::nullopt, false, at::kDouble)
-            .item<double>();
-    total = is_max ? larger(total, norm) : total + std::pow(norm, p);
+    total = add_power(total, power_of(gradient, p), p);
+  }
+  return total;
+}
+
+bool is_close(double a, double b) {
+  return a == b || (std::isnan(a) && std::isnan(b)) ||
+      std::abs(a - b) <= 1e-6 * std::max(std::abs(a), std::abs(b));
+}
+
+/// Throws on all ranks unless they have the same gradients of a plain
+/// parameter, as far as norms tell. `all` has a row for each rank.
+void refuse_differing(
+    const std::vector<Plain>& plain,
+    const Group& group,
+    const double* all,
+    double p) {
+  for (size_t i = 0; i < plain.size(); ++i) {
+    for (int rank = 1; rank < group.size(); ++rank) {
+      const double theirs = all[static_cast<size_t>(rank) * plain.size() + i];
+      if (is_close(theirs, all[i])) {
+        continue;
+      }
+      const auto text = [&](double power) {
+        return power < 0
+            ? std::string("none")
+            : fmt::format(
+                  "norm {}", std::isinf(p) ? power : std::pow(power, 1 / p));
+      };
+      raise<DisagreementError>(
+          {.call = "clip_grad_norm_",
+           .rank = group.rank(),
+           .world_size = group.size(),
+           .parameter = plain[i].name},
+          fmt::format(
+              "it is not sharded, and its gradient differs between the ranks: {} on rank 0, {} on rank {}. Each rank would scale its shards by another factor. Average it first, group.all_reduce(parameter.grad(), ReduceOp::Avg), or shard the parameter too.",
+              text(all[i]),
+              text(theirs),
+              rank));
+    }
+  }
+}
+
+/// Of the plain parameters: the same number on all ranks. Collective where
+/// anything is sharded.
+double plain_power(const Gradients& gradients, double p) {
+  const auto& plain = gradients.plain;
+  const auto count = static_cast<int64_t>(plain.size());
+  at::Tensor powers = at::empty({count}, at::kDouble);
+  for (size_t i = 0; i < plain.size(); ++i) {
+    // A gradient that is not there is another one than one of zeros.
+    powers.mutable_data_ptr<double>()[i] =
+        plain[i].gradient.defined() ? power_of(plain[i].gradient, p) : -1;
+  }
+  if (count > 0 && gradients.all.valid() && gradients.all.size() > 1) {
+    const at::Tensor all =
+        at::empty({gradients.all.size(), count}, at::kDouble);
+    gradients.all.all_gather_into(all, powers, "clip_grad_norm_");
+    refuse_differing(plain, gradients.all, all.const_data_ptr<double>(), p);
+    powers = all.select(0, 0).contiguous(); // not one's own: to the last bit
+  }
+  double total = 0;
+  for (size_t i = 0; i < plain.size(); ++i) {
+    const double power = powers.const_data_ptr<double>()[i];
+    total = power == -1 ? total : add_power(total, power, p);
   }
   return total;
 }
@@ -90,25 +183,25 @@ double clip_grad_norm_(
   }
   at::NoGradGuard no_grad;
   const bool is_max = std::isinf(norm_type);
-  double total = 0;
-  auto by_group = gradients_of(module);
-  for (auto& [group, gradients] : by_group) {
+  const Gradients all = gradients_of(module);
+  double total = plain_power(all, norm_type);
+  std::vector<at::Tensor> scaled;
+  for (const auto& [group, gradients] : all.sharded) {
     auto power = at::full({1}, local_power(gradients, norm_type), at::kDouble);
-    if (group.valid()) {
-      group.all_reduce(
-          power, is_max ? ReduceOp::Max : ReduceOp::Sum, "clip_grad_norm_");
+    group.all_reduce(
+        power, is_max ? ReduceOp::Max : ReduceOp::Sum, "clip_grad_norm_");
+    total = add_power(total, power.item<double>(), norm_type);
+    scaled.insert(scaled.end(), gradients.begin(), gradients.end());
+  }
+  for (const Plain& plain : all.plain) {
+    if (plain.gradient.defined()) {
+      scaled.push_back(plain.gradient);
     }
-    const double part = power.item<double>();
-    total = is_max ? larger(total, part) : total + part;
   }
   const double norm = is_max ? total : std::pow(total, 1.0 / norm_type);
   const double scale = max_norm / (norm + 1e-6);
-  if (!(scale >= 1)) { // a NaN goes into the gradients, as in Python
-    for (auto& [group, gradients] : by_group) {
-      if (!gradients.empty()) {
-        at::_foreach_mul_(gradients, scale);
-      }
-    }
+  if (!(scale >= 1) && !scaled.empty()) {
+    at::_foreach_mul_(scaled, scale); // a NaN too, as in Python
   }
   return norm;
 }

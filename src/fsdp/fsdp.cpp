@@ -14,6 +14,7 @@
 #include "fsdp/module_units.h"
 #include "fsdp/shard_module.h"
 #include "shard/alias.h"
+#include "shard/plain_params.h"
 #include "shard/schedule.h"
 #include "shard/unit.h"
 
@@ -273,6 +274,11 @@ FsdpHandle::FsdpHandle(
     move_to(*module_, *options_.device_id());
   }
   fsdp::shard_module(*module_, request);
+  for (const auto& ignored : options_.ignored_modules()) {
+    for (const at::Tensor& tensor : ignored->parameters()) {
+      shard::set_ignored(tensor);
+    }
+  }
   if (precision.buffer_dtype()) {
     cast_buffers(*module_, *precision.buffer_dtype());
   }

@@ -7,6 +7,7 @@
 
 #include "fsdp/module_units.h"
 #include "fsdp/shard_module.h"
+#include "shard/plain_params.h"
 #include "shard/schedule.h"
 #include "shard/unit.h"
 
@@ -59,6 +60,9 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
     request.ignored_params.insert(tensor.unsafeGetTensorImpl());
   }
   fsdp::shard_module(module, request);
+  for (const at::Tensor& tensor : options.ignored_params()) {
+    shard::set_ignored(tensor);
+  }
 }
 
 namespace {

@@ -17,6 +17,7 @@
 #include "fsdp/optim_transfer.h"
 #include "optim/dictionary.h"
 #include "shard/fresh_memory.h"
+#include "shard/start.h"
 #include "state/describe.h"
 #include "state/nearest.h"
 
@@ -320,6 +321,9 @@ class Loader {
                             : state::describe(wanted.value).c_str()) +
               (is_sharded ? " sharded" : "");
         }
+        if (is_everybodys) {
+          line += digests_of(wanted);
+        }
       }
       result.push_back(std::move(line));
     }
@@ -337,6 +341,18 @@ class Loader {
       }
     }
     return result;
+  }
+
+  /// Full tensors, of which each rank takes its part, must be the same ones.
+  static std::string digests_of(const Wanted& wanted) {
+    std::string text;
+    for (const StateValue* value : wanted.by_member) {
+      if (value != nullptr && value->is_tensor() && value->tensor().defined()) {
+        text += fmt::format(
+            " with the digest {:016x}", shard::digest_of(value->tensor()));
+      }
+    }
+    return text;
   }
 
   /// With the items of lists, which betas are.

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "fsdp/model_params.h"
+#include "fsdp/parameters.h"
 #include "fsdp/state_settings.h"
 #include "fsdp/write_model_state.h"
 #include "shard/unit.h"
@@ -28,7 +29,7 @@ StateDict local_state(torch::nn::Module& module, bool offload_to_cpu) {
     return offload_to_cpu ? tensor.detach().cpu() : tensor.detach();
   };
   StateDict result;
-  for (const auto& [name, tensor] : named_parameters(module)) {
+  for (const auto& [name, tensor] : fsdp::list_parameters(module)) {
     const auto origin = state::find_part_of(tensor, name);
     result.set(
         name,

@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "fsdp/optim_transfer.h"
+#include "fsdp/parameters.h"
 #include "fsdp/state_settings.h"
 #include "state/nearest.h"
 
@@ -127,7 +128,7 @@ Names local_names(
     torch::nn::Module& model,
     const torch::optim::Optimizer& optim) {
   std::unordered_map<const c10::TensorImpl*, std::string> names;
-  for (const auto& [name, tensor] : named_parameters(model)) {
+  for (const auto& [name, tensor] : fsdp::list_parameters(model)) {
     names.emplace(tensor.unsafeGetTensorImpl(), name);
   }
   Names result(call);

@@ -1,3 +1,5 @@
+#include "fsdp/parameters.h"
+
 #include <tessera/fsdp/fully_shard.h>
 
 #include <functional>
@@ -6,6 +8,7 @@
 
 #include "fsdp/module_units.h"
 #include "shard/names.h"
+#include "shard/schedule.h"
 #include "shard/unit.h"
 
 namespace tessera {
@@ -40,9 +43,23 @@ void walk(
   }
 }
 
+/// Has what is not sharded beside units compared between the ranks.
+void watch_plain(torch::nn::Module& module) {
+  const auto units = fsdp::units_in(module);
+  if (units.empty()) {
+    return;
+  }
+  for (const auto& param : fsdp::distinct_parameters(module)) {
+    if (param.tensor.requires_grad() && !shard::is_sharded(param.tensor)) {
+      units.front()->schedule().plain().add(
+          module.name() + "." + param.name, param.tensor);
+    }
+  }
+}
+
 } // namespace
 
-NamedTensors named_parameters(
+NamedTensors fsdp::list_parameters(
     torch::nn::Module& module,
     const std::string& prefix,
     bool recurse) {
@@ -79,6 +96,14 @@ NamedTensors named_parameters(
         }
       });
   return result;
+}
+
+NamedTensors named_parameters(
+    torch::nn::Module& module,
+    const std::string& prefix,
+    bool recurse) {
+  watch_plain(module);
+  return fsdp::list_parameters(module, prefix, recurse);
 }
 
 NamedTensors named_buffers(

@@ -20,6 +20,7 @@
 #include "fsdp/state_settings.h"
 #include "shard/deferred_init.h"
 #include "shard/names.h"
+#include "shard/plain_params.h"
 #include "shard/schedule.h"
 #include "shard/unit.h"
 
@@ -76,6 +77,10 @@ std::optional<std::string> objection_to(
         "on {}, while the unit's first parameter is on {}. Move the module to one device first.",
         place_of(tensor).str(),
         place_of(first.tensor).str()));
+  }
+  if (shard::is_averaged(tensor)) {
+    return because(
+        "a DistributedDataParallel averages its gradients. Use one of them: let the handle go before sharding.");
   }
   if (!tensor.is_leaf()) {
     return because(

@@ -17,6 +17,8 @@
 #include "comm/together.h"
 #include "fsdp/incoming.h"
 #include "fsdp/model_params.h"
+#include "fsdp/parameters.h"
+#include "shard/start.h"
 #include "state/describe.h"
 #include "state/nearest.h"
 
@@ -148,7 +150,7 @@ class Writer {
               {name, {name, one, one, nullptr, {}}, is_buffer, nullptr});
         };
     if (request_.is_local) {
-      for (const auto& [name, tensor] : named_parameters(module_)) {
+      for (const auto& [name, tensor] : fsdp::list_parameters(module_)) {
         add_plain(name, tensor, false);
       }
       for (const auto& [name, tensor] : named_buffers(module_)) {
@@ -204,7 +206,11 @@ class Writer {
       if (target.to.is_sharded() || target.value->is_sharded()) {
         result.push_back(
             target.name +
-            (target.value->is_sharded() ? ": sharded" : ": full"));
+            (target.value->is_sharded()
+                 ? ": sharded"
+                 : fmt::format(
+                       ": values with the digest {:016x}",
+                       shard::digest_of(target.value->tensor()))));
       }
     }
     return result;

@@ -13,8 +13,31 @@
 #include "comm/raw_access.h"
 #include "optim/fields.h"
 #include "optim/own_access.h"
+#include "shard/unit.h"
 
 namespace tessera::optim {
+namespace {
+
+/// A sharded parameter is no leaf, and its gradient is that of its shard.
+void refuse_face(
+    const at::Tensor& param,
+    size_t index,
+    size_t group,
+    const std::string& name) {
+  const shard::Unit* unit = shard::unit_of(param);
+  if (unit == nullptr || unit->shows_summoned()) {
+    return;
+  }
+  raise<c10::ValueError>(
+      {.call = name, .unit = unit->name()},
+      fmt::format(
+          "parameter {} of param group {} is sharded, and an optimizer steps the shards. Make it after sharding, of those: optim::{} optimizer(tessera::parameters(*model), ...).",
+          index,
+          group,
+          name));
+}
+
+} // namespace
 
 Optimizer::Optimizer(
     std::string name,
@@ -44,6 +67,7 @@ void Optimizer::add_param_group(
     }
   }
   for (size_t i = 0; i < group.params().size(); ++i) {
+    refuse_face(group.params()[i], i, param_groups_.size(), name_);
     if (!held.insert(group.params()[i].unsafeGetTensorImpl()).second) {
       raise<c10::ValueError>(
           {.call = name_},
@@ -58,6 +82,7 @@ void Optimizer::add_param_group(
     // LibTorch keeps options of its own classes only.
     param_groups_.back().set_options(group.options().clone());
   }
+  num_groups_ = param_groups_.size();
   options_of(param_groups_.size() - 1);
 }
 
@@ -73,6 +98,25 @@ void Optimizer::refuse_archive() const {
   raise<c10::NotImplementedError>(
       {.call = name_},
       "torch::save and torch::load know the state of LibTorch's own optimizers only. Use tessera::optim::state_dict and load_state_dict.");
+}
+
+/// LibTorch's add_param_group() is not virtual.
+void Optimizer::check_groups() {
+  if (param_groups_.size() > num_groups_) {
+    raise<c10::ValueError>(
+        {.call = name_},
+        fmt::format(
+            "param group {} was added through a torch::optim::Optimizer&, which drops its options. Call add_param_group() of the {} itself.",
+            num_groups_,
+            name_));
+  }
+  num_groups_ = param_groups_.size(); // groups may have been removed
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    const auto& params = param_groups_[group].params();
+    for (size_t i = 0; i < params.size(); ++i) {
+      refuse_face(params[i], i, group, name_);
+    }
+  }
 }
 
 const Options& Optimizer::options_of(size_t group) {
@@ -164,10 +208,16 @@ at::Tensor Optimizer::step(LossClosure closure) {
     at::AutoGradMode with_grad(true);
     loss = closure();
   }
+  check_groups();
+  // All of it first: what throws here leaves every parameter as it was.
+  std::vector<std::pair<const Options*, std::vector<Batch>>> work;
   for (size_t i = 0; i < param_groups_.size(); ++i) {
     const Options& options = options_of(i);
-    for (Batch& batch : batches_of(i)) {
-      update(options, batch);
+    work.emplace_back(&options, batches_of(i));
+  }
+  for (auto& [options, batches] : work) {
+    for (Batch& batch : batches) {
+      update(*options, batch);
       batch.write_back();
     }
   }

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <typeinfo>
 #include <utility>
 
@@ -65,6 +66,9 @@ void OwnAccess::check_state(
   bool has_own = false;
   for (const auto& [name, value] : values) {
     const StateField* known = field(name);
+    if (known == nullptr && !value.is_none()) {
+      refuse_others_state(name, site);
+    }
     if (known == nullptr || (value.is_none() && !known->is_required)) {
       continue;
     }
@@ -125,6 +129,34 @@ std::unique_ptr<torch::optim::OptimizerOptions> OwnAccess::complete_copy(
   const auto defaults = optimizer_.defaults().clone();
   static_cast<Options&>(*copy).complete_from(static_cast<Options&>(*defaults));
   return copy;
+}
+
+/// Any other name is carried along, as in Python. Of these it is known that
+/// they belong to another class, whose state this one would not use.
+void OwnAccess::refuse_others_state(const StateKey& name, const ErrorSite& site)
+    const {
+  static constexpr std::array kNames{
+      "acc_delta",
+      "exp_avg",
+      "exp_avg_sq",
+      "exp_inf",
+      "grad_avg",
+      "max_exp_avg_sq",
+      "momentum_buffer",
+      "square_avg",
+      "sum"};
+  const bool is_others =
+      std::any_of(kNames.begin(), kNames.end(), [&](const char* known) {
+        return name == StateKey(known);
+      });
+  if (is_others) {
+    raise<c10::ValueError>(
+        site,
+        fmt::format(
+            "there is state \"{}\", which {} does not keep: it was saved by another kind of optimizer. Load it into that one, or leave the state out and start with the parameters alone.",
+            name.text(),
+            optimizer_.name()));
+  }
 }
 
 const StateField* OwnAccess::field(const StateKey& name) const {

@@ -39,6 +39,7 @@ class OwnAccess : public Access {
   std::unique_ptr<torch::optim::OptimizerOptions> complete_copy(
       const torch::optim::OptimizerOptions& options,
       const ErrorSite& site) const;
+  void refuse_others_state(const StateKey& name, const ErrorSite& site) const;
   /// Null if it is not of the class.
   const StateField* field(const StateKey& name) const;
 

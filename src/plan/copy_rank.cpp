@@ -10,7 +10,7 @@ namespace tessera::plan {
 namespace {
 
 constexpr int64_t kStepBytes = 4;
-constexpr int64_t kMissingBytes = 4; // a float: gradients that did not come
+constexpr int64_t kCountsBytes = 24; // from each rank, see Reducer::settle()
 
 } // namespace
 
@@ -81,7 +81,10 @@ void CopyRank::end_backward() {
   for (const int64_t bytes : buckets_of(items)) {
     account_.wire.count(Operation::AllReduce, bytes, setup_.world());
   }
-  account_.wire.count(Operation::Agreement, kMissingBytes, setup_.world());
+  account_.wire.count(
+      Operation::Agreement,
+      times(kCountsBytes, setup_.world()),
+      setup_.world());
 }
 
 void CopyRank::step() {

@@ -15,8 +15,10 @@
 #include <vector>
 
 #include "comm/raw_access.h"
+#include "shard/caller.h"
 #include "shard/owners.h"
 #include "shard/schedule.h"
+#include "shard/shard_gradient.h"
 #include "shard/unit.h"
 
 namespace tessera::shard {
@@ -28,6 +30,24 @@ using Units = c10::SmallVector<Unit*, 4>;
   raise(
       {.call = call, .unit = unit.name()},
       "this writes to a sharded parameter, and the write would be lost at the next reshard. Do it inside tessera::summon_full_params(module), change the shards that tessera::parameters(module) gives, or change the parameters before fully_shard.");
+}
+
+/// torch::optim::LBFGS takes dot products of all parameters: of a rank's own
+/// part they are wrong, and each rank would take another step. It moves
+/// parameters by `update.view_as(parameter)`; others may do so too.
+void refuse_lbfgs(
+    const c10::OperatorHandle& op,
+    const torch::jit::Stack& stack) {
+  static constexpr std::string_view kWithin = "aten::view_as";
+  if (op.schema().name() != kWithin) {
+    return;
+  }
+  const StorageOwner owner = find_owner(storage_of(stack.back().toTensor()));
+  if (owner.is_shard && is_called_by("5optim5LBFGS")) {
+    raise(
+        {.call = "torch::optim::LBFGS::step", .unit = owner.unit->name()},
+        "LBFGS needs dot products over all parameters, and a rank has only its shards. Use another optimizer, or train a model that is not sharded with it.");
+  }
 }
 
 /// Adds the unit that `tensor` belongs to, if it is a face or a view of one.
@@ -90,11 +110,31 @@ void refuse_set_data(
   }
 }
 
+/// See [Note: gradients of shards].
+void refuse_clip_by_a_part(
+    const c10::OperatorHandle& op,
+    const torch::jit::Stack& stack) {
+  const c10::OperatorName& name = op.operator_name();
+  if (name.name != "aten::mul_" || name.overload_name != "Tensor") {
+    return;
+  }
+  const c10::IValue& self = stack[stack.size() - 2];
+  const c10::IValue& factor = stack[stack.size() - 1];
+  if (factor.isTensor() && factor.toTensor().dim() == 0 && self.isTensor() &&
+      is_data_of_gradient(self.toTensor())) {
+    raise(
+        {.call = "clip_grad_norm_"},
+        "this scales the gradients of shards by what one rank knows of them, as torch::nn::utils::clip_grad_norm_ does, and each rank by another factor. Clip with tessera::clip_grad_norm_(*model, max_norm); with a factor that is the same on all ranks, multiply the gradient itself and not its data().");
+  }
+}
+
 void collect_all(
     const c10::OperatorHandle& op,
     const torch::jit::Stack& stack,
     Units& units) {
   refuse_set_data(op, stack);
+  refuse_clip_by_a_part(op, stack);
+  refuse_lbfgs(op, stack);
   const auto& arguments = op.schema().arguments();
   const size_t first = stack.size() - arguments.size();
   for (size_t i = 0; i < arguments.size(); ++i) {

@@ -26,8 +26,11 @@ class Unit;
 /// Its next edges lead to the leaves. A plain backward sends nothing there; the
 /// edges are for torch::autograd::grad(loss, leaves).
 ///
-/// An optimizer built on faces fails loudly ("can't optimize a non-leaf
-/// Tensor"), which is what it should do.
+/// An optimizer of LibTorch's that is built on faces fails loudly ("can't
+/// optimize a non-leaf Tensor"), which is what it should do. One that was built
+/// before sharding is refused when it asks for gradients, see
+/// [Note: gradients of faces].
+///
 /// It owns its unit, and faces own it: so a unit lives as long as its module,
 /// or as a graph that was made with it. Where all parameters are frozen there
 /// is no node.

@@ -21,6 +21,7 @@
 #include "shard/autograd_compat.h"
 #include "shard/deferred_init.h"
 #include "shard/deferred_tensor.h"
+#include "shard/pickling.h"
 
 namespace tessera::shard {
 namespace {
@@ -641,6 +642,7 @@ void record_and_run(
 } // namespace
 
 void enable_recording() {
+  guard_pickling();
   static std::once_flag once;
   std::call_once(once, [] {
     // Never destroyed: operators may run in static destructors.

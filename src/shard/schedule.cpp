@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <string>
 #include <unordered_set>
 #include <utility>
 
@@ -283,7 +284,7 @@ void Schedule::compare_order_and_use() {
       *bytes++ = one ? 1 : 0;
     }
   }
-  in_doubt = compare_hash(in_doubt);
+  in_doubt = compare_hash(in_doubt, plain_.digest());
   if (!in_doubt) {
     return;
   }
@@ -433,6 +434,7 @@ void Schedule::forget(Unit& unit) {
 }
 
 void Schedule::recover() {
+  failure_ = nullptr;
   reducing_.clear();
   reduced_.clear();
   for (Unit* unit : units_) {
@@ -462,23 +464,42 @@ void Schedule::mix_hash(char kind, const Unit& unit) {
   mix(static_cast<uint64_t>(unit.number()));
 }
 
+void Schedule::fail_after_hook(int rank) {
+  const auto own = std::exchange(failure_, nullptr);
+  if (own) {
+    std::rethrow_exception(own);
+  }
+  raise(
+      {.call = "backward", .rank = group_.rank(), .world_size = group_.size()},
+      "a hook that was registered on a shard threw on rank " +
+          std::to_string(group_.global_ranks()[static_cast<size_t>(rank)]) +
+          "; see that rank's own error.");
+}
+
 /// Throws on all ranks unless they did the same. Returns whether any of them
 /// passed true.
-bool Schedule::compare_hash(bool flag) {
+bool Schedule::compare_hash(bool flag, int64_t plain) {
   unchecked_gathers_ = 0;
   const auto mine = static_cast<int64_t>(std::exchange(hash_, 0));
   if (group_.size() == 1) {
+    if (failure_) {
+      fail_after_hook(0);
+    }
     return flag;
   }
+  const int64_t flags = (flag ? 1 : 0) | (failure_ ? 2 : 0) | (plain & ~3);
   const at::Tensor sent = at::empty({2}, at::kLong);
   sent.mutable_data_ptr<int64_t>()[0] = mine;
-  sent.mutable_data_ptr<int64_t>()[1] = flag ? 1 : 0;
+  sent.mutable_data_ptr<int64_t>()[1] = flags;
   const at::Tensor all = at::empty({group_.size(), 2}, at::kLong);
   group_.all_gather_into(all, sent, "order of collectives");
   const int64_t* received = all.const_data_ptr<int64_t>();
   bool any = false;
+  bool is_plain_equal = true;
   for (int rank = 0; rank < group_.size(); ++rank) {
-    any = any || received[2 * rank + 1] != 0;
+    const int64_t theirs = received[2 * rank + 1];
+    any = any || (theirs & 1) != 0;
+    is_plain_equal = is_plain_equal && (theirs & ~3) == (received[1] & ~3);
     if (received[2 * rank] != received[0]) {
       recover();
       raise<DisagreementError>(
@@ -487,6 +508,14 @@ bool Schedule::compare_hash(bool flag) {
            .world_size = group_.size()},
           "ranks gathered or reduced different units in this step, so gradients may be mixed up. A forward must touch the same units in the same order on every rank; look for a branch that depends on the rank or its data. TESSERA_CHECK=1 names the first call that differs.");
     }
+  }
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    if ((received[2 * rank + 1] & 2) != 0) {
+      fail_after_hook(rank);
+    }
+  }
+  if (!is_plain_equal) {
+    plain_.compare(group_);
   }
   return any;
 }

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -17,6 +18,7 @@
 
 #include "shard/buffer_pool.h"
 #include "shard/observer.h"
+#include "shard/plain_watch.h"
 
 namespace tessera::shard {
 
@@ -99,6 +101,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void note_reduction(Unit& unit);
   void note_summon(Unit& unit);
   void forget(Unit& unit);
+  /// A user's hook threw in this backward: at its end all ranks do.
+  void note_failure(std::exception_ptr failure) {
+    failure_ = failure_ ? failure_ : std::move(failure);
+  }
 
   /// Tells the observer how long it lived; nothing where there is none.
   class Watch {
@@ -131,6 +137,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void reset_counts() {
     counts_ = {};
   }
+  /// Parameters beside the units, see [Note: plain parameters].
+  PlainWatch& plain() {
+    return plain_;
+  }
   BufferPool& pool() {
     return pool_;
   }
@@ -147,8 +157,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void end_backward();
   void reduce_what_waits();
   void mix_hash(char kind, const Unit& unit);
-  bool compare_hash(bool flag);
+  bool compare_hash(bool flag, int64_t plain = 0);
   void compare_order_and_use();
+  [[noreturn]] void fail_after_hook(int rank);
 
   const Group group_;
   std::mutex mutex_; // refuses a second thread
@@ -177,6 +188,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   Observer observer_;
   ScheduleCounts counts_;
   BufferPool pool_;
+  PlainWatch plain_;
+  std::exception_ptr failure_; // of a user's hook, in this backward
 };
 
 } // namespace tessera::shard

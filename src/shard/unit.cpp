@@ -13,8 +13,10 @@
 #include "shard/autograd_compat.h"
 #include "shard/boxes.h"
 #include "shard/deferred_init.h"
+#include "shard/face_meta.h"
 #include "shard/first_touch.h"
 #include "shard/gather_node.h"
+#include "shard/pickling.h"
 #include "shard/schedule.h"
 #include "shard/start.h"
 #include "shard/unit_parts.h"
@@ -71,6 +73,7 @@ std::shared_ptr<Unit> Unit::create(
     const UnitOptions& options,
     std::shared_ptr<Schedule> schedule) {
   enable_first_touch();
+  guard_pickling();
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   std::shared_ptr<Unit> unit(
@@ -257,7 +260,8 @@ void Unit::make_faces(const std::vector<NamedParam>& params) {
   for (size_t position = 0; position < params_.size(); ++position) {
     const at::Tensor& face = params[position].tensor;
     show(face, face_alias(params_[position]));
-    face.unsafeGetTensorImpl()->set_autograd_meta(nullptr);
+    face.unsafeGetTensorImpl()->set_autograd_meta(std::make_unique<FaceMeta>(
+        params_[position].name, params_[position].leaf));
     set_trainable(params_[position], params_[position].trainable);
   }
   for (Bundle& bundle : bundles_) {

@@ -293,6 +293,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
     std::vector<bool> used; // by position: this rank had one
   };
   Reduced wait_for_reduction();
+  at::Tensor after_hooks(const Param& param, const at::Tensor& gradient);
   std::optional<std::string> objection_to_faces() const;
   bool was_written() const;
   void write_back();

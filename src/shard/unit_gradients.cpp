@@ -2,9 +2,10 @@
 #include <ATen/ops/_foreach_add.h>
 
 #include <algorithm>
+#include <exception>
 
-#include "shard/alias.h"
 #include "shard/schedule.h"
+#include "shard/shard_gradient.h"
 #include "shard/unit_parts.h"
 
 namespace tessera::shard {
@@ -69,7 +70,7 @@ Unit::Reduced Unit::wait_for_reduction() {
     }
     if (options_.one_leaf) { // stands for all, at the first one's position
       if (params_.front().trainable) {
-        result.gradients.front() = alias_of(mean, mean.sizes(), 0);
+        result.gradients.front() = gradient_alias_of(mean, mean.sizes(), 0);
         result.used.front() =
             std::find(used.begin(), used.end(), true) != used.end();
       }
@@ -86,7 +87,7 @@ Unit::Reduced Unit::wait_for_reduction() {
       // An empty leaf has an empty gradient: optimizers step it, and so this
       // rank counts the step as the others do.
       result.gradients[position] =
-          alias_of(mean, param.leaf.sizes(), run.shard_begin);
+          gradient_alias_of(mean, param.leaf.sizes(), run.shard_begin);
     }
   }
   return result;
@@ -94,6 +95,25 @@ Unit::Reduced Unit::wait_for_reduction() {
 
 std::vector<at::Tensor> Unit::finish_reduction_apart() {
   return wait_for_reduction().gradients;
+}
+
+/// What the hooks of a leaf make of its gradient. The engine would call them,
+/// but it adds nothing to leaves here.
+at::Tensor Unit::after_hooks(const Param& param, const at::Tensor& gradient) {
+  const auto& hooks = torch::autograd::impl::hooks(param.leaf);
+  if (hooks.empty()) {
+    return gradient;
+  }
+  try {
+    torch::autograd::variable_list values{gradient};
+    for (const auto& hook : hooks) {
+      values = (*hook)(values);
+    }
+    return values.front();
+  } catch (...) {
+    schedule_->note_failure(std::current_exception()); // for all ranks
+    return gradient;
+  }
 }
 
 std::vector<bool> Unit::finish_reduction() {
@@ -104,12 +124,13 @@ std::vector<bool> Unit::finish_reduction() {
   }
   std::vector<at::Tensor> sums;
   std::vector<at::Tensor> terms;
-  const auto [gradients, used] = wait_for_reduction();
+  auto [gradients, used] = wait_for_reduction();
   zeros_stand_in_.resize(params_.size(), false);
   for (size_t position = 0; position < params_.size(); ++position) {
     if (!gradients[position].defined()) {
       continue;
     }
+    gradients[position] = after_hooks(params_[position], gradients[position]);
     at::Tensor& sum = params_[position].leaf.mutable_grad();
     if (sum.defined()) {
       sums.push_back(sum);

@@ -21,7 +21,16 @@ void Partition::add_group(const std::vector<at::Tensor>& params) {
     by_rank_[rank].back().push_back(param);
     owned_[rank].push_back(param);
   }
-  num_params_ += params.size();
+  for (size_t i = 0; i < params.size(); ++i) {
+    places_[params[i].unsafeGetTensorImpl()] = {groups_.size(), i};
+  }
+  groups_.push_back(params);
+}
+
+std::optional<Partition::Place> Partition::place_of(
+    const at::Tensor& param) const {
+  const auto found = places_.find(param.unsafeGetTensorImpl());
+  return found == places_.end() ? std::nullopt : std::optional(found->second);
 }
 
 } // namespace tessera::zero

@@ -3,7 +3,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <unordered_map>
 #include <vector>
 
 namespace tessera::zero {
@@ -28,14 +31,22 @@ class Partition {
   const std::vector<std::vector<at::Tensor>>& owned() const {
     return owned_;
   }
-  size_t num_params() const {
-    return num_params_;
+  /// The groups as they were added, each in its order.
+  const std::vector<std::vector<at::Tensor>>& groups() const {
+    return groups_;
   }
+  /// Where a parameter was added, if it was.
+  struct Place {
+    size_t group = 0;
+    size_t index = 0;
+  };
+  std::optional<Place> place_of(const at::Tensor& param) const;
 
  private:
   std::vector<std::vector<std::vector<at::Tensor>>> by_rank_; // then by group
   std::vector<std::vector<at::Tensor>> owned_; // by rank
-  size_t num_params_ = 0;
+  std::vector<std::vector<at::Tensor>> groups_;
+  std::unordered_map<const c10::TensorImpl*, Place> places_;
   std::vector<int64_t> num_elements_;
 };
 

@@ -296,17 +296,56 @@ void ZeroRedundancyOptimizer::add_param_group(
   }
 }
 
-/// LibTorch's own functions that add parameters are not virtual.
-void ZeroRedundancyOptimizer::check_untouched() const {
-  size_t num_params = 0;
-  for (const OptimizerParamGroup& group : param_groups_) {
-    num_params += group.params().size();
+/// Why the groups are not those whose parameters have owners, if so.
+std::optional<std::string> ZeroRedundancyOptimizer::objection_to_groups()
+    const {
+  const auto& added = partition_->groups();
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    const auto& params = param_groups_[group].params();
+    for (size_t i = 0; i < params.size(); ++i) {
+      const auto place = partition_->place_of(params[i]);
+      if (!place) {
+        return fmt::format(
+            "parameter {} of group {} ({}) was added through torch::optim::Optimizer, so that nobody owns it. Call ZeroRedundancyOptimizer::add_param_group().",
+            i,
+            group,
+            params[i].sizes().vec());
+      }
+      if (place->group != group) {
+        return fmt::format(
+            "parameter {} of group {} ({}) was parameter {} of group {} when it was added, and its owner steps it with the options of that group. Leave it there, or make a new ZeroRedundancyOptimizer of the groups and load the state into it.",
+            i,
+            group,
+            params[i].sizes().vec(),
+            place->index,
+            place->group);
+      }
+    }
   }
-  if (param_groups_.size() != optim_->param_groups().size() ||
-      num_params != partition_->num_params()) {
-    raise<c10::ValueError>(
-        site(group_, kName),
-        "parameters were added through torch::optim::Optimizer, so that nobody owns them. Call ZeroRedundancyOptimizer::add_param_group().");
+  for (size_t group = 0; group < added.size(); ++group) {
+    const size_t left =
+        group < param_groups_.size() ? param_groups_[group].params().size() : 0;
+    if (left != added[group].size()) {
+      return fmt::format(
+          "group {} was added with {} parameters and has {} now, but their owners go on stepping them. Freeze what shall not train, or make a new ZeroRedundancyOptimizer of the groups and load the state into it.",
+          group,
+          added[group].size(),
+          left);
+    }
+  }
+  if (param_groups_.size() != optim_->param_groups().size()) {
+    return fmt::format(
+        "there are {} groups, and {} in the local optimizer. Call ZeroRedundancyOptimizer::add_param_group() alone.",
+        param_groups_.size(),
+        optim_->param_groups().size());
+  }
+  return std::nullopt;
+}
+
+/// LibTorch's own functions that change groups are not virtual.
+void ZeroRedundancyOptimizer::check_untouched() const {
+  if (const auto objection = objection_to_groups()) {
+    raise<c10::ValueError>(site(group_, kName), *objection);
   }
 }
 

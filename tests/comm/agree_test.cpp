@@ -95,5 +95,44 @@ TEST(AgreeTest, AGroupOfOneAgreesWithItself) {
   });
 }
 
+TEST(StepTokenTest, ARankThatSkipsABatchIsFoundWithinOneStep) {
+  for (const char* backend : {"auto", "gloo"}) {
+    on_ranks({.size = 3, .backend = backend}, [](const Group& world) {
+      int64_t batch = 0;
+      int64_t done = 0;
+      std::string error;
+      try {
+        for (; batch < 10; ++batch) {
+          try {
+            if (batch == 4 && world.rank() == 1) {
+              throw std::runtime_error("a file of this rank's is broken");
+            }
+          } catch (const std::runtime_error&) {
+            continue;
+          }
+          step_token(batch);
+          at::Tensor work = at::ones({8});
+          world.all_reduce(work);
+          ++done;
+        }
+      } catch (const DisagreementError& thrown) {
+        error = thrown.what();
+      }
+      EXPECT_EQ(done, 4); // the step in which it happened is not made
+      EXPECT_THAT(error, HasSubstr("ranks 0, 2: step 4"));
+      EXPECT_THAT(error, HasSubstr("rank 1: step 5"));
+    });
+  }
+}
+
+TEST(StepTokenTest, IsAboutTheRanksOfItsGroup) {
+  on_ranks(4, [](const Group& world) {
+    const Group half = *world.split(world.rank() / 2);
+    step_token(100 + world.rank() / 2, half);
+    EXPECT_THROW(step_token(world.rank() / 2), DisagreementError);
+    step_token(-1, world.alone());
+  });
+}
+
 } // namespace
 } // namespace tessera

@@ -449,30 +449,138 @@ TEST(DdpHookTest, RejectsResultsThatFitNoBucket) {
   });
 }
 
-/// The others wait for its part of the reduction.
-TEST(DdpHookTest, ARankWhoseHookThrowsIsNamedByTheOthers) {
-  on_ranks(
-      {.size = 2, .timeout = std::chrono::milliseconds(1500)},
-      [](const Group& world) {
+/// The others wait for its part of the reduction. Nothing here is found by a
+/// timeout: it is that of the test.
+TEST(DdpHookTest, AHookThatThrowsOnOneRankIsAnErrorOnAll) {
+  enum class When { kAtOnce, kAfterTheFirstBucket, kInItsFuture };
+  for (const char* backend : {"auto", "gloo"}) {
+    on_ranks({.size = 3, .backend = backend}, [](const Group& world) {
+      for (const When when :
+           {When::kAtOnce, When::kAfterTheFirstBucket, When::kInItsFuture}) {
         const Group group = world.split(0).value(); // dead afterwards
         Parts model;
-        DistributedDataParallel ddp(model, DDPOptions().process_group(group));
+        DistributedDataParallel ddp(
+            model,
+            DDPOptions()
+                .process_group(group)
+                .bucket_cap_mb(kTinyMb)
+                .first_bucket_mb(kTinyMb));
         ddp.register_comm_hook(
             [&, average = allreduce_hook(group)](GradBucket& bucket) {
-              if (world.rank() == 1) {
+              const bool is_due = world.rank() == 1 &&
+                  bucket.index() == (when == When::kAtOnce ? 0u : 1u);
+              if (is_due && when == When::kInItsFuture) {
+                return CommFuture([inner = average(bucket)]() -> at::Tensor {
+                  inner();
+                  throw std::runtime_error("no network today");
+                });
+              }
+              if (is_due) {
                 throw std::runtime_error("no network today");
               }
               return average(bucket);
             });
-        EXPECT_THAT(
-            error_of([&] {
-              ddp(std::vector{0, 1, 2}).sum().backward();
-            }),
-            HasSubstr(world.rank() == 1 ? "no network today" : "rank 1"));
-        // Until the other has given up.
-        std::this_thread::sleep_for(
-            std::chrono::milliseconds(world.rank() == 1 ? 2500 : 0));
-      });
+        const std::string error = error_of([&] {
+          ddp(std::vector{0, 1, 2}).sum().backward();
+        });
+        EXPECT_THAT(error, HasSubstr("no network today"));
+        if (world.rank() != 1) {
+          EXPECT_THAT(error, HasSubstr("rank 1 failed"));
+        }
+        world.barrier(); // the others of its groups live
+      }
+    });
+  }
+}
+
+TEST(DdpTest, ABackwardThatReachesNoParameterOnOneRankIsAnErrorOnAll) {
+  for (const char* backend : {"auto", "gloo"}) {
+    on_ranks({.size = 3, .backend = backend}, [](const Group& world) {
+      Parts model;
+      DistributedDataParallel ddp(model);
+      torch::optim::SGD optimizer(model->parameters(), 0.1);
+      int steps = 0;
+      std::string error;
+      try {
+        for (; steps < 6; ++steps) {
+          auto output = ddp(std::vector{0, 1, 2});
+          if (steps == 2 && world.rank() == 1) {
+            output = output.detach().set_requires_grad(true);
+          }
+          output.sum().backward();
+          optimizer.step();
+        }
+      } catch (const DisagreementError& thrown) {
+        error = thrown.what();
+      }
+      // The rank that reduced nothing is one step ahead when they meet.
+      EXPECT_EQ(steps, world.rank() == 1 ? 3 : 2);
+      EXPECT_THAT(
+          error,
+          AllOf(
+              HasSubstr("rank 0 made 1 forwards"),
+              HasSubstr("rank 1 made 2"),
+              HasSubstr("reached no parameter")));
+    });
+  }
+}
+
+TEST(DdpTest, ForwardsThatNeedNoReductionAreNotCounted) {
+  on_ranks(2, [](const Group& world) {
+    Parts model;
+    DistributedDataParallel ddp(model);
+    for (int step = 0; step < 2; ++step) {
+      ddp(std::vector{0, 1, 2}); // on all ranks alike, and never backward
+      if (world.rank() == 0) {
+        model->eval();
+        ddp(std::vector{0, 1, 2});
+        model->train();
+        const torch::NoGradGuard no_grad;
+        ddp(std::vector{0, 1, 2});
+      }
+      if (world.rank() == 1) {
+        const auto held_back = ddp.no_sync();
+        ddp(std::vector{0, 1, 2});
+      }
+      EXPECT_NO_THROW(ddp(std::vector{0, 1, 2}).sum().backward());
+    }
+  });
+}
+
+TEST(DdpTest, AParameterThatNobodyAveragesIsAnErrorOnAll) {
+  on_ranks(2, [](const Group& world) {
+    { // thawed
+      Stack model = make_stack();
+      model->head.set_requires_grad(false);
+      const DistributedDataParallel ddp(model);
+      loss_of(model, tokens(world.rank(), 0)).backward();
+      model->head.set_requires_grad(true);
+      EXPECT_THAT(
+          error_of([&] { loss_of(model, tokens(world.rank(), 1)).backward(); }),
+          AllOf(HasSubstr("\"head\""), HasSubstr("Make it anew")));
+    }
+    { // registered, and on one rank only
+      Stack model = make_stack();
+      const DistributedDataParallel ddp(model);
+      if (world.rank() == 1) {
+        model->register_parameter("extra", torch::ones({1}, at::kDouble));
+      }
+      EXPECT_THAT(
+          error_of([&] { loss_of(model, tokens(world.rank(), 0)).backward(); }),
+          AllOf(HasSubstr("rank 1"), HasSubstr("\"extra\"")));
+    }
+    { // one that is made anew averages it
+      Stack model = make_stack();
+      model->head.set_requires_grad(false);
+      { const DistributedDataParallel ddp(model); }
+      model->head.set_requires_grad(true);
+      const DistributedDataParallel ddp(model);
+      loss_of(model, tokens(world.rank(), 0)).backward();
+      Stack plain = make_stack();
+      loss_of(plain, all_tokens(world.size(), 0)).backward();
+      EXPECT_TRUE(torch::allclose(model->head.grad(), plain->head.grad()));
+    }
+  });
 }
 
 TEST(DdpTest, ARankThatStopsEarlyIsNamed) {

@@ -176,6 +176,14 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values("fsdp", "ddp", "zero"),
     [](const auto& strategy) { return std::string(strategy.param); });
 
+TEST_F(GptTest, ARankThatLeavesAStepOutEndsTheRunOnAllRanks) {
+  const auto result = train(2, "skipped", {"--skip-at", "3"});
+  EXPECT_NE(result.exit_code, 0) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("rank 0: step 3"));
+  EXPECT_THAT(result.output, HasSubstr("rank 1: step 4"));
+  EXPECT_EQ(losses("skipped").size(), 2u);
+}
+
 TEST_F(GptTest, ResumesOnOtherRanksUnderAnotherStrategy) {
   must_train(2, "whole");
   must_die_and_resume(2, 4, "on4", {}, {});

@@ -256,6 +256,24 @@ TEST(OptionsTest, GroupsTakeWhatTheyDidNotSetFromTheDefaults) {
   EXPECT_EQ(added(2).lr(), 0.5);
 }
 
+TEST(OptionsTest, AGroupThatLibTorchAddedIsRefusedAtTheNextStep) {
+  const auto params = make_params();
+  const auto before = params[0].detach().clone();
+  params[0].mutable_grad() = torch::ones_like(params[0]);
+  AdamW optimizer(std::vector{params[0]}, 0.5);
+  OptimizerParamGroup later(
+      {params[1]}, std::make_unique<AdamWOptions>(AdamWOptions(1e-3)));
+  static_cast<torch::optim::Optimizer&>(optimizer).add_param_group(later);
+  EXPECT_THAT(
+      error_of([&] { optimizer.step(); }),
+      HasSubstr("param group 1 was added through a torch::optim::Optimizer&"));
+  EXPECT_TRUE(torch::equal(params[0], before));
+  optimizer.param_groups().pop_back();
+  optimizer.add_param_group(later);
+  EXPECT_NO_THROW(optimizer.step());
+  EXPECT_FALSE(torch::equal(params[0], before));
+}
+
 TEST(OptionsTest, RejectsOptionsOfAnotherClass) {
   const auto params = make_params();
   std::vector<OptimizerParamGroup> groups;

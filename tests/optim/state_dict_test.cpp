@@ -402,5 +402,34 @@ TEST(OptimizerTest, ExtraKeysCannotShadowOptions) {
       c10::ValueError);
 }
 
+TEST(StateDictTest, AnotherKindOfOptimizersStateIsRefused) {
+  const auto params = make_params();
+  for (const at::Tensor& param : params) {
+    param.mutable_grad() = torch::ones_like(param);
+  }
+  const auto state_after_a_step = [&](auto optimizer) {
+    optimizer.step();
+    return optimizer.state_dict();
+  };
+  const auto expect_refused = [&](Optimizer& optimizer, const StateDict& dict) {
+    const StateDict before = optimizer.state_dict();
+    EXPECT_THAT(
+        error_of([&] { optimizer.load_state_dict(dict); }),
+        HasSubstr("saved by another kind of optimizer"));
+    EXPECT_EQ(diff(optimizer.state_dict(), before), "");
+  };
+  const StateDict adam = state_after_a_step(AdamW(params, 1e-3));
+  const StateDict momentum =
+      state_after_a_step(SGD(params, SGDOptions(0.1).momentum(0.9)));
+  SGD sgd(params, SGDOptions(0.1).momentum(0.9));
+  AdamW adamw(params, 1e-3);
+  expect_refused(sgd, adam);
+  expect_refused(adamw, momentum);
+  // What no class is known by is carried along, as in Python.
+  StateDict own = adam;
+  own.at("state").dict().at(0).dict().set("note", 3);
+  EXPECT_NO_THROW(adamw.load_state_dict(own));
+}
+
 } // namespace
 } // namespace tessera::optim

@@ -856,6 +856,24 @@ TEST_F(DeferredInitTest, ThreadsMayReplayAtTheSameTime) {
   }
 }
 
+TEST_F(DeferredInitTest, SavingADeferredModelThrows) {
+  torch::nn::Linear linear{nullptr};
+  {
+    const DeferredInit deferred;
+    linear = torch::nn::Linear(3, 4);
+  }
+  std::stringstream file;
+  EXPECT_THAT(
+      error_of([&] { torch::save(linear, file); }),
+      ::testing::HasSubstr("a deferred tensor has no values yet"));
+  materialize(*linear);
+  std::stringstream whole;
+  torch::save(linear, whole);
+  torch::nn::Linear loaded(3, 4);
+  torch::load(loaded, whole);
+  EXPECT_TRUE(at::equal(loaded->weight, linear->weight));
+}
+
 TEST_F(DeferredInitTest, LoadingAFileGivesMemory) {
   torch::nn::Linear saved(3, 4);
   for (const bool in_guard : {true, false}) {

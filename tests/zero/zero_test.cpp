@@ -225,7 +225,57 @@ TEST(ZeroTest, RejectsGroupsThatLibTorchAdded) {
         model->parameters(), optimizer_class<optim::SGD>(0.1));
     static_cast<torch::optim::Optimizer&>(zero).add_param_group(
         OptimizerParamGroup({torch::rand(2)}));
-    EXPECT_THAT(error_of([&] { zero.step(); }), HasSubstr("nobody owns them"));
+    EXPECT_THAT(
+        error_of([&] { zero.step(); }),
+        HasSubstr("parameter 0 of group 1 ([2]) was added through"));
+  });
+}
+
+TEST(ZeroTest, RejectsParametersThatLeftTheirGroup) {
+  on_ranks(2, [](const Group&) {
+    const auto make = [](const std::vector<at::Tensor>& params) {
+      std::vector<OptimizerParamGroup> groups;
+      groups.emplace_back(std::vector<at::Tensor>{params[0], params[1]});
+      groups.emplace_back(std::vector<at::Tensor>{params[2]});
+      return std::make_unique<ZeroRedundancyOptimizer>(
+          groups, optimizer_class<optim::SGD>(0.1));
+    };
+    std::vector<at::Tensor> params;
+    for (int64_t i = 1; i < 4; ++i) {
+      params.push_back(torch::ones({i}).set_requires_grad(true));
+      params.back().mutable_grad() = torch::ones({i});
+    }
+    const auto expect_refused = [&](ZeroRedundancyOptimizer& zero,
+                                    const std::string& text) {
+      const std::string error = error_of([&] { zero.step(); });
+      EXPECT_THAT(error, HasSubstr(text));
+      EXPECT_THAT(error, Not(HasSubstr("added through")));
+      for (const at::Tensor& param : params) {
+        EXPECT_TRUE(torch::equal(param, torch::ones_like(param)));
+      }
+    };
+    { // moved: another group's options would be meant
+      const auto zero = make(params);
+      auto& groups = zero->param_groups();
+      groups[1].params().push_back(groups[0].params()[1]);
+      groups[0].params().pop_back();
+      expect_refused(
+          *zero, "parameter 1 of group 1 ([2]) was parameter 1 of group 0");
+    }
+    { // taken out
+      const auto zero = make(params);
+      zero->param_groups()[1].params().clear();
+      expect_refused(
+          *zero, "group 1 was added with 1 parameters and has 0 now");
+    }
+    { // the group too
+      const auto zero = make(params);
+      zero->param_groups().pop_back();
+      expect_refused(
+          *zero, "group 1 was added with 1 parameters and has 0 now");
+    }
+    make(params)->step();
+    EXPECT_FALSE(torch::equal(params[0], torch::ones({1})));
   });
 }
 

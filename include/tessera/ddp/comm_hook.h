@@ -65,8 +65,10 @@ using CommFuture = std::function<at::Tensor()>;
 
 /// Reduces a bucket in place of the average over all ranks. Called during
 /// backward, as soon as the gradients are there, in the same order on every
-/// rank; starts what it has to and returns at once. What it throws comes out of
-/// backward, on this rank.
+/// rank; starts what it has to and returns at once. What it throws, or its
+/// future, comes out of backward at its end, and the other ranks throw an error
+/// that tells of it. The process group is dead then, unless the hook itself
+/// threw on all ranks.
 using CommHook = std::function<CommFuture(GradBucket& bucket)>;
 
 /// The average over the ranks: what is done without a hook.

@@ -72,7 +72,7 @@ class TESSERA_API DdpHandle : public Joinable {
   void set_requires_gradient_sync(bool on);
 
   /// Reduces buckets with `hook` from the next backward on. Throws if there is
-  /// one. Not collective, but all ranks must do the same.
+  /// one. Collective.
   void register_comm_hook(CommHook hook);
   /// True once buckets are as they will stay: after the first backward that
   /// reduces, or the second under static_graph.

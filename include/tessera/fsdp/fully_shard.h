@@ -157,8 +157,10 @@ class TESSERA_API NoSync {
 /// Scales the gradients of all parameters so that their norm over all ranks is
 /// at most `max_norm`; returns the norm they had. Exactly the norm of the
 /// unsharded gradients, whatever the layouts and groups; a NaN among them makes
-/// all NaN. Parameters that are not sharded must have equal gradients on all
-/// ranks. Throws c10::ValueError unless norm_type is positive. Collective.
+/// all NaN. Parameters of a sharded model that are not sharded themselves must
+/// have equal gradients on all ranks: where their norms differ, every rank
+/// throws DisagreementError with the name of one, and nothing is scaled. Throws
+/// c10::ValueError unless norm_type is positive. Collective.
 TESSERA_API double clip_grad_norm_(
     torch::nn::Module& module,
     double max_norm,

@@ -82,13 +82,15 @@ class TESSERA_API Optimizer : public torch::optim::Optimizer,
                               public StatefulOptimizer {
  public:
   /// Runs `closure` first, if there is one, with gradients enabled, and returns
-  /// its loss. Throws for sparse gradients. Not collective.
+  /// its loss. Throws, before anything is changed, for sparse gradients, for
+  /// sharded parameters (an optimizer that was made before fully_shard), and
+  /// for a group that came in by LibTorch's add_param_group(). Not collective.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   /// Adds a group, with the options it has. Throws as the constructor does.
   /// Hides LibTorch's, which is not virtual: called for a
-  /// torch::optim::Optimizer&, that gives the group the defaults, whatever
-  /// options it has.
+  /// torch::optim::Optimizer&, that drops the group's options, so the next
+  /// step() throws.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// LibTorch's archives hold the state of its own classes only: both throw
@@ -111,8 +113,9 @@ class TESSERA_API Optimizer : public torch::optim::Optimizer,
   const StateDict* find_state(const at::Tensor& param) const;
 
  protected:
-  /// Throws c10::ValueError for options out of range, c10::TypeError for a
-  /// group with options of another class than `defaults`.
+  /// Throws c10::ValueError for options out of range and for sharded
+  /// parameters, of which it takes the shards, tessera::parameters(module);
+  /// c10::TypeError for a group with options of another class than `defaults`.
   Optimizer(
       std::string name,
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
@@ -127,13 +130,14 @@ class TESSERA_API Optimizer : public torch::optim::Optimizer,
   friend class OwnAccess;
 
   [[noreturn]] void refuse_archive() const;
-  /// The group's options, completed by the defaults and checked. Groups come in
-  /// by LibTorch's add_param_group() too.
+  void check_groups();
+  /// The group's options, completed by the defaults and checked.
   const Options& options_of(size_t group);
   std::vector<Batch> batches_of(size_t group);
   static Batch& batch_for(std::vector<Batch>& batches, const at::Tensor& param);
 
   std::string name_;
+  size_t num_groups_ = 0; // that add_param_group() here has seen
 };
 
 } // namespace tessera::optim

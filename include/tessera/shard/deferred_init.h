@@ -28,10 +28,10 @@ namespace tessera {
 ///
 /// Reading values of a deferred tensor is an error: item(), data_ptr(), a
 /// branch on a value, printing. (Before LibTorch 2.13 the data_ptr() without a
-/// type is null instead.) torch::save writes it without values, as any meta
-/// tensor. Not deferred are `torch::tensor({...})` and tensors on memory of the
-/// caller's; what recorded operators read of these is copied. Loading a file,
-/// or set_data(), gives a deferred tensor the memory of another.
+/// type is null instead.) So is torch::save. Not deferred are
+/// `torch::tensor({...})` and tensors on memory of the caller's; what recorded
+/// operators read of these is copied. Loading a file, or set_data(), gives a
+/// deferred tensor the memory of another.
 ///
 /// Operators that LibTorch cannot run on the meta device (abs, flip, polar,
 /// convolutions) are run once on memory to learn the shape of their result.

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace tessera {
@@ -101,7 +102,9 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
       ZeroOptions options = {});
   ~ZeroRedundancyOptimizer() override;
 
-  /// The local optimizer's step, then everybody gets the new parameters.
+  /// The local optimizer's step, then everybody gets the new parameters. Throws
+  /// c10::ValueError on every rank, before anything is stepped, if the groups
+  /// do not have the parameters that they were added with.
   /// Returns what the local one returns: the loss of this rank's closure. If
   /// the local step throws on a rank, all ranks throw. With overlap_with_ddp it
   /// only warns.
@@ -163,6 +166,7 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   void agree_on(
       const std::vector<torch::optim::OptimizerParamGroup>& groups,
       const char* call) const;
+  std::optional<std::string> objection_to_groups() const;
   void check_untouched() const;
   StateDict own_state(const char* call, int to = 0);
   StateDict whole_dict(StateDict state) const;
