@@ -3,18 +3,23 @@
 #   make build JOBS=8         parallel compiles (default: all cores)
 #   make bench ONLY=step,ddp  some families of benchmarks
 #   make fuzz FOR=600         seconds for each fuzzer (default: 30)
+#   make fuzz RUNS=10000000   so many inputs for each fuzzer, however long it takes
+#   make soak KILLS=500 SEED=7
 
 SHELL := /bin/bash
 JOBS ?= $(shell nproc)
 ONLY ?=
 FOR ?= 30
+RUNS ?=
+KILLS ?= 20
+SEED ?=
 
 RELEASE := build/release
 
 .DEFAULT_GOAL := help
 # Two builds in one folder at a time would fight over it.
 .NOTPARALLEL:
-.PHONY: help setup build demo test docs bench record format lint asan tsan fuzz offline-deps clean
+.PHONY: help setup build demo test docs bench record format lint asan tsan fuzz soak offline-deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -90,10 +95,16 @@ tsan: ## the tests labelled tsan, under TSan
 	@$(call build_labelled,build/tsan,tsan)
 	$(NO_ASLR) ctest --test-dir build/tsan -L '^tsan$$' --no-tests=error --output-on-failure
 
-fuzz: ## libFuzzer on the formats of checkpoints; FOR=seconds for each
+fuzz: ## libFuzzer on the formats of checkpoints; FOR=seconds or RUNS=inputs for each
 	@scripts/setup.sh fuzz
 	@scripts/configure.sh fuzz tests
-	@FOR=$(FOR) JOBS=$(JOBS) scripts/fuzz.sh
+	@FOR=$(FOR) RUNS=$(RUNS) JOBS=$(JOBS) scripts/fuzz.sh
+
+soak: ## kill training runs at random, resume them otherwise, compare bits; KILLS=, SEED=
+	@scripts/setup.sh build
+	@scripts/configure.sh release
+	cmake --build $(RELEASE) -j $(JOBS) --target tessera_cli gpt
+	scripts/soak.py --build $(RELEASE) --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 offline-deps: ## gather headers and small libraries in .deps/ for a host with no network
 	@scripts/offline_deps.sh
