@@ -452,8 +452,7 @@ TEST(DdpHookTest, RejectsResultsThatFitNoBucket) {
 /// The others wait for its part of the reduction.
 TEST(DdpHookTest, ARankWhoseHookThrowsIsNamedByTheOthers) {
   on_ranks(
-      {.size = 2, .timeout = std::chrono::milliseconds(1500)},
-      [](const Group& world) {
+      {.size = 2, .timeout = std::chrono::seconds(8)}, [](const Group& world) {
         const Group group = world.split(0).value(); // dead afterwards
         Parts model;
         DistributedDataParallel ddp(model, DDPOptions().process_group(group));
@@ -471,14 +470,13 @@ TEST(DdpHookTest, ARankWhoseHookThrowsIsNamedByTheOthers) {
             HasSubstr(world.rank() == 1 ? "no network today" : "rank 1"));
         // Until the other has given up.
         std::this_thread::sleep_for(
-            std::chrono::milliseconds(world.rank() == 1 ? 2500 : 0));
+            std::chrono::milliseconds(world.rank() == 1 ? 9000 : 0));
       });
 }
 
 TEST(DdpTest, ARankThatStopsEarlyIsNamed) {
   on_ranks(
-      {.size = 2, .timeout = std::chrono::milliseconds(1500)},
-      [](const Group& world) {
+      {.size = 2, .timeout = std::chrono::seconds(8)}, [](const Group& world) {
         // Dead afterwards, so not the world.
         const Group group = world.split(0).value();
         Parts model;
@@ -491,7 +489,7 @@ TEST(DdpTest, ARankThatStopsEarlyIsNamed) {
               }),
               HasSubstr("rank 1"));
         } else {
-          std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+          std::this_thread::sleep_for(std::chrono::seconds(9));
         }
       });
 }
