@@ -3,18 +3,25 @@
 #   make build JOBS=8         parallel compiles (default: all cores)
 #   make bench ONLY=step,ddp  some families of benchmarks
 #   make fuzz FOR=600         seconds for each fuzzer (default: 30)
+#   make fuzz RUNS=10000000   so many inputs for each fuzzer, however long it takes
+#   make soak KILLS=500 SEED=7
+#   make parity DEVICE=cuda:0
 
 SHELL := /bin/bash
 JOBS ?= $(shell nproc)
 ONLY ?=
 FOR ?= 30
+RUNS ?=
+KILLS ?= 20
+SEED ?=
+DEVICE ?= cpu
 
 RELEASE := build/release
 
 .DEFAULT_GOAL := help
 # Two builds in one folder at a time would fight over it.
 .NOTPARALLEL:
-.PHONY: help setup build demo test docs bench record format lint asan tsan fuzz offline-deps clean
+.PHONY: help setup build demo test docs bench record format lint asan tsan fuzz soak parity offline-deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,38 +69,42 @@ lint: ## layout, include direction, and each public header compiled alone
 	@scripts/configure.sh release
 	cmake --build $(RELEASE) -j $(JOBS) --target all_verify_interface_header_sets
 
-# Builds the tests with label $(2) in folder $(1): a test is named as its target.
-# Configured anew first: the list must know tests that were just added.
-define build_labelled
-cmake $(1) >/dev/null && tests="$$(ctest --test-dir $(1) -N -L '^$(2)$$' 2>/dev/null | sed -n 's/^ *Test *#[0-9]*: //p')"; \
-	cmake --build $(1) -j $(JOBS) --target $${tests:?no test has the label $(2)}
-endef
-
 # detect_leaks=0: LibTorch keeps registries and thread pools until the process
 # ends, on purpose, and they would drown a leak of ours.
 # protect_shadow_gap=0: CUDA maps memory there when LibTorch brings it in.
 asan: export ASAN_OPTIONS = detect_leaks=0:protect_shadow_gap=0:detect_stack_use_after_return=1:abort_on_error=1
 asan: export UBSAN_OPTIONS = print_stacktrace=1:halt_on_error=1
-asan: ## the tests labelled sanitize, under ASan and UBSan
+asan: ## every test program, under ASan and UBSan
 	@scripts/setup.sh test
 	@scripts/configure.sh asan-ubsan tests
-	@$(call build_labelled,build/asan-ubsan,sanitize)
+	cmake --build build/asan-ubsan -j $(JOBS)
 	ctest --test-dir build/asan-ubsan -L '^sanitize$$' --no-tests=error --output-on-failure
 
 # Kernels with many random address bits map where g++ 12's TSan wants its
 # shadow. setarch -R turns the randomness off; some containers refuse it.
 NO_ASLR = $(shell setarch -R true 2>/dev/null && echo setarch -R)
-tsan: export TSAN_OPTIONS = halt_on_error=1:second_deadlock_stack=1
-tsan: ## the tests labelled tsan, under TSan
+# LibTorch is not compiled for TSan: what it does by itself is not looked at, and
+# tests/tsan.supp names where that shows in code of ours.
+tsan: export TSAN_OPTIONS = halt_on_error=1:second_deadlock_stack=1:ignore_noninstrumented_modules=1:suppressions=$(CURDIR)/tests/tsan.supp
+tsan: ## shared memory, store, async save and the launcher's threads, under TSan
 	@scripts/setup.sh test
 	@scripts/configure.sh tsan tests
-	@$(call build_labelled,build/tsan,tsan)
+	cmake --build build/tsan -j $(JOBS) --target shm_core_test launch_test comm_test checkpoint_test
 	$(NO_ASLR) ctest --test-dir build/tsan -L '^tsan$$' --no-tests=error --output-on-failure
 
-fuzz: ## libFuzzer on the formats of checkpoints; FOR=seconds for each
+fuzz: ## libFuzzer on the formats of checkpoints; FOR=seconds or RUNS=inputs for each
 	@scripts/setup.sh fuzz
 	@scripts/configure.sh fuzz tests
-	@FOR=$(FOR) JOBS=$(JOBS) scripts/fuzz.sh
+	@FOR=$(FOR) RUNS=$(RUNS) JOBS=$(JOBS) scripts/fuzz.sh
+
+soak: ## kill training runs at random, resume them otherwise, compare bits; KILLS=, SEED=
+	@scripts/setup.sh build
+	@scripts/configure.sh release
+	cmake --build $(RELEASE) -j $(JOBS) --target tessera_cli gpt
+	scripts/soak.py --build $(RELEASE) --kills $(KILLS) $(if $(SEED),--seed $(SEED))
+
+parity: ## the tests of PyTorch on DEVICE=cpu or cuda:0, and their record
+	@JOBS=$(JOBS) scripts/parity.sh $(DEVICE)
 
 offline-deps: ## gather headers and small libraries in .deps/ for a host with no network
 	@scripts/offline_deps.sh

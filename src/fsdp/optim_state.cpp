@@ -23,7 +23,7 @@ using fsdp::LoadFrom;
 using fsdp::TensorGroups;
 
 void warn_of_optim_input(const char* call) {
-  TORCH_WARN(
+  TORCH_WARN_DEPRECATION(
       call,
       ": The `optim_input` argument is deprecated. Pass the optimizer, or leave it out.");
 }

@@ -295,17 +295,47 @@ at::Tensor CheckpointWrapper::call(std::vector<AnyValue> arguments) {
   return recompute(run, tensors, options_).front();
 }
 
-} // namespace
-} // namespace tessera
+/// The elements of a Sequential that is recomputed as a whole. A Sequential
+/// itself, so that its elements are found and replaced as others are.
+class Elements : public SequentialImpl {
+ public:
+  explicit Elements(SequentialImpl& from) {
+    train(from.is_training()); // before it has children to tell
+    const auto names = from.named_children().keys();
+    size_t position = 0;
+    for (AnyModule& element : from) {
+      push_back(names[position++], element);
+    }
+  }
 
-/// Takes any number of arguments, which a forward() cannot.
-template <>
-struct torch::nn::AnyModuleHolder<tessera::CheckpointWrapper, at::Tensor>
-    : torch::nn::AnyModulePlaceholder {
-  using Wrapper = tessera::CheckpointWrapper;
+  std::shared_ptr<Module> clone(
+      const std::optional<at::Device>& /*device*/) const override {
+    raise<c10::NotImplementedError>(
+        {.call = "clone"},
+        "a torch::nn::Sequential that is recomputed as a whole cannot be cloned, since LibTorch would give the elements of the clone other names. Clone the model first, then call apply_activation_checkpointing on both.");
+  }
 
-  explicit AnyModuleHolder(std::shared_ptr<Wrapper> wrapper)
-      : AnyModulePlaceholder(typeid(Wrapper)), module(std::move(wrapper)) {}
+  /// Tells AnyModule that this can be called; it calls call().
+  at::Tensor forward(at::Tensor input) {
+    return SequentialImpl::forward(std::move(input));
+  }
+
+  AnyValue call(std::vector<AnyValue> arguments) {
+    TORCH_CHECK(!is_empty(), "Cannot call forward() on an empty Sequential");
+    AnyValue value = call_any(*begin(), std::move(arguments));
+    for (auto element = begin() + 1; element != end(); ++element) {
+      value = element->any_forward(std::move(value));
+    }
+    return value;
+  }
+};
+
+/// Holds a module whose call() takes any number of arguments, which a forward()
+/// cannot.
+template <class M>
+struct CallHolder : torch::nn::AnyModulePlaceholder {
+  explicit CallHolder(std::shared_ptr<M> held)
+      : AnyModulePlaceholder(typeid(M)), module(std::move(held)) {}
 
   AnyValue forward(std::vector<AnyValue>&& arguments) override {
     return AnyValue(module->call(std::move(arguments)));
@@ -314,15 +344,30 @@ struct torch::nn::AnyModuleHolder<tessera::CheckpointWrapper, at::Tensor>
     return module;
   }
   std::unique_ptr<AnyModulePlaceholder> copy() const override {
-    return std::make_unique<AnyModuleHolder>(*this);
+    return std::make_unique<CallHolder>(*this);
   }
   std::unique_ptr<AnyModulePlaceholder> clone_module(
       std::optional<at::Device> device) const override {
-    return std::make_unique<AnyModuleHolder>(
-        std::dynamic_pointer_cast<Wrapper>(module->clone(device)));
+    return std::make_unique<CallHolder>(
+        std::dynamic_pointer_cast<M>(module->clone(device)));
   }
 
-  std::shared_ptr<Wrapper> module;
+  std::shared_ptr<M> module;
+};
+
+} // namespace
+} // namespace tessera
+
+template <>
+struct torch::nn::AnyModuleHolder<tessera::CheckpointWrapper, at::Tensor>
+    : tessera::CallHolder<tessera::CheckpointWrapper> {
+  using CallHolder::CallHolder;
+};
+
+template <>
+struct torch::nn::AnyModuleHolder<tessera::Elements, at::Tensor>
+    : tessera::CallHolder<tessera::Elements> {
+  using CallHolder::CallHolder;
 };
 
 namespace tessera {
@@ -342,33 +387,107 @@ bool holds(const SequentialImpl& sequential, const Module* module) {
       });
 }
 
-/// Adds what is to be replaced below `module`; throws for what cannot be.
-void find_elements(
-    Module& module,
-    const std::string& prefix,
-    const std::function<bool(const Module&)>& which,
-    std::vector<Element>& elements) {
-  auto* sequential = dynamic_cast<SequentialImpl*>(&module);
-  const bool is_wrapper = dynamic_cast<CheckpointWrapper*>(&module) != nullptr;
-  for (const auto& child : module.named_children()) {
-    const std::string name = prefix + child.key();
-    const auto& submodule = child.value();
-    const bool is_wrapped =
-        is_wrapper || dynamic_cast<CheckpointWrapper*>(submodule.get());
-    if (!is_wrapped && which(*submodule)) {
-      if (sequential == nullptr || !holds(*sequential, submodule.get())) {
-        raise(
-            {.call = "apply_activation_checkpointing"},
-            fmt::format(
-                "submodule \"{}\" ({}) is not an element of a torch::nn::Sequential, so its parent calls it through a member that cannot be replaced. Call tessera::recompute in the forward of {} instead.",
-                shard::clean_name(name),
-                submodule->name(),
-                module.name()));
-      }
-      elements.push_back({sequential, child.key(), submodule});
-    }
-    find_elements(*submodule, name + ".", which, elements);
+/// True for a Sequential whose elements are under recompute as a whole.
+bool is_checkpointed(const Module& module) {
+  const auto* sequential = dynamic_cast<const SequentialImpl*>(&module);
+  return sequential != nullptr && sequential->size() == 1 &&
+      sequential->named_children().contains(
+          std::string(shard::kCheckpointSegment));
+}
+
+/// What apply_activation_checkpointing() changes.
+struct Changes {
+  std::vector<Element> elements;
+  std::vector<SequentialImpl*> wholes; // members, each once
+};
+
+/// Finds what is to be changed below a module; throws for what cannot be.
+class Finder {
+ public:
+  explicit Finder(const std::function<bool(const Module&)>& which)
+      : which_(which) {}
+
+  Changes find(Module& module) {
+    descend(module, "");
+    return std::move(changes_);
   }
+
+ private:
+  void descend(Module& module, const std::string& prefix) {
+    const bool is_wrapper =
+        dynamic_cast<CheckpointWrapper*>(&module) != nullptr;
+    for (const auto& child : module.named_children()) {
+      const std::string name = prefix + child.key();
+      const auto& submodule = child.value();
+      const bool is_wrapped = is_wrapper || is_checkpointed(*submodule) ||
+          dynamic_cast<CheckpointWrapper*>(submodule.get()) != nullptr;
+      if (!is_wrapped && which_(*submodule)) {
+        add(module, child.key(), submodule, shard::clean_name(name));
+      }
+      descend(*submodule, name + ".");
+    }
+  }
+
+  void add(
+      Module& parent,
+      const std::string& key,
+      const std::shared_ptr<Module>& submodule,
+      const std::string& name) {
+    auto* sequential = dynamic_cast<SequentialImpl*>(&parent);
+    if (sequential != nullptr && holds(*sequential, submodule.get())) {
+      changes_.elements.push_back({sequential, key, submodule});
+      return;
+    }
+    auto* whole = dynamic_cast<SequentialImpl*>(submodule.get());
+    if (whole == nullptr) {
+      refuse(
+          name,
+          *submodule,
+          fmt::format(
+              "is not an element of a torch::nn::Sequential, nor a Sequential itself, so its parent calls it through a member that cannot be replaced. Call tessera::recompute in the forward of {} instead.",
+              parent.name()));
+    }
+    if (!whole->parameters(/*recurse=*/false).empty() ||
+        !whole->buffers(/*recurse=*/false).empty() ||
+        whole->children().size() != whole->size()) {
+      refuse(
+          name,
+          *submodule,
+          fmt::format(
+              "is a torch::nn::Sequential with parameters, buffers or submodules beside its elements, which its forward may use. Call tessera::recompute in the forward of {} instead.",
+              parent.name()));
+    }
+    auto& wholes = changes_.wholes;
+    if (std::find(wholes.begin(), wholes.end(), whole) == wholes.end()) {
+      wholes.push_back(whole);
+    }
+  }
+
+  [[noreturn]] static void refuse(
+      const std::string& name,
+      const Module& module,
+      const std::string& why) {
+    raise(
+        {.call = "apply_activation_checkpointing"},
+        fmt::format("submodule \"{}\" ({}) {}", name, module.name(), why));
+  }
+
+  const std::function<bool(const Module&)>& which_;
+  Changes changes_;
+};
+
+/// Puts the elements of a Sequential under one wrapper. The object stays where
+/// its parent's member points, and so does its class.
+void wrap_elements(
+    SequentialImpl& sequential,
+    const RecomputeOptions& options) {
+  SequentialImpl outer;
+  outer.train(sequential.is_training()); // before it has children to tell
+  outer.push_back(
+      std::string(shard::kCheckpointSegment),
+      std::make_shared<CheckpointWrapper>(
+          AnyModule(std::make_shared<Elements>(sequential)), options));
+  sequential = std::move(outer);
 }
 
 } // namespace
@@ -377,12 +496,11 @@ int64_t apply_activation_checkpointing(
     Module& module,
     const std::function<bool(const Module&)>& which,
     const RecomputeOptions& options) {
-  std::vector<Element> elements;
-  find_elements(module, "", which, elements);
+  const Changes changes = Finder(which).find(module);
   // One wrapper for each module, however often it is an element.
   std::unordered_map<const Module*, std::shared_ptr<CheckpointWrapper>>
       wrappers;
-  for (const auto& [sequential, name, wrapped] : elements) {
+  for (const auto& [sequential, name, wrapped] : changes.elements) {
     auto& wrapper = wrappers[wrapped.get()];
     for (AnyModule& element : *sequential) {
       if (element.ptr() == wrapped) {
@@ -394,7 +512,11 @@ int64_t apply_activation_checkpointing(
     }
     sequential->replace_module(name, wrapper);
   }
-  return static_cast<int64_t>(wrappers.size());
+  // Elements first: those of a Sequential that is wrapped as a whole move.
+  for (SequentialImpl* whole : changes.wholes) {
+    wrap_elements(*whole, options);
+  }
+  return static_cast<int64_t>(wrappers.size() + changes.wholes.size());
 }
 
 } // namespace tessera

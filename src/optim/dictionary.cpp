@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "optim/sharded_state.h"
 #include "state/part_of.h"
 
 namespace tessera::optim {
@@ -114,12 +115,6 @@ class Reader {
     }
     std::vector<StateKey> keys;
     for (const StateValue& value : params->list()) {
-      if (value.is_string() && names_ == nullptr) {
-        refuse(fmt::format(
-            "{} has the name \"{}\", this optimizer numbers its parameters. Wrap it in a NamedOptimizer, or load a dictionary with numbers.",
-            group_name(index),
-            value.string()));
-      }
       if (value.is_int() && names_ != nullptr) {
         refuse(fmt::format(
             "{} has the number {}, this optimizer names its parameters. Load a dictionary with names.",
@@ -177,22 +172,28 @@ class Reader {
     for (size_t i = 0; i < list.size(); ++i) {
       const size_t from = names_ == nullptr ? i : place_by_name(i, keys);
       if (names_ == nullptr) {
-        place_by_number(i, keys[i]);
+        place_in_order(i, keys[i]);
       }
       saved_of_.push_back(&list[from].dict());
     }
   }
 
-  void place_by_number(size_t index, const std::vector<StateKey>& keys) {
+  void place_in_order(size_t index, const std::vector<StateKey>& keys) {
     const auto& params = groups()[index].params();
     if (keys.size() != params.size()) {
       refuse(fmt::format(
-          "{} has {} parameters in the dictionary, {} in this optimizer. Make the optimizer with the same parameters in the same groups.",
+          "{} has {} parameters in the dictionary, {} in this optimizer. Make the optimizer with the same parameters in the same groups{}.",
           group_name(index),
           keys.size(),
-          params.size()));
+          params.size(),
+          !keys.empty() && !keys.front().is_id()
+              ? ", or call set_optimizer_state_dict(), which goes by names"
+              : ""));
     }
     for (size_t i = 0; i < keys.size(); ++i) {
+      if (!keys[i].is_id()) {
+        check_name(keys[i].name(), params[i], group_name(index), site());
+      }
       params_.emplace(keys[i], Place{params[i], index});
     }
   }
@@ -256,11 +257,12 @@ class Reader {
             fmt::format(
                 "its state is of kind {}, must be a dict.", value.kind()));
       }
-      for (const auto& [name, part] : value.dict()) {
-        refuse_sharded(part, fmt::format("state \"{}\"", name.text()), where);
-      }
       const auto& [param, group] = found->second;
-      access_.check_state(param, *options_[group], value.dict(), where);
+      access_.check_state(
+          param,
+          *options_[group],
+          local_state(param, value.dict(), where),
+          where);
     }
   }
 
@@ -275,10 +277,12 @@ class Reader {
       void* const id = place.param.unsafeGetTensorImpl();
       optimizer_.state().erase(id);
       const StateValue* values = state.find(key);
-      if (values == nullptr || values->dict().empty()) {
+      if (values == nullptr || values->dict().empty() ||
+          is_empty_part(place.param, values->dict())) {
         continue;
       }
-      if (auto loaded = access_.read_state(place.param, values->dict())) {
+      if (auto loaded = access_.read_state(
+              place.param, local_state(place.param, values->dict(), site()))) {
         optimizer_.state()[id] = std::move(loaded);
       }
     }
@@ -367,29 +371,6 @@ StateValue copy_for(const at::Tensor& param, const StateValue& value) {
     return copy;
   }
   return value;
-}
-
-void refuse_sharded(
-    const StateValue& value,
-    const std::string& where,
-    const ErrorSite& site) {
-  if (value.is_sharded()) {
-    raise<c10::TypeError>(
-        site,
-        fmt::format(
-            "{} is a sharded tensor, an optimizer takes this rank's part. Use the state functions of FSDP, which know the layout.",
-            where));
-  }
-  if (value.is_list()) {
-    for (const StateValue& part : value.list()) {
-      refuse_sharded(part, where, site);
-    }
-  }
-  if (value.is_dict()) {
-    for (const auto& [key, part] : value.dict()) {
-      refuse_sharded(part, where, site);
-    }
-  }
 }
 
 void check_like_param(

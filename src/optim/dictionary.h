@@ -90,12 +90,6 @@ void refuse_gradient(
 /// device, floating-point ones in its dtype.
 StateValue copy_for(const at::Tensor& param, const StateValue& value);
 
-/// Throws if there is a sharded tensor in it.
-void refuse_sharded(
-    const StateValue& value,
-    const std::string& where,
-    const ErrorSite& site);
-
 /// Throws unless `value` is a tensor of the parameter's shape.
 void check_like_param(
     const at::Tensor& param,

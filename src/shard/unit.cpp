@@ -287,6 +287,24 @@ Unit::Place Unit::place_of(const c10::TensorImpl* face) const {
   return {param->bundle, param->index};
 }
 
+std::optional<Unit::LeafParam> Unit::find_leaf(
+    const c10::TensorImpl* leaf) const {
+  const auto param =
+      std::find_if(params_.begin(), params_.end(), [&](const Param& one) {
+        return one.leaf.unsafeGetTensorImpl() == leaf;
+      });
+  if (param == params_.end() || options_.one_leaf) {
+    return std::nullopt;
+  }
+  const Layout& layout = bundles_[param->bundle].layout();
+  const Shape& shape = layout.shape(param->index);
+  const Run run = layout.run(param->index, groups_.shard.rank());
+  return LeafParam{
+      is_root() ? param->name : name_ + "." + param->name,
+      shape,
+      boxes_of(shape, run.param_begin, run.numel)};
+}
+
 ShardedTensor Unit::sharded(const c10::TensorImpl* face) const {
   const Place place = place_of(face);
   const Bundle& bundle = bundles_[place.bundle];

@@ -172,6 +172,15 @@ class Unit : public std::enable_shared_from_this<Unit> {
     size_t index = 0;
   };
   Place place_of(const c10::TensorImpl* face) const;
+  /// The parameter that a leaf holds alone.
+  struct LeafParam {
+    std::string name; // below the module of the root unit
+    std::vector<int64_t> sizes; // of the whole parameter
+    std::vector<Box> boxes; // this rank's, in the order of the leaf's elements
+  };
+  /// Nothing for a tensor that is no leaf of the unit, and for the one leaf of
+  /// all parameters.
+  std::optional<LeafParam> find_leaf(const c10::TensorImpl* leaf) const;
   /// This rank's part of that parameter, with its place. Shares the leaf's
   /// memory.
   ShardedTensor sharded(const c10::TensorImpl* face) const;

@@ -51,9 +51,8 @@ TEST(RunTest, PassesArgumentsOnAsTheyAre) {
 
 TEST(RunTest, ReturnsTheExitCodeOfTheFirstFailure) {
   const auto result =
-      run({"-n", "3", "/bin/sh", "-c", "test $RANK != 1 || exit 7; sleep 20"});
+      run({"-n", "3", "/bin/sh", "-c", "test $RANK != 1 || exit 7; sleep 600"});
   EXPECT_EQ(result.exit_code, 7);
-  EXPECT_LT(result.seconds, 8);
   EXPECT_THAT(result.output, HasSubstr("rank 1 failed first"));
 }
 
@@ -225,7 +224,6 @@ TEST(RunTest, ANodeThatWaitsForNodeZeroCanBeInterrupted) {
   kill(node->pid(), SIGINT);
   const auto result = node->wait();
   EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.output;
-  EXPECT_LT(result.seconds, 10);
 }
 
 TEST(RunTest, ANodeSaysWhereItLookedForNodeZero) {
@@ -233,7 +231,6 @@ TEST(RunTest, ANodeSaysWhereItLookedForNodeZero) {
   const auto result =
       start_node(1, endpoint, {"--join-timeout", "2", "/bin/true"})->wait();
   EXPECT_EQ(result.exit_code, 1) << result.output;
-  EXPECT_LT(result.seconds, 10);
   EXPECT_THAT(
       result.output,
       AllOf(

@@ -98,7 +98,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 using Bytes = std::vector<uint8_t>;
-using Clock = std::chrono::steady_clock;
 
 Bytes bytes(std::string_view text) {
   return {text.begin(), text.end()};
@@ -652,11 +651,8 @@ class Listener {
 };
 
 std::string error_of_connecting(const StoreEndpoint& endpoint) {
-  const auto start = Clock::now();
-  const std::string error =
-      error_of<c10::DistNetworkError>([&] { connect_store(endpoint, 300ms); });
-  EXPECT_LT(Clock::now() - start, 10s);
-  return error;
+  return error_of<c10::DistNetworkError>(
+      [&] { connect_store(endpoint, 300ms); });
 }
 
 TEST(StoreClientTest, ToldApartFromWhatIsNoStore) {

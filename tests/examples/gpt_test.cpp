@@ -383,8 +383,7 @@ TEST_F(GptTest, TheDemoInShort) {
        (folder_ / "demo").string(),
        "--steps",
        "40"},
-      {.environment = without_launcher(),
-       .timeout = std::chrono::seconds(150)});
+      {.environment = without_launcher(), .timeout = std::chrono::minutes(10)});
   EXPECT_EQ(result.exit_code, 0) << result.output;
   EXPECT_THAT(
       result.output,

@@ -31,7 +31,7 @@ CommandResult run_example(
   auto environment = without_launcher();
   environment["OMP_NUM_THREADS"] = "1"; // threads that spin hate company
   return run_command(
-      words, {.environment = environment, .timeout = std::chrono::minutes(3)});
+      words, {.environment = environment, .timeout = std::chrono::minutes(10)});
 }
 
 /// A folder that is gone with the test.

@@ -1250,6 +1250,81 @@ TEST(RecomputeModulesTest, WrapsInsideOfWhatItWraps) {
   EXPECT_EQ(counted->calls, 3); // in forward, and for each of the two
 }
 
+TEST(RecomputeModulesTest, ASequentialThatIsAMemberIsRecomputedAsAWhole) {
+  expect_no_difference([](Caller call) {
+    torch::manual_seed(12);
+    Outer outer;
+    const auto before = names_of(*outer);
+    const Counted counted(
+        std::dynamic_pointer_cast<CountedImpl>(outer->inner->ptr(1)));
+    outer->inner->eval();
+    if (call.recomputes) {
+      EXPECT_EQ(apply_activation_checkpointing<Sequential>(*outer), 1);
+      EXPECT_EQ(apply_activation_checkpointing<Sequential>(*outer), 0);
+      EXPECT_THAT(
+          names_of(*outer).front(), HasSubstr("_checkpoint_wrapped_module"));
+      EXPECT_EQ(our_names_of(*outer), before);
+      EXPECT_FALSE(outer->inner->ptr(0)->is_training());
+    }
+    const auto x = leaf({2, kWidth});
+    outer->forward(x).square().sum().backward();
+    EXPECT_EQ(counted->calls, call.recomputes ? 2 : 1);
+    Tensors result{x.grad()};
+    for (const auto& parameter : outer->parameters()) {
+      result.push_back(parameter.grad());
+    }
+    return result;
+  });
+}
+
+TEST(RecomputeModulesTest, WrapsInsideOfAWholeSequential) {
+  Outer outer;
+  const Counted first(
+      std::dynamic_pointer_cast<CountedImpl>(outer->inner->ptr(0)));
+  EXPECT_EQ((apply_activation_checkpointing<Sequential, Counted>(*outer)), 3);
+  EXPECT_EQ(our_names_of(*outer).front(), "inner.0.linear.weight");
+  outer->forward(noise({2, kWidth})).sum().backward();
+  EXPECT_EQ(first->calls, 3); // in forward, and for each of the two
+
+  Outer later;
+  EXPECT_EQ(apply_activation_checkpointing<Sequential>(*later), 1);
+  EXPECT_EQ(apply_activation_checkpointing<Counted>(*later), 2);
+  EXPECT_EQ(our_names_of(*later), our_names_of(*outer));
+}
+
+TEST(RecomputeModulesTest, AWholeSequentialTakesSeveralArguments) {
+  struct Owner : Module {
+    Sequential inner =
+        register_module("inner", Sequential(WeightedSum(), torch::nn::ReLU()));
+  };
+  Owner owner;
+  const auto a = leaf({2, kWidth});
+  const auto b = leaf({2, kWidth}, 1);
+  const auto expected = owner.inner->forward(a, b, 0.5);
+  EXPECT_EQ(apply_activation_checkpointing<Sequential>(owner), 1);
+  const auto actual = owner.inner->forward(a, b, 0.5);
+  EXPECT_TRUE(torch::equal(actual, expected));
+  actual.sum().backward();
+  EXPECT_TRUE(b.grad().defined());
+}
+
+TEST(RecomputeModulesTest, AWholeSequentialRefusesWhatItCannotKeep) {
+  Outer outer;
+  apply_activation_checkpointing<Sequential>(*outer);
+  EXPECT_THAT(
+      error_of([&] { outer->inner->clone(); }),
+      HasSubstr("Clone the model first"));
+
+  Outer with_more;
+  with_more->inner->register_parameter("scale", leaf({1}));
+  const auto before = names_of(*with_more);
+  EXPECT_THAT(
+      error_of([&] { apply_activation_checkpointing<Sequential>(*with_more); }),
+      AllOf(
+          HasSubstr("submodule \"inner\""), HasSubstr("beside its elements")));
+  EXPECT_EQ(names_of(*with_more), before);
+}
+
 TEST(RecomputeModulesTest, RejectsWhatIsNotInASequential) {
   Stack model(kVocabulary, kWidth, 2);
   auto front = Sequential(Block(kWidth));

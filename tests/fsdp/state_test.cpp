@@ -17,6 +17,7 @@ namespace tessera {
 namespace {
 
 using namespace tessera::testing; // NOLINT: the fixture of these tests
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const auto kFull = StateDictOptions().full_state_dict(true);
@@ -395,6 +396,54 @@ INSTANTIATE_TEST_SUITE_P(
     StateOfTest,
     ::testing::Values(How::Flat, How::Orig, How::ShardFlat, How::ShardDim0),
     name_of);
+
+TEST_P(StateOfTest, AnOptimizersOwnLoadTakesNamesAndShardedTensors) {
+  on_ranks(4, [](const Group&) { // some ranks have nothing of "scale"
+    auto net = make(GetParam());
+    auto optim = train(*net);
+    const StateDict own = optim::state_dict(optim).clone();
+    const StateDict saved = get_optimizer_state_dict(*net, {optim}).clone();
+    optim::Adam fresh(parameters(*net), 0.5);
+    const auto load = [&] { optim::load_state_dict(fresh, saved); };
+    if (GetParam() == How::Flat) { // one tensor for several names
+      EXPECT_THAT(error_of(load), HasSubstr("call set_optimizer_state_dict()"));
+      return;
+    }
+    load();
+    EXPECT_EQ(diff(optim::state_dict(fresh), own), "");
+  });
+}
+
+TEST(StateTest, AnOptimizersOwnLoadRefusesWhatDoesNotFit) {
+  on_ranks(2, [](const Group&) {
+    auto net = make(How::ShardDim0);
+    auto optim = train(*net);
+    const StateDict saved = get_optimizer_state_dict(*net, {optim}).clone();
+
+    auto flat = make(How::ShardFlat);
+    auto other = train(*flat);
+    const StateDict before = optim::state_dict(other).clone();
+    EXPECT_THAT(
+        error_of([&] { optim::load_state_dict(other, saved); }),
+        AllOf(HasSubstr("cut in another way"), HasSubstr("exp_avg")));
+    EXPECT_EQ(diff(optim::state_dict(other), before), "");
+
+    auto reversed = parameters(*net);
+    std::reverse(reversed.begin(), reversed.end());
+    optim::Adam backwards(reversed, 0.01);
+    EXPECT_THAT(
+        error_of([&] { optim::load_state_dict(backwards, saved); }),
+        HasSubstr(
+            "has the name \"scale\" where this optimizer has \"b.bias\""));
+    EXPECT_TRUE(optim::state_dict(backwards).at("state").dict().empty());
+
+    Net plain;
+    optim::Adam of_plain(plain.parameters(), 0.01);
+    EXPECT_THAT(
+        error_of([&] { optim::load_state_dict(of_plain, saved); }),
+        HasSubstr("does not step a shard of one parameter"));
+  });
+}
 
 TEST(StateTest, ShardedStateLoadsIntoAPlainModelOnTheSameRanks) {
   for (const How how : {How::Flat, How::Orig, How::ShardFlat, How::ShardDim0}) {

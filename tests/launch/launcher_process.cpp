@@ -21,8 +21,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kLauncherTimeout{10};
-constexpr std::chrono::seconds kEventTimeout{5};
+constexpr std::chrono::seconds kLauncherTimeout{240};
+constexpr std::chrono::seconds kEventTimeout{120};
 constexpr std::chrono::milliseconds kEventInterval{5};
 
 // Returns false at the end of the file.

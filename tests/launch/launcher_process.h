@@ -81,7 +81,7 @@ class LauncherProcess {
   /// Closes the reading end of the launcher's stdout.
   void close_stdout();
   /// Collects the output until the launcher ends; a test failure if that takes
-  /// longer than ten seconds.
+  /// minutes.
   LauncherResult wait();
 
  private:
@@ -96,7 +96,7 @@ class LauncherProcess {
 /// Starts a launcher and waits for it.
 LauncherResult launch(const RunOptions& options);
 
-/// Polls until the condition holds; false if it does not within five seconds.
+/// Polls until the condition holds; false if it does not for minutes.
 bool eventually(const std::function<bool()>& condition);
 
 /// Whether a process is running (a zombie is not).

@@ -25,7 +25,7 @@ class NodesTest : public testing::Test {
     RunOptions options = shell_options(2, script);
     options.num_nodes = num_nodes;
     options.node_rank = node;
-    options.join_timeout = milliseconds(5000);
+    options.join_timeout = milliseconds(120'000);
     return options;
   }
 
@@ -88,8 +88,10 @@ TEST_F(NodesTest, RanksAreNumberedAcrossNodes) {
 TEST_F(NodesTest, TwoNodesShareOneVerdict) {
   const std::vector<LauncherResult> results = run_all(
       2,
-      "if [ $RANK = 3 ]; then sleep 0.2; echo last words >&2; exit 9; fi; "
-      "exec sleep 30");
+      ready_line() + "if [ $RANK = 3 ]; then until [ $(wc -l <" +
+          (dir_ / "ready").string() +
+          ") = 4 ]; do sleep 0.02; done; echo last words >&2; exit 9; fi; "
+          "exec sleep 600");
   for (const LauncherResult& result : results) {
     EXPECT_EQ(result.exit_code, 9);
     EXPECT_THAT(
@@ -145,19 +147,21 @@ TEST_F(NodesTest, InterruptOnOneNodeEndsAllWithoutRestart) {
 }
 
 TEST_F(NodesTest, OtherNodesHaveTheGraceOfTheCause) {
-  // Ranks take 1 s to save; a failure leaves them less, an interrupt more.
-  const std::string script = ready_line() +
-      "trap 'sleep 1; echo saved; exit 0' TERM INT; "
-      "while [ $RANK != 3 ] || [ ! -e " +
-      (dir_ / "fail").string() + " ]; do sleep 0.02; done; exit 7";
   for (const bool is_interrupt : {true, false}) {
+    // Ranks take a while to save: after a failure longer than they have, after
+    // an interrupt longer than they would have after a failure.
+    const std::string script = "trap 'sleep " +
+        std::string(is_interrupt ? "1" : "600") +
+        "; echo saved; exit 0' TERM INT; " + ready_line() +
+        "while [ $RANK != 3 ] || [ ! -e " + (dir_ / "fail").string() +
+        " ]; do sleep 0.02; done; exit 7";
     std::filesystem::remove_all(dir_ / "channel");
     std::filesystem::remove(dir_ / "ready");
     std::vector<std::unique_ptr<LauncherProcess>> launchers;
     for (int node = 0; node < 2; ++node) {
       RunOptions options = node_options(node, 2, script);
       options.stop_grace = milliseconds(300);
-      options.interrupt_grace = milliseconds(20000);
+      options.interrupt_grace = std::chrono::minutes(2);
       launchers.push_back(start(options));
     }
     ASSERT_TRUE(wait_for_ranks(4));

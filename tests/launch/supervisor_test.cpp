@@ -57,7 +57,6 @@ TEST(SupervisorTest, FirstFailureIsReportedWithItsLastLines) {
       "if [ $RANK = 2 ]; then i=1; while [ $i -le 25 ]; do echo line $i >&2; "
       "i=$((i+1)); done; echo not this; exit 3; fi; exec sleep 30"));
   EXPECT_EQ(result.exit_code, 3);
-  EXPECT_LT(result.seconds, 3);
   const size_t summary = result.err.find("tessera run: rank 2 failed first");
   ASSERT_NE(summary, std::string::npos) << result.err;
   const std::string text = result.err.substr(summary);
@@ -81,8 +80,10 @@ TEST(SupervisorTest, FirstOfSeveralUnseenFailuresIsReported) {
   LauncherProcess launcher(shell_options(
       3,
       "cd " + base +
-          "; echo $$ >>pids; while [ ! -e go ]; do sleep 0.01; done; "
-          "[ $RANK = 2 ] || sleep 0.15; exit $((RANK + 20))"));
+          "; [ $RANK = 2 ] && echo $$ >first; echo $$ >>pids; "
+          "while [ ! -e go ]; do sleep 0.01; done; "
+          "[ $RANK = 2 ] || { until grep -q 'State:.Z' /proc/$(cat first)/status; "
+          "do sleep 0.01; done; sleep 0.1; }; exit $((RANK + 20))"));
   ASSERT_TRUE(eventually([&] { return read_pids(dir / "pids").size() == 3; }));
   launcher.signal(SIGSTOP);
   std::filesystem::create_directory(dir / "go");
@@ -121,27 +122,38 @@ TEST(SupervisorTest, KilledRankHintsAtOutOfMemory) {
   EXPECT_THAT(result.err, HasSubstr("check dmesg"));
 }
 
+/// Waits, in a script, until ranks have written that many lines to the file.
+std::string wait_for_lines(const std::filesystem::path& path, int count) {
+  const std::string file = path.string();
+  return "until [ -e " + file + " ] && [ $(wc -l <" + file +
+      ") = " + std::to_string(count) + " ]; do sleep 0.02; done; ";
+}
+
 TEST(SupervisorTest, StopsOthersWithinGrace) {
+  const TempDir dir;
+  const std::filesystem::path ready = dir / "ready";
   RunOptions options = shell_options(
       3,
-      "if [ $RANK = 1 ]; then sleep 0.2; exit 7; fi; "
-      "if [ $RANK = 2 ]; then trap '' TERM; fi; "
-      "while :; do sleep 0.05; done");
+      "if [ $RANK = 1 ]; then " + wait_for_lines(ready, 2) +
+          "exit 7; fi; if [ $RANK = 2 ]; then trap '' TERM; fi; echo >>" +
+          ready.string() + "; while :; do sleep 0.05; done");
   options.stop_grace = milliseconds(1000);
   const LauncherResult result = launch(options);
   EXPECT_EQ(result.exit_code, 7);
-  EXPECT_GT(result.seconds, 1.0);
-  EXPECT_LT(result.seconds, 2.0);
+  EXPECT_GT(result.seconds, 0.9);
   EXPECT_THAT(
-      result.err,
-      HasSubstr("were stopped: 0 (SIGTERM), 2 (SIGKILL after 0.9 s)."));
+      result.err, HasSubstr("were stopped: 0 (SIGTERM), 2 (SIGKILL after "));
 }
 
 TEST(SupervisorTest, RanksMayEndCleanlyWithinGrace) {
+  const TempDir dir;
+  const std::filesystem::path ready = dir / "ready";
   RunOptions options = shell_options(
       2,
-      "[ $RANK = 1 ] && { sleep 0.2; exit 7; }; "
-      "trap 'echo saved; exit 0' TERM; while :; do sleep 0.05; done");
+      "[ $RANK = 1 ] && { " + wait_for_lines(ready, 1) +
+          "exit 7; }; trap 'echo saved; exit 0' TERM; echo >>" +
+          ready.string() + "; while :; do sleep 0.05; done");
+  options.stop_grace = std::chrono::minutes(2);
   const LauncherResult result = launch(options);
   EXPECT_EQ(result.exit_code, 7);
   EXPECT_THAT(result.out, HasSubstr("[0] saved\n"));
@@ -149,13 +161,16 @@ TEST(SupervisorTest, RanksMayEndCleanlyWithinGrace) {
 }
 
 TEST(SupervisorTest, RanksMayTakeLongerToEndWhereTheUserAsked) {
+  const TempDir dir;
   RunOptions options = shell_options(
       2,
-      "trap 'sleep 0.5; echo saved; exit 0' TERM; echo ready; "
-      "while :; do sleep 0.05; done");
+      "trap 'sleep 0.5; echo saved; exit 0' TERM; echo >>" +
+          (dir / "ready").string() + "; while :; do sleep 0.05; done");
   options.stop_grace = milliseconds(100);
+  options.interrupt_grace = std::chrono::minutes(2);
   LauncherProcess launcher(options);
-  std::this_thread::sleep_for(milliseconds(500));
+  ASSERT_TRUE(eventually(
+      [&] { return split_lines(read_text(dir / "ready")).size() == 2; }));
   launcher.signal(SIGTERM);
   const LauncherResult result = launcher.wait();
   EXPECT_EQ(result.exit_code, 128 + SIGTERM);
@@ -179,7 +194,6 @@ TEST(SupervisorTest, GrandchildrenDoNotSurvive) {
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.out, "[0] end\n");
   EXPECT_THAT(result.err, HasSubstr("that they left running"));
-  EXPECT_LT(result.seconds, 3);
   const std::vector<pid_t> pids = read_pids(dir / "pids");
   EXPECT_THAT(pids, SizeIs(2));
   EXPECT_TRUE(none_alive(pids));
@@ -440,10 +454,12 @@ TEST(SupervisorTest, InterruptIsForwardedAndNeverRestarts) {
 
 TEST(SupervisorTest, SecondInterruptKillsAtOnce) {
   const TempDir dir;
-  LauncherProcess launcher(shell_options(
+  RunOptions options = shell_options(
       1,
       "trap 'echo INT >>" + (dir / "log").string() + "' INT; echo ready >>" +
-          (dir / "log").string() + "; while :; do sleep 0.02; done"));
+          (dir / "log").string() + "; while :; do sleep 0.02; done");
+  options.interrupt_grace = std::chrono::minutes(20); // longer than the test
+  LauncherProcess launcher(options);
   ASSERT_TRUE(
       eventually([&] { return count_lines(dir / "log", "ready") == 1; }));
   launcher.signal(SIGINT);
@@ -451,7 +467,6 @@ TEST(SupervisorTest, SecondInterruptKillsAtOnce) {
   launcher.signal(SIGINT);
   const LauncherResult result = launcher.wait();
   EXPECT_EQ(result.exit_code, 128 + SIGINT);
-  EXPECT_LT(result.seconds, 3);
   EXPECT_THAT(result.err, HasSubstr("0 (SIGKILL after "));
 }
 

@@ -54,9 +54,19 @@ void check_save_load(
   const at::Tensor batch = torch::randn({2, 100}).to(test_device());
   Trained wrapped(orig, batch);
   Trained sharded(composable, batch);
-  // fully_shard's own choice would be sharded tensors.
-  set_state_dict_type(composable, StateDictType::FULL_STATE_DICT);
   const StateDict saved1 = optim_state_dict(orig, wrapped.optim);
+  // PyTorch's test names no type. Then fully_shard gives sharded tensors here,
+  // and the state is the same.
+  const StateDict unnamed = optim_state_dict(composable, sharded.optim);
+  EXPECT_TRUE(unnamed.at("state")
+                  .dict()
+                  .at("u1.l1.weight")
+                  .dict()
+                  .at("exp_avg")
+                  .is_sharded());
+  expect_same_state(unnamed, saved1);
+  expect_reloads(sharded, unnamed);
+  set_state_dict_type(composable, StateDictType::FULL_STATE_DICT);
   const StateDict saved2 = optim_state_dict(composable, sharded.optim);
   EXPECT_EQ(saved1.at("state").dict().size(), 15u);
   EXPECT_TRUE(is_close(saved1, saved2)); // names in "params" in order, too

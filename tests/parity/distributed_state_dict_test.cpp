@@ -8,6 +8,7 @@
 #include <tessera/fsdp/optim_state.h>
 #include <tessera/fsdp/state_dict_type.h>
 #include <tessera/fsdp/wrap_policy.h>
+#include <tessera/optim/state_dict.h>
 
 #include <algorithm>
 
@@ -197,7 +198,19 @@ void check_save_with_fsdp1_and_load_with_fsdp2(
   StateDict state{{"model", target.model}, {"optim", target.optimizer}};
   checkpoint::load(state, folder / "checkpoint");
   load_state_dict(*model2, state.at("model").dict());
-  set_optimizer_state_dict(*model2, {optim2}, state.at("optim").dict());
+  // Names and sharded tensors, by the optimizer's own call as in PyTorch.
+  EXPECT_EQ(
+      state.at_path("optim.param_groups.0.params").list().front(),
+      StateValue("0.in_proj.weight"));
+  EXPECT_TRUE(state.at("optim")
+                  .dict()
+                  .at("state")
+                  .dict()
+                  .begin()
+                  ->second.dict()
+                  .at("exp_avg")
+                  .is_sharded());
+  optim::load_state_dict(optim2, state.at("optim").dict());
 
   const auto actual = full_state(*model2, optim2);
   EXPECT_EQ(diff(actual.model, expected.model), "");

@@ -1,6 +1,5 @@
 #include "parity/support.h"
 
-#include "support/device.h"
 #include "support/ranks.h"
 
 namespace tessera::parity {
@@ -56,27 +55,35 @@ std::string text(const char* name, bool value) {
 }
 
 LeafRuns::~LeafRuns() {
-  if (kind_ == Kind::PyTorch) {
-    ::testing::Test::RecordProperty("leaf_runs", count_);
+  if (kind_ == Kind::Extra) {
+    return;
   }
+  std::string names;
+  for (const std::string& name : names_) {
+    names += name + ";";
+  }
+  ::testing::Test::RecordProperty("leaves", names);
+  ::testing::Test::RecordProperty(
+      "device", c10::DeviceTypeName(device_.type(), /*lower_case=*/true));
 }
 
 void LeafRuns::run(const std::string& name, const std::function<void()>& body) {
-  ++count_;
+  names_.push_back(name);
   const ::testing::ScopedTrace trace(__FILE__, __LINE__, name);
   body();
   world_.barrier("end of leaf run");
 }
 
 void on_two_and_four_ranks(
-    const std::function<void(const Group& world, LeafRuns& leaves)>& body) {
+    const std::function<void(const Group& world, LeafRuns& leaves)>& body,
+    at::Device device) {
   testing::on_ranks(2, [&](const Group& world) {
-    LeafRuns leaves(world);
+    LeafRuns leaves(world, LeafRuns::Kind::PyTorch, device);
     body(world, leaves);
   });
   testing::on_ranks(4, [&](const Group& world) {
     const ::testing::ScopedTrace trace(__FILE__, __LINE__, "4 ranks");
-    LeafRuns leaves(world, LeafRuns::Kind::Extra);
+    LeafRuns leaves(world, LeafRuns::Kind::Extra, device);
     body(world, leaves);
   });
 }

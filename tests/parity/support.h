@@ -12,8 +12,10 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "parity/models.h"
+#include "support/device.h"
 
 namespace tessera::parity {
 
@@ -33,14 +35,18 @@ std::string text(const char* name, bool value);
     const StateDict& actual,
     const StateDict& expected);
 
-/// Counts the runs that a test expands into, and leaves the number in the XML
-/// report, where check_parity.py compares it with PyTorch's.
+/// Notes the runs that a test expands into, and leaves their names and their
+/// device in the XML report, where check_parity.py compares them with
+/// PyTorch's.
 class LeafRuns {
  public:
   /// Extra: runs that PyTorch does not make, which do not count.
   enum class Kind { PyTorch, Extra };
-  explicit LeafRuns(const Group& world, Kind kind = Kind::PyTorch)
-      : world_(world), kind_(kind) {}
+  explicit LeafRuns(
+      const Group& world,
+      Kind kind = Kind::PyTorch,
+      at::Device device = testing::test_device())
+      : world_(world), kind_(kind), device_(device) {}
   ~LeafRuns();
 
   /// Runs `body` under a trace of `name`; then all ranks meet.
@@ -49,13 +55,16 @@ class LeafRuns {
  private:
   const Group world_;
   const Kind kind_;
-  int count_ = 0;
+  const at::Device device_; // where models and inputs are
+  std::vector<std::string> names_;
 };
 
 /// Runs `body` on two ranks, where its leaf runs count, and again on four,
-/// where they do not: there some ranks have nothing of small parameters.
+/// where they do not: there some ranks have nothing of small parameters. `body`
+/// uses `device`.
 void on_two_and_four_ranks(
-    const std::function<void(const Group& world, LeafRuns& leaves)>& body);
+    const std::function<void(const Group& world, LeafRuns& leaves)>& body,
+    at::Device device = testing::test_device());
 
 /// Expects that `body` throws an E whose text contains `text`.
 template <class E>

@@ -1,6 +1,7 @@
 // test/distributed/fsdp/test_fsdp_unshard_params.py: suites are its classes,
 // tests its methods. "sharded": the world has two ranks, else one, where FSDP
 // shards nothing.
+#include <tessera/ddp/distributed_data_parallel.h>
 #include <tessera/fsdp/fsdp.h>
 
 #include "parity/models.h"
@@ -417,7 +418,7 @@ TEST(TestUnshardParams, test_named_parameters_and_buffers) {
     LeafRuns leaves(world);
     for (const std::string prefix : {"", "test_prefix"}) {
       for (const bool recurse : kBooleans) {
-        leaves.run(prefix + text(" recurse", recurse), [&] {
+        leaves.run(prefix + " " + text("recurse", recurse), [&] {
           auto plain = make_nested_wrapped();
           plain->to(test_device());
           plain->register_buffer("buffer", torch::ones({1}, test_device()));
@@ -426,31 +427,37 @@ TEST(TestUnshardParams, test_named_parameters_and_buffers) {
           const FSDP model(module);
           model->register_buffer("buffer", torch::ones({1}, test_device()));
           auto guard = summon_full_params(*model);
-          const auto expect_same = [](const NamedTensors& ours,
-                                      const NamedTensors& theirs,
-                                      size_t count) {
-            EXPECT_EQ(ours.size(), count);
-            ASSERT_EQ(ours.size(), theirs.size());
-            for (size_t i = 0; i < ours.size(); ++i) {
-              EXPECT_EQ(ours[i].first, theirs[i].first);
-              EXPECT_TRUE(is_close(ours[i].second, theirs[i].second))
-                  << ours[i].first;
-            }
-          };
-          const auto names = named_parameters(*model, prefix, recurse);
+          // LibTorch's own names of the plain model, with the prefix.
+          const auto expect_same =
+              [&](const NamedTensors& ours,
+                  const torch::OrderedDict<std::string, at::Tensor>& theirs,
+                  size_t count) {
+                EXPECT_EQ(ours.size(), count);
+                ASSERT_EQ(ours.size(), theirs.size());
+                for (size_t i = 0; i < ours.size(); ++i) {
+                  const std::string& name = theirs[i].key();
+                  EXPECT_EQ(
+                      ours[i].first,
+                      prefix.empty() ? name : prefix + "." + name);
+                  EXPECT_TRUE(is_close(ours[i].second, theirs[i].value()))
+                      << name;
+                }
+              };
           expect_same(
-              names,
-              named_parameters(*plain, prefix, recurse),
+              named_parameters(*model, prefix, recurse),
+              plain->named_parameters(recurse),
               recurse ? 10 : 0);
-          if (recurse) { // and LibTorch's own names, with the prefix
-            EXPECT_EQ(
-                names[0].first,
-                (prefix.empty() ? "" : prefix + ".") + "module.0.weight");
-          }
           expect_same(
               named_buffers(*model, prefix, recurse),
-              named_buffers(*plain, prefix, recurse),
+              plain->named_buffers(recurse),
               1);
+          // What LibTorch says of the sharded model, too.
+          EXPECT_EQ(
+              model->named_parameters(recurse).keys(),
+              plain->named_parameters(recurse).keys());
+          EXPECT_EQ(
+              model->named_buffers(recurse).keys(),
+              plain->named_buffers(recurse).keys());
           guard.close();
         });
       }
@@ -460,19 +467,8 @@ TEST(TestUnshardParams, test_named_parameters_and_buffers) {
 
 // --- test_with_grads_core
 
-/// A plain model whose gradients are averaged by hand: data parallelism.
-struct Averaged {
-  parity::TransformerWithSharedParams module = make_transformer();
-
-  NamedTensors named() {
-    return named_parameters(*module);
-  }
-  void average(const Group& world) {
-    for (const auto& [name, parameter] : named()) {
-      world.all_reduce(parameter.grad(), ReduceOp::Avg);
-    }
-  }
-};
+using Reference =
+    DistributedDataParallel<parity::TransformerWithSharedParamsImpl>;
 
 std::vector<at::Tensor> defined_gradients(torch::nn::Module& module) {
   std::vector<at::Tensor> result;
@@ -490,21 +486,15 @@ struct GradsCase {
   ShardingStrategy strategy;
 };
 
-/// Gradients agree with data parallelism inside; doubling them lasts if it
-/// should.
-void check_gradients(
-    Averaged& ddp,
+/// Gradients agree with data parallelism inside. Calls `edit` with each of
+/// ours.
+void expect_same_gradients(
+    Reference& ddp,
     torch::nn::Module& model,
-    const GradsCase& leaf) {
-  const auto old = defined_gradients(model);
-  ASSERT_FALSE(old.empty());
-  auto guard = summon_full_params(
-      model,
-      SummonOptions()
-          .writeback(leaf.writeback)
-          .offload_to_cpu(leaf.offload_to_cpu)
-          .with_grads(true));
-  const auto theirs = ddp.named();
+    const SummonOptions& options,
+    const std::function<void(const at::Tensor& gradient)>& edit = nullptr) {
+  auto guard = summon_full_params(model, options);
+  const auto theirs = named_parameters(*ddp);
   const auto ours = named_parameters(model);
   ASSERT_EQ(ours.size(), theirs.size());
   EXPECT_EQ(ours.size(), 68u);
@@ -514,9 +504,28 @@ void check_gradients(
     ASSERT_TRUE(ours[i].second.grad().defined());
     EXPECT_TRUE(is_close(ours[i].second.grad(), theirs[i].second.grad()));
     EXPECT_GT(ours[i].second.grad().abs().max().item<double>(), 0);
-    ours[i].second.grad().mul_(2);
+    if (edit) {
+      edit(ours[i].second.grad());
+    }
   }
   guard.close();
+}
+
+/// The same, and doubling them lasts if it should.
+void check_gradients(
+    Reference& ddp,
+    torch::nn::Module& model,
+    const GradsCase& leaf) {
+  const auto old = defined_gradients(model);
+  ASSERT_FALSE(old.empty());
+  expect_same_gradients(
+      ddp,
+      model,
+      SummonOptions()
+          .writeback(leaf.writeback)
+          .offload_to_cpu(leaf.offload_to_cpu)
+          .with_grads(true),
+      [](const at::Tensor& gradient) { gradient.mul_(2); });
   const bool persists = leaf.writeback ||
       (leaf.strategy == ShardingStrategy::NO_SHARD && !leaf.offload_to_cpu);
   const auto now = defined_gradients(model);
@@ -525,38 +534,44 @@ void check_gradients(
     EXPECT_TRUE(is_close(now[i], persists ? old[i] * 2 : old[i]));
   }
   if (persists) {
-    for (const auto& [name, parameter] : theirs) {
+    for (const auto& [name, parameter] : named_parameters(*ddp)) {
       parameter.grad().mul_(2);
     }
   }
 }
 
-constexpr ShardingStrategy kStrategies[] = {
-    ShardingStrategy::FULL_SHARD,
-    ShardingStrategy::SHARD_GRAD_OP,
-    ShardingStrategy::NO_SHARD};
+struct NamedStrategy {
+  const char* name;
+  ShardingStrategy strategy;
+};
+
+constexpr NamedStrategy kStrategies[] = {
+    {"FULL_SHARD", ShardingStrategy::FULL_SHARD},
+    {"SHARD_GRAD_OP", ShardingStrategy::SHARD_GRAD_OP},
+    {"NO_SHARD", ShardingStrategy::NO_SHARD}};
 
 TEST(TestUnshardParams, test_with_grads_core) {
   on_ranks(2, [](const Group& world) {
     LeafRuns leaves(world);
     for (const bool writeback : kBooleans) {
       for (const bool offload_to_cpu : kBooleans) {
-        for (const auto strategy : kStrategies) {
+        for (const auto& each : kStrategies) {
           leaves.run(
               text("writeback", writeback) +
-                  text("offload_to_cpu", offload_to_cpu) + "strategy " +
-                  std::to_string(static_cast<int>(strategy)),
+                  text("offload_to_cpu", offload_to_cpu) + each.name,
               [&] {
+                const ShardingStrategy strategy = each.strategy;
                 const GradsCase leaf{writeback, offload_to_cpu, strategy};
-                Averaged ddp;
-                ddp.module->to(test_device());
+                auto plain_module = make_transformer();
+                plain_module->to(test_device());
+                Reference ddp(plain_module);
                 const auto model = make_recursive_transformer(
                     FSDPOptions().sharding_strategy(strategy).use_orig_params(
                         true));
                 {
                   auto guard = summon_full_params(*model);
                   const auto shown = named_parameters(*model);
-                  const auto plain = ddp.named();
+                  const auto plain = named_parameters(*ddp);
                   ASSERT_EQ(shown.size(), plain.size());
                   for (size_t i = 0; i < shown.size(); ++i) {
                     EXPECT_TRUE(
@@ -576,14 +591,19 @@ TEST(TestUnshardParams, test_with_grads_core) {
                     check_gradients(ddp, *model, leaf);
                   }
                 };
-                ddp.module->forward(src, tgt).sum().backward();
-                ddp.average(world);
+                ddp(src, tgt).sum().backward();
                 model(src, tgt).sum().backward();
                 check();
-                // Between forward and backward, too.
-                ddp.module->forward(src, tgt);
-                model(src, tgt);
+                // Between forward and backward, too, with graphs that wait.
+                const at::Tensor their_output = ddp(src, tgt);
+                const at::Tensor our_output = model(src, tgt);
                 check();
+                // Stronger: these graphs are as good as before.
+                EXPECT_TRUE(is_close(our_output, their_output));
+                their_output.sum().backward();
+                our_output.sum().backward();
+                expect_same_gradients(
+                    ddp, *model, SummonOptions().with_grads(true));
               });
         }
       }
@@ -594,10 +614,12 @@ TEST(TestUnshardParams, test_with_grads_core) {
 TEST(TestUnshardParams, test_with_grads_none_grads) {
   on_ranks(2, [](const Group& world) {
     LeafRuns leaves(world);
-    for (const auto strategy : kStrategies) {
-      leaves.run(std::to_string(static_cast<int>(strategy)), [&] {
-        const auto model = make_recursive_transformer(
-            FSDPOptions().sharding_strategy(strategy).use_orig_params(true));
+    for (const auto& each : kStrategies) {
+      leaves.run(each.name, [&] {
+        const auto model =
+            make_recursive_transformer(FSDPOptions()
+                                           .sharding_strategy(each.strategy)
+                                           .use_orig_params(true));
         const auto units = fsdp_modules(*model);
         EXPECT_EQ(units.size(), 5u);
         for (const FsdpUnit& unit : units) {

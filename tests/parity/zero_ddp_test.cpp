@@ -174,7 +174,8 @@ void set_gradients(ZeroRedundancyOptimizer& zero, const Params& gradients) {
 /// Sets the recorded gradients on a rank that has no inputs any more.
 class GradientSetter : public Joinable {
  public:
-  explicit GradientSetter(Group group) : group_(std::move(group)) {}
+  GradientSetter(Group group, at::Device device)
+      : group_(std::move(group)), device_(device) {}
 
   std::unique_ptr<JoinHook> join_hook(const JoinArguments& arguments) override {
     struct Hook : JoinHook {
@@ -193,7 +194,7 @@ class GradientSetter : public Joinable {
     return hook;
   }
   at::Device join_device() const override {
-    return test_device();
+    return device_;
   }
   Group join_process_group() const override {
     return group_;
@@ -201,19 +202,21 @@ class GradientSetter : public Joinable {
 
  private:
   Group group_;
+  at::Device device_;
 };
 
-void check_zero_join(const Group& world) {
+/// With models, inputs and joins on `device`.
+void check_zero_join(const Group& world, at::Device device) {
   constexpr int kEpochs = 2;
   torch::manual_seed(0);
-  auto model = linears({{2, 3}, {3, 3}, {3, 3}});
-  auto zero_model = linears({{2, 3}, {3, 3}, {3, 3}});
+  auto model = linears({{2, 3}, {3, 3}, {3, 3}}, device);
+  auto zero_model = linears({{2, 3}, {3, 3}, {3, 3}}, device);
   copy_values(*model, *zero_model);
   Params inputs;
   for (int i = 0; i < 3 + world.rank(); ++i) {
-    inputs.push_back(torch::randn({20, 2}).to(test_device()));
+    inputs.push_back(torch::randn({20, 2}).to(device));
   }
-  const at::Tensor labels = torch::randn({20, 3}).to(test_device());
+  const at::Tensor labels = torch::randn({20, 3}).to(device);
 
   DistributedDataParallel ddp(model);
   optim::Adam plain(model->parameters(), 0.01);
@@ -240,7 +243,9 @@ void check_zero_join(const Group& world) {
 
   ZeroRedundancyOptimizer zero(
       zero_model->parameters(), optimizer_class<optim::Adam>(0.01));
-  GradientSetter setter(world);
+  GradientSetter setter(world, device);
+  EXPECT_EQ(zero.join_device().type(), device.type());
+  EXPECT_EQ(ddp.join_device().type(), device.type());
   size_t iteration = 0;
   join(
       {&setter, &zero},
@@ -267,15 +272,24 @@ void check_zero_join(const Group& world) {
 }
 
 TEST(TestZeroRedundancyOptimizerDistributed, test_zero_join_gpu) {
-  on_two_and_four_ranks([](const Group& world, LeafRuns& leaves) {
-    leaves.run("", [&] { check_zero_join(world); });
-  });
+  if (!torch::cuda::is_available()) {
+    GTEST_SKIP() << "this test wants a CUDA device";
+  }
+  const at::Device device(at::kCUDA, 0);
+  on_two_and_four_ranks(
+      [&](const Group& world, LeafRuns& leaves) {
+        leaves.run("", [&] { check_zero_join(world, device); });
+      },
+      device);
 }
 
 TEST(TestZeroRedundancyOptimizerDistributed, test_zero_join_cpu) {
-  on_two_and_four_ranks([](const Group& world, LeafRuns& leaves) {
-    leaves.run("", [&] { check_zero_join(world); });
-  });
+  const at::Device device(at::kCPU);
+  on_two_and_four_ranks(
+      [&](const Group& world, LeafRuns& leaves) {
+        leaves.run("", [&] { check_zero_join(world, device); });
+      },
+      device);
 }
 
 } // namespace

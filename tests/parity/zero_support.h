@@ -10,14 +10,15 @@
 
 namespace tessera::parity {
 
-/// Linear layers one after another, where tests put their models.
+/// Linear layers one after another, on `device`.
 inline torch::nn::Sequential linears(
-    const std::vector<std::pair<int, int>>& shapes) {
+    const std::vector<std::pair<int, int>>& shapes,
+    at::Device device = testing::test_device()) {
   torch::nn::Sequential model;
   for (const auto& [in, out] : shapes) {
     model->push_back(torch::nn::Linear(in, out));
   }
-  model->to(testing::test_device());
+  model->to(device);
   return model;
 }
 

@@ -20,6 +20,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Limits are meant for an idle machine; what takes so much longer hangs.
+constexpr int kPatience = 5;
+
 std::vector<std::string> merged_environment(const CommandOptions& options) {
   std::vector<std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -56,7 +59,8 @@ int milliseconds_until(Clock::time_point deadline) {
 Command::Command(
     const std::vector<std::string>& words,
     const CommandOptions& options)
-    : started_(Clock::now()), deadline_(started_ + options.timeout) {
+    : started_(Clock::now()),
+      deadline_(started_ + kPatience * options.timeout) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
     throw std::system_error(errno, std::generic_category(), "pipe2");

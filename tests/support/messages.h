@@ -11,6 +11,7 @@ namespace tessera::testing {
 struct Message {
   enum class Kind : char {
     Run = 'R', // to a worker: test name, store prefix, store port
+    Started = 'S', // from a worker: its world is made, the test begins
     Failure = 'F', // from a worker: file, line, text
     Property = 'P', // from a worker: key, value
     Done = 'D', // from a worker: the test is over
@@ -19,6 +20,9 @@ struct Message {
   Kind kind = Kind::Done;
   std::vector<std::string> fields;
 };
+
+/// What a worker writes last when it is asked where it stands.
+inline constexpr char kEndOfDump[] = "(end of stack)\n";
 
 /// False if the other end is gone.
 bool send_message(int fd, const Message& message);

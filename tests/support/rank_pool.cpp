@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <sstream>
 #include <system_error>
@@ -23,10 +24,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
+/// For workers to start and to make their world.
+constexpr milliseconds kStartTime{120'000};
 /// After the first failure the other ranks get this long to report theirs.
-constexpr milliseconds kAfterFailure{3000};
-/// Time for a hanging worker to say where it stands.
-constexpr milliseconds kDumpTime{700};
+constexpr milliseconds kAfterFailure{10'000};
+/// Time for hanging workers to say where they stand; all but a stuck process
+/// take milliseconds.
+constexpr milliseconds kDumpTime{20'000};
 constexpr size_t kMaxLog = 20'000;
 
 [[noreturn]] void throw_errno(const char* step) {
@@ -46,6 +50,12 @@ std::vector<std::string> worker_environment(int rank, int socket) {
   result.push_back("TESSERA_TEST_SOCKET=" + std::to_string(socket));
   result.push_back("OMP_NUM_THREADS=1");
   return result;
+}
+
+std::string seconds_text(milliseconds time) {
+  std::ostringstream text;
+  text << static_cast<double>(time.count()) / 1000 << " s";
+  return text.str();
 }
 
 std::string describe_end(int status) {
@@ -144,12 +154,14 @@ bool RankPool::run(const std::string& test, milliseconds timeout) {
   for (Worker& worker : workers_) {
     worker.log_begin = lseek(worker.log, 0, SEEK_END);
     worker.running = true;
+    worker.started = false;
     send_message(
         worker.socket,
         {Message::Kind::Run, {test, prefix, std::to_string(store_port_)}});
   }
-  const auto start = Clock::now();
-  auto deadline = start + timeout;
+  auto deadline = Clock::now() + kStartTime + timeout;
+  std::string limit = seconds_text(kStartTime + timeout);
+  bool started = false;
   bool shortened = false;
   while (true) {
     std::vector<pollfd> waits;
@@ -163,19 +175,24 @@ bool RankPool::run(const std::string& test, milliseconds timeout) {
     if (waits.empty()) {
       return healthy_;
     }
-    if (!healthy_ && !shortened) {
-      shortened = true;
-      deadline = std::min(deadline, Clock::now() + kAfterFailure);
+    const auto now = Clock::now();
+    if (!started && all_started()) {
+      started = true;
+      deadline = now + timeout;
+      limit = seconds_text(timeout);
     }
-    const auto left =
-        std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
-    if (left.count() <= 0) {
+    if (!healthy_ && !shortened && now + kAfterFailure < deadline) {
+      shortened = true;
+      deadline = now + kAfterFailure;
+      limit = seconds_text(kAfterFailure) + " after the first failure";
+    }
+    if (now >= deadline) {
       healthy_ = false;
-      report_hang(
-          std::chrono::duration_cast<milliseconds>(Clock::now() - start));
+      report_hang(limit);
       kill_all();
       return false;
     }
+    const auto left = std::chrono::ceil<milliseconds>(deadline - now);
     poll(waits.data(), waits.size(), static_cast<int>(left.count()));
     for (size_t i = 0; i < waits.size(); ++i) {
       if (waits[i].revents != 0) {
@@ -192,6 +209,9 @@ void RankPool::take_message(Worker& worker) {
     return;
   }
   switch (message->kind) {
+    case Message::Kind::Started:
+      worker.started = true;
+      break;
     case Message::Kind::Failure:
       healthy_ = false;
       ADD_FAILURE_AT(
@@ -227,16 +247,35 @@ void RankPool::report_death(Worker& worker) {
                 << log_of(worker);
 }
 
-void RankPool::report_hang(milliseconds waited) {
+bool RankPool::all_started() const {
+  return std::all_of(
+      workers_.begin(), workers_.end(), [](const Worker& worker) {
+        return worker.started || !worker.running;
+      });
+}
+
+/// Returns once every worker that was asked has said where it stands.
+void RankPool::wait_for_dumps() const {
+  const auto deadline = Clock::now() + kDumpTime;
+  const auto has_answered = [this](const Worker& worker) {
+    return !worker.running ||
+        log_of(worker).find(kEndOfDump) != std::string::npos;
+  };
+  while (!std::all_of(workers_.begin(), workers_.end(), has_answered) &&
+         Clock::now() < deadline) {
+    usleep(10'000);
+  }
+}
+
+void RankPool::report_hang(const std::string& limit) {
   for (const Worker& worker : workers_) {
     if (worker.running) {
       kill(worker.pid, SIGUSR1); // answered into its log
     }
   }
-  usleep(static_cast<useconds_t>(kDumpTime.count()) * 1000);
+  wait_for_dumps();
   std::ostringstream report;
-  report << "not all ranks finished within "
-         << static_cast<double>(waited.count()) / 1000 << " s:\n";
+  report << "not all ranks finished within " << limit << ":\n";
   for (const Worker& worker : workers_) {
     report << "[rank " << worker.rank << "] "
            << (worker.running ? "did not finish. Its output:\n" + log_of(worker)

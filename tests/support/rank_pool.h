@@ -27,7 +27,9 @@ class RankPool {
   std::vector<pid_t> pids() const;
 
   /// Runs one test on all workers and reports their failures to GoogleTest.
-  /// Returns false if the pool cannot be used again.
+  /// `timeout` counts from when all of them are in the test's body: how long
+  /// processes take to start is the machine's business. Returns false if the
+  /// pool cannot be used again.
   bool run(const std::string& test, std::chrono::milliseconds timeout);
 
  private:
@@ -38,11 +40,14 @@ class RankPool {
     int log = -1; // its stdout and stderr
     off_t log_begin = 0; // where this test's output begins
     bool running = false;
+    bool started = false; // this test's body
   };
 
   void start(int rank);
   void take_message(Worker& worker);
-  void report_hang(std::chrono::milliseconds waited);
+  bool all_started() const;
+  void report_hang(const std::string& limit);
+  void wait_for_dumps() const;
   void report_death(Worker& worker);
   std::string log_of(const Worker& worker) const;
   void kill_all();

@@ -36,7 +36,8 @@ namespace tessera {
 /// on all of them.
 
 /// How an optimizer was built: parameters in order, in one group or several.
-/// Deprecated in favour of the optimizer itself; using it warns.
+/// Deprecated in favour of the optimizer itself; using it warns, every time,
+/// with a c10::DeprecationWarning.
 class TESSERA_API OptimInput {
  public:
   /// As the optimizer's constructor takes them.

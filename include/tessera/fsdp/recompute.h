@@ -79,21 +79,25 @@ std::enable_if_t<detail::kMapsTensor<F>, at::Tensor> recompute(
 }
 
 /// Puts the submodules for which `which` says yes under recompute() and returns
-/// how many. Each must be an element of a torch::nn::Sequential: there it is
-/// replaced by a module that calls it, and that has it as its child
-/// `_checkpoint_wrapped_module`. That segment shows in the names LibTorch
-/// gives, also in what torch::save writes, but not in tessera's names. The
-/// module itself is not asked about, nor is what is under recompute already.
-/// Before or after fully_shard.
+/// how many. The module itself is not asked about, nor is what is under
+/// recompute already. Before or after fully_shard.
+///
+/// An element of a torch::nn::Sequential is replaced there by a module that
+/// calls it, and that has it as its child `_checkpoint_wrapped_module`. A
+/// Sequential that is a member of its parent is recomputed as a whole: the
+/// object stays, and its elements move into a module that becomes its only
+/// element. These segments show in the names LibTorch gives, also in what
+/// torch::save writes, but not in tessera's names.
 ///
 /// Elements take up to 8 arguments of any type and return a tensor; if one
 /// returns something else, its forward throws. Calls that do not go through the
-/// Sequential are as they were; Sequential::at<Block>(i) finds the Block no
-/// more.
+/// Sequential are as they were; Sequential::at<Block>(i) no longer finds the
+/// Block. A Sequential that is recomputed as a whole cannot be cloned.
 ///
 /// Throws, with nothing changed, if a submodule for which `which` says yes is
-/// not an element of a Sequential: its parent calls it through a member whose
-/// type cannot be replaced. Call recompute() in the parent's forward instead.
+/// neither an element of a Sequential nor a Sequential that has nothing beside
+/// its elements: its parent calls it through a member whose type cannot be
+/// replaced. Call recompute() in the parent's forward instead.
 TESSERA_API int64_t apply_activation_checkpointing(
     torch::nn::Module& module,
     const std::function<bool(const torch::nn::Module&)>& which,

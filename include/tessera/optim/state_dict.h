@@ -57,11 +57,19 @@ class TESSERA_API StatefulOptimizer {
 /// Throws c10::TypeError for others.
 TESSERA_API StateDict state_dict(const torch::optim::Optimizer& optimizer);
 
-/// Gives the optimizer the state and the hyper-parameters in `dict`. Numbers
-/// stand for places, so those of `dict` need not be ours; names stand for
-/// themselves. Everything is checked first: it is loaded whole or, with an
-/// error that names what does not fit, not at all. Nothing in `dict` is
-/// dropped.
+/// Gives the optimizer the state and the hyper-parameters in `dict`. Everything
+/// is checked first: it is loaded whole or, with an error that names what does
+/// not fit, not at all. Nothing in `dict` is dropped.
+///
+/// Keys of `dict` stand for places: the first parameter of `dict`'s first group
+/// is this optimizer's first, as in Python, whether keys are numbers or names.
+/// For a NamedOptimizer names stand for themselves. Names of shards are known:
+/// a name at another parameter's place is an error.
+///
+/// A shard takes a sharded tensor whose pieces on this rank are the shard's
+/// own, so that what get_optimizer_state_dict() returned and checkpoint::load()
+/// filled can be loaded. Ranks with nothing of a parameter keep no state for
+/// it. set_optimizer_state_dict() takes every layout, and a flat parameter's.
 ///
 /// Tensors are copied, to the parameter's device; floating-point ones are cast
 /// to its dtype, except "step". Of the keys of a group only "lr" and "params"

@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
-
 namespace tessera::checkpoint {
 namespace {
 
@@ -57,17 +55,14 @@ TEST(CoverTest, RejectsOverlapOfTheRightVolume) {
 
 TEST(CoverTest, TakesManyBoxesWithoutComparingAllPairs) {
   std::vector<StoredBox> boxes;
-  constexpr int64_t kMany = 300;
+  constexpr int64_t kMany = 1000;
   for (int64_t i = 0; i < kMany; ++i) {
     for (int64_t j = 0; j < kMany; ++j) {
       boxes.push_back(box({i * 2, j}, {2, 1}));
     }
   }
-  const auto started = std::chrono::steady_clock::now();
+  // A million boxes: this takes seconds, all pairs would take hours.
   EXPECT_EQ(why_not_covered({2 * kMany, kMany}, boxes), "");
-  // 90,000 boxes: all pairs would take minutes, also under sanitizers.
-  EXPECT_LT(
-      std::chrono::steady_clock::now() - started, std::chrono::seconds(20));
   std::swap(boxes[7].offsets[0], boxes[7].offsets[1]);
   EXPECT_THAT(why_not_covered({2 * kMany, kMany}, boxes), HasSubstr("overlap"));
 }

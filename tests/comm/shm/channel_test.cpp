@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <latch>
 
 #include "comm/shm/thread_ranks.h"
 
@@ -69,10 +70,10 @@ TEST(ChannelTest, TimeoutNamesTheMissingRank) {
   auto config = ThreadRanks::default_config();
   config.timeout = milliseconds(150);
   config.names = {4, 5, 6};
-  ThreadRanks(3, 4096, config).run([](Channel& channel) {
+  std::latch timed_out(2);
+  ThreadRanks(3, 4096, config).run([&](Channel& channel) {
     if (channel.rank() == 2) {
-      // Leaves only after the others have timed out.
-      std::this_thread::sleep_for(milliseconds(600));
+      timed_out.wait(); // leaves only after the others
       return;
     }
     channel.begin_step();
@@ -81,17 +82,20 @@ TEST(ChannelTest, TimeoutNamesTheMissingRank) {
     const auto kind = kind_of([&] { channel.wait_for_all(); }, &what);
     EXPECT_EQ(kind, ChannelError::Kind::Timeout);
     EXPECT_THAT(what, HasSubstr("rank 6 did not come"));
-    EXPECT_THAT(what, HasSubstr("timed out after 0."));
+    EXPECT_THAT(what, HasSubstr("timed out after "));
+    timed_out.count_down();
   });
 }
 
 TEST(ChannelTest, ALateRankLearnsThatTheOthersGaveUp) {
   auto config = ThreadRanks::default_config();
   config.timeout = milliseconds(100);
-  ThreadRanks(2, 4096, config).run([](Channel& channel) {
+  std::latch gave_up(1);
+  std::latch learned(1);
+  ThreadRanks(2, 4096, config).run([&](Channel& channel) {
     std::string what;
     if (channel.rank() == 1) {
-      std::this_thread::sleep_for(milliseconds(400));
+      gave_up.wait();
       channel.begin_step();
       channel.publish();
       channel.wait_for_all(); // rank 0 had published this step
@@ -104,12 +108,14 @@ TEST(ChannelTest, ALateRankLearnsThatTheOthersGaveUp) {
           &what);
       EXPECT_EQ(kind, ChannelError::Kind::PeerLost);
       EXPECT_THAT(what, HasSubstr("rank 0 gave this group up: timed out"));
+      learned.count_down();
       return;
     }
     channel.begin_step();
     channel.publish();
     kind_of([&] { channel.wait_for_all(); }, &what);
-    std::this_thread::sleep_for(milliseconds(600));
+    gave_up.count_down();
+    learned.wait();
   });
 }
 
