@@ -273,12 +273,14 @@ struct TwoHosts {
   }
 };
 
+constexpr const char* kNoError = "nothing was thrown";
+
 TEST(CrashTest, TwoHostsThatDoNotSeeEachOthersLocksMixNothing) {
   const TempFolder folder;
   {
     SCOPED_TRACE("a new one");
     const TwoHosts hosts(folder / "c");
-    EXPECT_EQ(hosts.first_error, "");
+    EXPECT_EQ(hosts.first_error, kNoError);
     EXPECT_EQ(hosts.between, 2);
     EXPECT_THAT(hosts.second_error, HasSubstr("cannot rename"));
     EXPECT_EQ(load_version(folder / "c"), 2);
@@ -286,9 +288,9 @@ TEST(CrashTest, TwoHostsThatDoNotSeeEachOthersLocksMixNothing) {
   {
     SCOPED_TRACE("one that is replaced");
     const TwoHosts hosts(folder / "c");
-    EXPECT_EQ(hosts.first_error, "");
+    EXPECT_EQ(hosts.first_error, kNoError);
     EXPECT_EQ(hosts.between, 2);
-    EXPECT_EQ(hosts.second_error, "");
+    EXPECT_EQ(hosts.second_error, kNoError);
     EXPECT_EQ(load_version(folder / "c"), 3);
   }
   EXPECT_THAT(names_in(folder.path()), ElementsAre("c"));

@@ -220,7 +220,7 @@ TEST(TrainingStateTest, ASharedOptimizerIsSavedFromWhereItLies) {
     SharedTrial run(world, 1);
     run.steps(0, 3);
     checkpoint::save(*run.training, folder / "c");
-    const StateDict saved = run.all();
+    const StateDict saved = run.all().clone(); // the model goes on
 
     // What is in the files is what is consolidated.
     const StateDict read =
