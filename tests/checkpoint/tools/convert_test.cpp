@@ -319,6 +319,13 @@ void write_endless(const fs::path& path) {
 
 class InterruptTest : public ::testing::Test {
  protected:
+  // A shell's job in the background ignores SIGINT, and so would what it
+  // starts.
+  void SetUp() override {
+    std::signal(SIGINT, SIG_DFL);
+    std::signal(SIGTERM, SIG_DFL);
+  }
+
   /// Converts until something is written, then sends the signal.
   int interrupted(const std::string& to, const std::string& path, int signal) {
     tessera::testing::Command command(
