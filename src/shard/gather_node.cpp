@@ -25,6 +25,7 @@ torch::autograd::variable_list GatherNode::apply(
   // Only grad(loss, leaves) and backward(inputs = leaves) want results here.
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
   if (wanted == nullptr || wanted->empty()) {
+    unit_->hold_hooks();
     return torch::autograd::variable_list(num_outputs());
   }
   return unit_->finish_reduction_apart();

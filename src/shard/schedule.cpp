@@ -245,6 +245,9 @@ void Schedule::end_backward() {
   for (Unit* unit : std::vector<Unit*>(full_)) {
     unit->reshard();
   }
+  for (Unit* unit : units_) {
+    unit->release_hooks();
+  }
   pool_.trim(kIdleBetweenSteps);
   last_touched_ = nullptr;
   iteration_ended_ = true;
@@ -439,6 +442,7 @@ void Schedule::recover() {
   reduced_.clear();
   for (Unit* unit : units_) {
     unit->drop_reduction();
+    unit->release_hooks();
   }
   for (Unit* unit : std::vector<Unit*>(full_)) {
     try {

@@ -246,6 +246,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   /// Takes the gradients of all faces, by position; called by the node.
   void take_gradients(std::vector<at::Tensor>&& gradients);
+  /// The engine visits the leaves behind the node with undefined gradients and
+  /// would call their hooks with these. Until release_hooks(), at the end of
+  /// the backward, the unit keeps the hooks and calls them with the average.
+  void hold_hooks();
+  void release_hooks() noexcept;
   /// Gradients of backwards without synchronisation wait here.
   bool has_waiting_gradients() const;
   void start_reduction();

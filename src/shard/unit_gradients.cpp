@@ -97,10 +97,29 @@ std::vector<at::Tensor> Unit::finish_reduction_apart() {
   return wait_for_reduction().gradients;
 }
 
+void Unit::hold_hooks() {
+  for (Param& param : params_) {
+    auto& hooks = meta_of(param.leaf).hooks_;
+    if (!hooks.empty()) {
+      param.held_hooks = std::exchange(hooks, {});
+    }
+  }
+}
+
+void Unit::release_hooks() noexcept {
+  for (Param& param : params_) {
+    if (!param.held_hooks.empty()) {
+      meta_of(param.leaf).hooks_ = std::exchange(param.held_hooks, {});
+    }
+  }
+}
+
 /// What the hooks of a leaf make of its gradient. The engine would call them,
 /// but it adds nothing to leaves here.
 at::Tensor Unit::after_hooks(const Param& param, const at::Tensor& gradient) {
-  const auto& hooks = torch::autograd::impl::hooks(param.leaf);
+  const auto& hooks = param.held_hooks.empty()
+      ? torch::autograd::impl::hooks(param.leaf)
+      : param.held_hooks;
   if (hooks.empty()) {
     return gradient;
   }

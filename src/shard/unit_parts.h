@@ -27,6 +27,8 @@ struct Unit::Param {
   size_t bundle = 0;
   size_t index = 0; // in the bundle's layout
   at::Tensor leaf; // shared by all where there is one leaf
+  /// The leaf's own, while Unit keeps them from the engine.
+  std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>> held_hooks;
 
   /// The module may have dropped it.
   at::Tensor lock() const {
