@@ -316,6 +316,8 @@ std::vector<at::Tensor> Reducer::wait_for_buckets() {
     for (const Bucket& bucket : buckets_) {
       results.push_back(bucket.reduction ? bucket.reduction() : at::Tensor());
     }
+  } catch (const ThrownOnAllRanks& thrown) {
+    std::rethrow_exception(thrown.error);
   } catch (...) {
     if (!hook_) {
       throw;

@@ -24,6 +24,13 @@ struct NamedParam {
   at::Tensor tensor;
 };
 
+/// What a hook's result throws in place of `error` where every rank throws in
+/// the same bucket: nobody waits for a collective of another rank, so the group
+/// can go on.
+struct ThrownOnAllRanks {
+  std::exception_ptr error;
+};
+
 struct ReducerOptions {
   int64_t first_bucket_bytes = 0;
   int64_t bucket_bytes = 0;

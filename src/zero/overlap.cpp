@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "comm/together.h"
+#include "ddp/reducer.h"
 #include "zero/bucket_assignment.h"
 
 namespace tessera::zero {
@@ -304,11 +305,15 @@ void Overlap::finish_sends() {
     send.wait();
   }
   sends_.clear();
-  comm::together({group_}, kStepInBackward, [&] {
-    if (error_) {
-      std::rethrow_exception(std::exchange(error_, nullptr));
-    }
-  });
+  try {
+    comm::together({group_}, kStepInBackward, [&] {
+      if (error_) {
+        std::rethrow_exception(std::exchange(error_, nullptr));
+      }
+    });
+  } catch (...) {
+    throw ddp::ThrownOnAllRanks{std::current_exception()};
+  }
 }
 
 } // namespace tessera::zero
