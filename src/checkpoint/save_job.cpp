@@ -2,6 +2,8 @@
 
 #include <tessera/error.h>
 
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -142,17 +144,26 @@ void for_each_part(
   }
 }
 
+/// Told by the allocator: Tensor::is_pinned() asks the driver, which a process
+/// that was forked after its parent used it must not.
+bool is_pinned(const at::Tensor& tensor) {
+  static const c10::Allocator* const pinned = at::hasCUDA()
+      ? at::detail::getCUDAHooks().getPinnedMemoryAllocator()
+      : nullptr;
+  return pinned != nullptr && tensor.is_cpu() &&
+      tensor.storage().allocator() == pinned;
+}
+
 /// Waits for what this thread has asked devices to do. Tensors are read on
 /// other threads, whose current streams are not this thread's; pinned memory
 /// may still be written to by a device.
 void wait_for_devices(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Device> devices;
   for (const at::Tensor& tensor : tensors) {
-    const bool is_pinned = tensor.is_cpu() && tensor.is_pinned();
-    if (tensor.is_cpu() && !is_pinned) {
+    if (tensor.is_cpu() && !is_pinned(tensor)) {
       continue;
     }
-    const at::Device device = is_pinned
+    const at::Device device = tensor.is_cpu()
         ? c10::impl::VirtualGuardImpl(at::kCUDA).getDevice()
         : tensor.device();
     if (std::find(devices.begin(), devices.end(), device) == devices.end()) {
