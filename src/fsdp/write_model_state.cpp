@@ -209,7 +209,7 @@ class Writer {
             (target.value->is_sharded()
                  ? ": sharded"
                  : fmt::format(
-                       ": values with the digest {:016x}",
+                       ": full, with the digest {:016x}",
                        shard::digest_of(target.value->tensor()))));
       }
     }
