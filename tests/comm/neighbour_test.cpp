@@ -247,7 +247,9 @@ TEST(PeerOwnerTest, IsAnotherUser) {
   SKIP_UNLESS_ROOT();
   const UniqueFd listener = listen_everywhere();
   const Process neighbour([&] {
-    setuid(kNeighbour);
+    if (setuid(kNeighbour) != 0) {
+      return 9;
+    }
     const UniqueFd client = connect_over_ipv4("127.0.0.1", port_of(listener));
     pause();
     return 0;
@@ -265,7 +267,9 @@ TEST(PeerOwnerTest, IsGoneOnceItIsClosed) {
   for (const bool with_reset : {false, true}) {
     const UniqueFd listener = listen_everywhere();
     Process neighbour([&] {
-      setuid(kNeighbour);
+      if (setuid(kNeighbour) != 0) {
+        return 9;
+      }
       const UniqueFd client = connect_over_ipv4("127.0.0.1", port_of(listener));
       const linger now{.l_onoff = with_reset ? 1 : 0, .l_linger = 0};
       setsockopt(client.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
@@ -368,7 +372,9 @@ TEST(NeighbourTest, IsRefusedThoughItHangsUpAtOnce) {
       request(wire::Message(wire::Query::kSet).key("verdict").text("forged"));
   for (const bool with_reset : {false, true}) {
     Process neighbour([&] {
-      setuid(kNeighbour);
+      if (setuid(kNeighbour) != 0) {
+        return 9;
+      }
       const UniqueFd client = connect_over_ipv4("127.0.0.1", port);
       const linger now{.l_onoff = with_reset ? 1 : 0, .l_linger = 0};
       setsockopt(client.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
@@ -533,7 +539,9 @@ TEST(NeighbourTest, CannotPlayTheStore) {
   SKIP_UNLESS_ROOT();
   Signpost listens;
   const Process neighbour([&] {
-    setuid(kNeighbour);
+    if (setuid(kNeighbour) != 0) {
+      return 9;
+    }
     const UniqueFd own = listen_everywhere();
     listens.pass(port_of(own));
     for (;;) {
