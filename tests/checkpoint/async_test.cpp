@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <optional>
 #include <thread>
 
@@ -270,7 +271,9 @@ TEST(AsyncSaveTest, SurvivesLocksThatComeLate) {
        folder.path().string(),
        "2",
        "late-locks"},
-      {.environment = testing::without_launcher()});
+      {.environment = testing::without_launcher(),
+       .timeout =
+           std::chrono::seconds(240)}); // every lock is late, not ours alone
   EXPECT_EQ(result.exit_code, 0) << result.output;
   EXPECT_THAT(result.output, HasSubstr("all as they were"));
 }
