@@ -30,6 +30,7 @@ class Trainer {
  public:
   Trainer() {
     torch::manual_seed(0);
+    model_ = bench::Gpt(config_);
     for (const auto& block : *model_->blocks) {
       tessera::fully_shard(*block);
     }
@@ -61,7 +62,7 @@ class Trainer {
   }
 
   const bench::GptConfig config_;
-  bench::Gpt model_{config_};
+  bench::Gpt model_{nullptr};
   std::unique_ptr<tessera::optim::AdamW> optimizer_;
   torch::Tensor ids_;
 };
