@@ -59,9 +59,13 @@ void Schedule::touch(std::span<Unit* const> units) {
         {.call = "forward", .unit = units.front()->name()},
         "a second thread uses this sharded model at the same time. A model belongs to one thread; give each its own, or take turns.");
   }
+  if (!in_backward()) {
+    thread_ = std::this_thread::get_id();
+    recover_from_dropped();
+  }
   const bool only_last = units.size() == 1 && units.front() == last_touched_ &&
       units.front()->state() == UnitState::Full && !units.front()->is_stale();
-  if (only_last && (!in_backward() || !open_tasks_.empty())) {
+  if (only_last && (!in_backward() || !open_.empty())) {
     return;
   }
   c10::InferenceMode no_inference(false);
@@ -207,35 +211,42 @@ void Schedule::gather_ahead(Unit& unit) {
 
 void Schedule::enter_backward() {
   const int task = torch::autograd::get_current_graph_task_id();
-  if (task < 0 ||
-      std::find(open_tasks_.begin(), open_tasks_.end(), task) !=
-          open_tasks_.end()) {
+  const auto is_this = [task](const auto& open) { return open.first == task; };
+  if (task < 0 || std::ranges::any_of(open_, is_this)) {
     return;
   }
-  open_tasks_.push_back(task);
-  /// Dies with the graph task. If its callback never ran, backward threw.
-  struct Token {
-    std::shared_ptr<Schedule> schedule;
-    int task;
-    bool done = false;
-
-    Token(std::shared_ptr<Schedule> owner, int id)
-        : schedule(std::move(owner)), task(id) {}
-    ~Token() {
-      if (!done) {
-        std::erase(schedule->open_tasks_, task);
-        schedule->recover();
-      }
+  recover_from_dropped();
+  const auto backward =
+      std::make_shared<OpenBackward>(shared_from_this(), task, thread_);
+  open_.emplace_back(task, backward);
+  torch::autograd::Engine::get_default_engine().queue_callback([this,
+                                                                backward,
+                                                                is_this] {
+    if (open_.size() == 1) {
+      end_backward(); // if it throws, this backward is still to recover from
     }
-  };
-  auto token = std::make_shared<Token>(shared_from_this(), task);
-  torch::autograd::Engine::get_default_engine().queue_callback([token] {
-    std::erase(token->schedule->open_tasks_, token->task);
-    if (token->schedule->open_tasks_.empty()) {
-      token->schedule->end_backward();
-    }
-    token->done = true; // last: if that threw, there is something to recover
+    std::erase_if(open_, is_this);
+    backward->ended = true;
   });
+}
+
+Schedule::OpenBackward::~OpenBackward() {
+  if (!ended && std::this_thread::get_id() == thread) {
+    std::erase_if(
+        schedule->open_, [&](const auto& open) { return open.first == task; });
+    schedule->recover();
+  }
+}
+
+void Schedule::recover_from_dropped() {
+  // Outside of a backward none is under way, whatever the engine still holds.
+  const bool outside = !in_backward();
+  const auto num_dropped = std::erase_if(open_, [&](const auto& open) {
+    return outside || open.second.expired();
+  });
+  if (num_dropped > 0) {
+    recover();
+  }
 }
 
 void Schedule::end_backward() {

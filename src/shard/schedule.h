@@ -12,6 +12,7 @@
 #include <mutex>
 #include <span>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -56,8 +57,10 @@ struct ScheduleCounts {
 ///
 /// In or out of backward: the thread's graph task id. The end of backward: a
 /// callback of the engine, queued by the first touch or node of a graph task.
-/// If backward throws, the engine drops the callback; a token that it holds
-/// then recovers.
+/// If backward throws, the engine drops the callback, and the token that the
+/// callback holds recovers. On a GPU the engine drops the callback on a thread
+/// of its own, maybe after the program has caught the error and gone on: there
+/// the next touch or backward recovers, on the program's thread.
 ///
 /// A parameter that no rank used keeps an undefined gradient; one that any rank
 /// used has one on all. Ranks exchange that at the end of a backward, if one of
@@ -149,6 +152,17 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   }
 
  private:
+  /// A backward under way. Held by the engine's callback alone.
+  struct OpenBackward {
+    std::shared_ptr<Schedule> schedule;
+    const int task;
+    const std::thread::id thread; // that ran forward
+    bool ended = false;
+    ~OpenBackward();
+  };
+
+  /// Recovers if a backward threw and nobody has recovered since.
+  void recover_from_dropped();
   void make_room(std::span<Unit* const> units);
   void ensure_full(Unit& unit);
   void begin_iteration(Unit& unit);
@@ -169,7 +183,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Units reduced in this backward, in order, with what finish_reduction()
   /// said.
   std::vector<std::pair<Unit*, std::vector<bool>>> reduced_;
-  std::vector<int> open_tasks_; // graph tasks of a backward under way
+  std::vector<std::pair<int, std::weak_ptr<OpenBackward>>>
+      open_; // by graph task
+  std::thread::id thread_; // of the last touch outside of backward
   std::vector<const Unit*> in_forward_; // innermost last
   Unit* last_touched_ = nullptr;
 
