@@ -40,7 +40,7 @@ std::atomic<bool> late_locks{false};
 /// Locks that threads are about to take.
 std::array<std::atomic<void*>, 16> awaited{};
 
-void check_freed(void* memory) {
+[[maybe_unused]] void check_freed(void* memory) {
   if (memory == nullptr || !late_locks.load(std::memory_order_relaxed)) {
     return;
   }
@@ -97,6 +97,7 @@ enum class End { kWait, kPoll, kDroppedElsewhere };
 class Soak {
  public:
   explicit Soak(std::filesystem::path folder) : folder_(std::move(folder)) {
+    std::filesystem::create_directories(folder_);
     torch::manual_seed(1);
     for (int i = 0; i < kTensors; ++i) {
       // Some are larger than a block of a file, and let go before the end.
