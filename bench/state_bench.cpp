@@ -84,7 +84,7 @@ int main(int argc, char** argv) {
       {"sharded",
        [&] {
          return measure(world, [&] {
-           return tessera::sharded_optim_state_dict(*model, optim);
+           return tessera::engineed_optim_state_dict(*model, optim);
          });
        }},
       {"scatter", [&] {

@@ -1,6 +1,6 @@
 #include <tessera/version.h>
 
-#include "compat.h"
+#include "libtorch/compat.h"
 
 namespace tessera {
 

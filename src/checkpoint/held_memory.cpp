@@ -1,6 +1,6 @@
 #include "checkpoint/held_memory.h"
 
-#include "compat.h"
+#include "libtorch/compat.h"
 
 #if TESSERA_TORCH_AT_LEAST(2, 13)
 

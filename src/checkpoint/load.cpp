@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/disk/source.h"
 #include "checkpoint/load_job.h"
 #include "checkpoint/peers.h"
-#include "checkpoint/slots.h"
-#include "checkpoint/store/source.h"
+#include "checkpoint/state_leaves.h"
 #include "checkpoint/values.h"
 
 namespace tessera::checkpoint {

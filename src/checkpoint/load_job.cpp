@@ -146,7 +146,7 @@ LoadJob::LoadJob(
       num_threads_(num_threads),
       verifies_(options.verify() != Verify::Never),
       progress_(options.progress()) {
-  const std::vector<Slot> slots = slots_of(target);
+  const std::vector<StateLeaf> slots = state_leaves(target);
   match(slots, options);
   find_unexpected(slots, options);
   complain(options);
@@ -158,9 +158,9 @@ LoadJob::LoadJob(
 }
 
 void LoadJob::match(
-    const std::vector<Slot>& slots,
+    const std::vector<StateLeaf>& slots,
     const LoadOptions& options) {
-  for (const Slot& slot : slots) {
+  for (const StateLeaf& slot : slots) {
     names_.push_back(
         options.rename() ? options.rename()(slot.name) : slot.name);
     if (!options.filter() || options.filter()(slot.name)) {
@@ -169,7 +169,10 @@ void LoadJob::match(
   }
 }
 
-void LoadJob::match_slot(const Slot& slot, const std::string& name, bool cast) {
+void LoadJob::match_slot(
+    const StateLeaf& slot,
+    const std::string& name,
+    bool cast) {
   const StoredTensor* tensor = source_.find_tensor(name);
   const StoredValue* value = source_.find_value(name);
   if (tensor == nullptr && value == nullptr) {
@@ -210,7 +213,7 @@ void LoadJob::match_slot(const Slot& slot, const std::string& name, bool cast) {
 }
 
 void LoadJob::match_tensor(
-    const Slot& slot,
+    const StateLeaf& slot,
     const StoredTensor& stored,
     bool cast) {
   const bool sharded = slot.value->is_sharded();
@@ -279,13 +282,13 @@ void LoadJob::add_reads(
 }
 
 void LoadJob::find_unexpected(
-    const std::vector<Slot>& slots,
+    const std::vector<StateLeaf>& slots,
     const LoadOptions& options) {
   // A part of the checkpoint that the target leaves out as a whole is no
   // mistake; something inside of a part that it has may be one.
   const std::unordered_set<std::string> known(names_.begin(), names_.end());
   std::set<format::DcpPath::Key> parts;
-  for (const Slot& slot : slots) {
+  for (const StateLeaf& slot : slots) {
     parts.insert(slot.keys.front());
   }
   const auto look = [&](const auto& stored) {

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/disk/source.h"
 #include "checkpoint/format/value.h"
-#include "checkpoint/slots.h"
-#include "checkpoint/store/source.h"
+#include "checkpoint/state_leaves.h"
 
 namespace tessera::checkpoint {
 
@@ -51,11 +51,14 @@ class LoadJob {
     StateValue value;
   };
 
-  void match(const std::vector<Slot>& slots, const LoadOptions& options);
-  void match_slot(const Slot& slot, const std::string& name, bool cast);
-  void match_tensor(const Slot& slot, const StoredTensor& stored, bool cast);
+  void match(const std::vector<StateLeaf>& slots, const LoadOptions& options);
+  void match_slot(const StateLeaf& slot, const std::string& name, bool cast);
+  void match_tensor(
+      const StateLeaf& slot,
+      const StoredTensor& stored,
+      bool cast);
   void find_unexpected(
-      const std::vector<Slot>& slots,
+      const std::vector<StateLeaf>& slots,
       const LoadOptions& options);
   void complain(const LoadOptions& options) const;
   void add_reads(

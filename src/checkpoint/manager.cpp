@@ -16,12 +16,12 @@
 #include <thread>
 #include <utility>
 
+#include "checkpoint/disk/checksums.h"
+#include "checkpoint/disk/files.h"
+#include "checkpoint/disk/folder_writer.h"
+#include "checkpoint/disk/partial_folder.h"
+#include "checkpoint/disk/source.h"
 #include "checkpoint/peers.h"
-#include "checkpoint/store/checksums.h"
-#include "checkpoint/store/files.h"
-#include "checkpoint/store/folder_writer.h"
-#include "checkpoint/store/partial_folder.h"
-#include "checkpoint/store/source.h"
 #include "checkpoint/wire.h"
 
 namespace tessera {

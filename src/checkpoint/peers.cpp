@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "checkpoint/store/file_error.h"
+#include "checkpoint/disk/file_error.h"
 #include "checkpoint/wire.h"
-#include "comm/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "comm/host.h"
 
 namespace tessera::checkpoint {

@@ -24,9 +24,9 @@
 #include "checkpoint/format/error.h"
 #include "checkpoint/format/pickle_writer.h"
 #include "checkpoint/held_memory.h"
-#include "checkpoint/slots.h"
+#include "checkpoint/state_leaves.h"
 #include "checkpoint/values.h"
-#include "shard/start.h"
+#include "engine/start.h"
 #include "state/part_of.h"
 
 namespace tessera::checkpoint {
@@ -251,7 +251,7 @@ SaveJob::SaveJob(
 }
 
 void SaveJob::add_units(StateDict& state) {
-  for (const Slot& slot : slots_of(state)) {
+  for (const StateLeaf& slot : state_leaves(state)) {
     Claim claim;
     claim.name = slot.name;
     claim.keys = slot.keys;
@@ -387,7 +387,7 @@ void SaveJob::keep(WireReader duties) {
 }
 
 void SaveJob::compare(Unit& unit) {
-  unit.digest = shard::digest_of(
+  unit.digest = engine::digest_of(
       unit.duty.compares_on_host ? unit.data.cpu() : unit.data);
   if (!unit.duty.writes) {
     unit.data.reset(); // others write it

@@ -13,11 +13,11 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/disk/folder_writer.h"
+#include "checkpoint/disk/item_file.h"
 #include "checkpoint/format/value.h"
 #include "checkpoint/peers.h"
 #include "checkpoint/save_plan.h"
-#include "checkpoint/store/folder_writer.h"
-#include "checkpoint/store/item_file.h"
 
 namespace tessera::checkpoint {
 

@@ -2,16 +2,16 @@
 #pragma once
 
 #include <tessera/comm/group.h>
-#include <tessera/shard/sharded_tensor.h>
+#include <tessera/engine/sharded_tensor.h>
 
 #include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "checkpoint/disk/checksums.h"
 #include "checkpoint/format/dcp_metadata.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/store/checksums.h"
 #include "checkpoint/wire.h"
 
 namespace tessera::checkpoint {

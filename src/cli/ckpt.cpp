@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/disk/source.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/store/source.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/diff.h"
 #include "checkpoint/tools/inspect.h"

@@ -26,10 +26,10 @@
 #include <optional>
 
 #include "cli/commands.h"
-#include "comm/backends.h"
+#include "comm/backends/backends.h"
 #include "comm/environment.h"
 #include "comm/host.h"
-#include "comm/peer_owner.h"
+#include "comm/store/peer_owner.h"
 #include "launch/environment.h"
 #include "launch/process.h"
 #include "launch/summary.h"

@@ -10,9 +10,9 @@
 #include <optional>
 #include <string>
 
+#include "checkpoint/disk/source.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/error.h"
-#include "checkpoint/store/source.h"
 #include "checkpoint/tools/text.h"
 #include "cli/commands.h"
 #include "cli/plan_report.h"
@@ -166,8 +166,8 @@ TrainingSetup setup_of(const Settings& settings, const std::string& strategy) {
       .engine = strategy == "ddp" ? Engine::Ddp
           : strategy == "zero"    ? Engine::Zero
                                   : Engine::Sharded,
-      .layout = settings.layout == "dim0" ? shard::Layout::Kind::Dim0
-                                          : shard::Layout::Kind::Flat,
+      .layout = settings.layout == "dim0" ? engine::Layout::Kind::Dim0
+                                          : engine::Layout::Kind::Flat,
       .dtype = settings.dtype,
       .param_dtype = settings.param_dtype,
       .reduce_dtype = settings.reduce_dtype,

@@ -6,10 +6,10 @@
 
 #include <algorithm>
 
+#include "base/terminal_escapes.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/error.h"
 #include "checkpoint/tools/text.h"
-#include "controls.h"
 
 namespace tessera::cli {
 namespace {
@@ -249,7 +249,7 @@ ordered_json json_of(
       {"world", setup.world()},
       {"copies", setup.copies},
       {"shards", setup.shards},
-      {"layout", setup.layout == shard::Layout::Kind::Flat ? "flat" : "dim0"},
+      {"layout", setup.layout == engine::Layout::Kind::Flat ? "flat" : "dim0"},
       {"reshard_after_forward", setup.reshard_after_forward},
       {"dtype", name(setup.dtype)},
       {"param_dtype", name(setup.param_dtype)},

@@ -14,7 +14,7 @@
 #include "cli/commands.h"
 #include "cli/store_channel.h"
 #include "comm/host.h"
-#include "comm/store.h"
+#include "comm/store/store.h"
 #include "launch/signals.h"
 #include "launch/supervisor.h"
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "comm/store.h"
+#include "comm/store/store.h"
 #include "launch/channel.h"
 
 namespace tessera::cli {

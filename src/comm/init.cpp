@@ -24,11 +24,11 @@
 #include <utility>
 
 #include "comm/environment.h"
-#include "comm/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "comm/host.h"
 #include "comm/launcher_process.h"
 #include "comm/rendezvous.h"
-#include "compat.h"
+#include "libtorch/compat.h"
 
 namespace tessera {
 namespace {

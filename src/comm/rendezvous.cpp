@@ -8,7 +8,7 @@
 #include <sstream>
 #include <thread>
 
-#include "comm/call.h"
+#include "comm/diagnostics/call.h"
 
 namespace tessera::comm {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/store.h"
+#include "comm/store/store.h"
 
 namespace tessera::comm {
 

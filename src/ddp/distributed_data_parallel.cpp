@@ -1,8 +1,8 @@
 #include <tessera/comm/agree.h>
 #include <tessera/comm/init.h>
 #include <tessera/ddp/distributed_data_parallel.h>
+#include <tessera/engine/seed.h>
 #include <tessera/error.h>
-#include <tessera/shard/seed.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -17,12 +17,12 @@
 #include <utility>
 #include <vector>
 
-#include "comm/broadcast_owned.h"
-#include "comm/together.h"
+#include "comm/group/all_or_none.h"
+#include "comm/group/broadcast_owned.h"
 #include "ddp/reducer.h"
-#include "shard/names.h"
-#include "shard/plain_params.h"
-#include "shard/unit.h"
+#include "engine/names.h"
+#include "engine/plain_params.h"
+#include "engine/unit.h"
 
 namespace tessera::detail {
 namespace {
@@ -39,7 +39,7 @@ std::vector<NamedParam> distinct_parameters(const torch::nn::Module& module) {
   for (const auto& item : module.named_parameters()) {
     if (item.value().defined() &&
         seen.insert(item.value().unsafeGetTensorImpl()).second) {
-      params.push_back({shard::clean_name(item.key()), item.value()});
+      params.push_back({engine::clean_name(item.key()), item.value()});
     }
   }
   return params;
@@ -92,7 +92,7 @@ struct DdpHandle::Impl {
     for (const auto& [name, tensor] : params) {
       ErrorSite where = site();
       where.parameter = name;
-      if (shard::is_sharded(tensor)) {
+      if (engine::is_sharded(tensor)) {
         raise<c10::ValueError>(
             where,
             "it is sharded by FSDP, which averages gradients itself. Use one of them.");
@@ -144,7 +144,7 @@ struct DdpHandle::Impl {
   std::vector<std::string> unknown_params() const {
     std::vector<std::string> names;
     for (const auto& [name, tensor] : distinct_parameters(*module)) {
-      if (tensor.requires_grad() && !shard::is_averaged(tensor)) {
+      if (tensor.requires_grad() && !engine::is_averaged(tensor)) {
         names.push_back(name);
       }
     }
@@ -179,7 +179,7 @@ DdpHandle::DdpHandle(
   impl.options = options;
   impl.group = options.process_group() ? *options.process_group() : world();
   std::vector<NamedParam> params;
-  comm::together({impl.group}, kName, [&] { params = impl.check_params(); });
+  comm::all_or_none({impl.group}, kName, [&] { params = impl.check_params(); });
   impl.agree_on(params);
   if (options.init_sync()) {
     impl.broadcast_model(0);

@@ -16,9 +16,9 @@
 #include <optional>
 #include <utility>
 
-#include "comm/group_impl.h"
-#include "comm/together.h"
-#include "shard/alias.h"
+#include "comm/group/all_or_none.h"
+#include "comm/group/group_impl.h"
+#include "libtorch/alias.h"
 
 namespace tessera::ddp {
 namespace {
@@ -165,7 +165,7 @@ void Reducer::ensure_memory() {
       slots_[param] = {.bucket = i};
       if (bucket.flat.defined()) {
         slots_[param].view =
-            shard::alias_of(bucket.flat, tensor.sizes(), begin);
+            engine::alias_of(bucket.flat, tensor.sizes(), begin);
       }
       begin += tensor.numel();
     }
@@ -205,7 +205,7 @@ void Reducer::begin() {
   on_begin_();
   ensure_memory();
   is_reducing_ = true;
-  shard::at_end_of_backward(
+  engine::at_end_of_backward(
       [this] { end(); },
       [this] {
         const std::scoped_lock lock(mutex_);
@@ -351,7 +351,7 @@ void Reducer::fail_if_any_hook_threw() {
   }
   const auto failure = std::exchange(failure_, nullptr);
   const bool is_lost = failure && is_dist_error(failure);
-  comm::together({control_}, "communication hook", [&] {
+  comm::all_or_none({control_}, "communication hook", [&] {
     if (failure && !is_lost) { // else it comes of another rank's
       std::rethrow_exception(failure);
     }

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "shard/backward_hooks.h"
-#include "shard/plain_params.h"
+#include "engine/plain_params.h"
+#include "libtorch/backward_hooks.h"
 
 namespace tessera::ddp {
 
@@ -179,7 +179,7 @@ class Reducer {
   const ReducerOptions options_;
   const std::function<void()> on_begin_;
   const std::function<std::vector<std::string>()> find_unknown_;
-  const shard::AveragedParams averaged_;
+  const engine::AveragedParams averaged_;
   CommHook hook_;
   Group control_; // where there is a hook
   bool syncs_ = true;
@@ -197,7 +197,7 @@ class Reducer {
   int64_t num_forwards_ = 0; // since the last reduction
   std::exception_ptr failure_; // of a hook, in this backward
   std::vector<size_t> ready_order_;
-  std::vector<shard::GradientHook> hooks_; // last: they call the rest
+  std::vector<engine::GradientHook> hooks_; // last: they call the rest
 };
 
 } // namespace tessera::ddp

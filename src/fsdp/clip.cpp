@@ -17,9 +17,9 @@
 #include <unordered_set>
 #include <vector>
 
-#include "comm/group_impl.h"
-#include "fsdp/module_units.h"
-#include "shard/unit.h"
+#include "comm/group/group_impl.h"
+#include "engine/module_units.h"
+#include "engine/unit.h"
 
 namespace tessera {
 namespace {
@@ -48,8 +48,8 @@ struct Gradients {
 Gradients gradients_of(torch::nn::Module& module) {
   Gradients result;
   std::unordered_set<const c10::TensorImpl*> seen; // units may have one leaf
-  for (const auto& param : fsdp::distinct_parameters(module)) {
-    const shard::Unit* unit = shard::unit_of(param.tensor);
+  for (const auto& param : engine::distinct_parameters(module)) {
+    const engine::Unit* unit = engine::unit_of(param.tensor);
     if (unit == nullptr) {
       result.plain.push_back({param.name, param.tensor.grad()});
       continue;

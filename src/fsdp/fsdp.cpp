@@ -1,7 +1,7 @@
 #include <tessera/comm/init.h>
+#include <tessera/deferred/deferred_init.h>
 #include <tessera/error.h>
 #include <tessera/fsdp/fsdp.h>
-#include <tessera/shard/deferred_init.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
@@ -11,12 +11,12 @@
 
 #include <utility>
 
-#include "fsdp/module_units.h"
+#include "engine/module_units.h"
+#include "engine/plain_params.h"
+#include "engine/schedule.h"
+#include "engine/unit.h"
 #include "fsdp/shard_module.h"
-#include "shard/alias.h"
-#include "shard/plain_params.h"
-#include "shard/schedule.h"
-#include "shard/unit.h"
+#include "libtorch/alias.h"
 
 namespace tessera {
 namespace {
@@ -59,7 +59,7 @@ std::string describe(const FSDPOptions& options, ShardingStrategy strategy) {
       options.compare_start());
 }
 
-shard::Groups groups_for(
+engine::Groups groups_for(
     const FSDPOptions& options,
     ShardingStrategy strategy) {
   if (options.process_group() && options.device_mesh()) {
@@ -83,7 +83,7 @@ shard::Groups groups_for(
   if (strategy != ShardingStrategy::NO_SHARD) {
     return {.all = group, .shard = group};
   }
-  shard::Groups groups{.all = group, .shard = group.alone()};
+  engine::Groups groups{.all = group, .shard = group.alone()};
   if (group.size() > 1) {
     groups.replicate = group;
   }
@@ -97,7 +97,7 @@ bool is_plain_meta(const at::Tensor& tensor) {
 
 void move_to(torch::nn::Module& module, at::Device device) {
   for (const at::Tensor& tensor : module.parameters()) {
-    if (!is_plain_meta(tensor) && shard::unit_of(tensor) == nullptr) {
+    if (!is_plain_meta(tensor) && engine::unit_of(tensor) == nullptr) {
       at::Tensor(tensor).set_data(tensor.detach().to(device));
     }
   }
@@ -126,7 +126,7 @@ void initialize_meta(
     bool any = false;
     const auto give_memory = [&](const at::Tensor& tensor) {
       if (is_plain_meta(tensor)) {
-        shard::show(
+        engine::show(
             tensor, at::empty_like(tensor, tensor.options().device(device)));
         any = true;
       }
@@ -149,7 +149,9 @@ void initialize_meta(
 
 } // namespace
 
-FsdpUnit::FsdpUnit(std::shared_ptr<shard::Unit> unit, torch::nn::Module& module)
+FsdpUnit::FsdpUnit(
+    std::shared_ptr<engine::Unit> unit,
+    torch::nn::Module& module)
     : unit_(std::move(unit)), module_(&module) {}
 
 const std::string& FsdpUnit::name() const {
@@ -178,7 +180,7 @@ at::Tensor FsdpUnit::flat_param() const {
 
 int64_t FsdpUnit::sharded_numel() const {
   int64_t numel = 0;
-  for (const shard::Bundle& bundle : unit_->bundles()) {
+  for (const engine::Bundle& bundle : unit_->bundles()) {
     numel += bundle.layout().shard_numel();
   }
   return numel;
@@ -186,7 +188,7 @@ int64_t FsdpUnit::sharded_numel() const {
 
 int64_t FsdpUnit::unsharded_numel() const {
   int64_t numel = 0;
-  for (const shard::Bundle& bundle : unit_->bundles()) {
+  for (const engine::Bundle& bundle : unit_->bundles()) {
     numel += use_orig_params() ? bundle.layout().full_numel()
                                : bundle.layout().unpadded_numel();
   }
@@ -199,7 +201,7 @@ int64_t FsdpUnit::allocated_numel() const {
 
 std::vector<FsdpUnit> fsdp_modules(torch::nn::Module& module, bool root_only) {
   std::vector<FsdpUnit> result;
-  const auto units = fsdp::units_in(module);
+  const auto units = engine::units_in(module);
   const auto add = [&](torch::nn::Module& one) {
     for (const auto& unit : units) {
       if (unit->home() == &one && (!root_only || unit->is_root())) {
@@ -238,7 +240,7 @@ FsdpHandle::FsdpHandle(
       .description = describe(options_, strategy_),
       .groups = groups_for(options_, strategy_),
       .unit =
-          {.layout = shard::Layout::Kind::Flat,
+          {.layout = engine::Layout::Kind::Flat,
            // Python's: 16 bytes of the compute dtype, so that sizes agree.
            .alignment = {.param = 1, .shard = 1},
            .param_alignment_bytes = options_.use_orig_params() ? 16 : 0,
@@ -276,7 +278,7 @@ FsdpHandle::FsdpHandle(
   fsdp::shard_module(*module_, request);
   for (const auto& ignored : options_.ignored_modules()) {
     for (const at::Tensor& tensor : ignored->parameters()) {
-      shard::set_ignored(tensor);
+      engine::set_ignored(tensor);
     }
   }
   if (precision.buffer_dtype()) {
@@ -285,7 +287,7 @@ FsdpHandle::FsdpHandle(
 }
 
 FsdpHandle::ForwardScope::ForwardScope(const FsdpHandle& handle) {
-  if (auto unit = fsdp::unit_at(*handle.module_)) {
+  if (auto unit = engine::unit_at(*handle.module_)) {
     unit->schedule().enter_forward(*unit);
     units_.push_back(std::move(unit));
   }

@@ -5,11 +5,11 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
-#include "fsdp/module_units.h"
+#include "engine/module_units.h"
+#include "engine/plain_params.h"
+#include "engine/schedule.h"
+#include "engine/unit.h"
 #include "fsdp/shard_module.h"
-#include "shard/plain_params.h"
-#include "shard/schedule.h"
-#include "shard/unit.h"
 
 namespace tessera {
 namespace {
@@ -42,8 +42,8 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
       .description = describe(options),
       .unit =
           {.layout = options.layout() == ShardLayout::Flat
-               ? shard::Layout::Kind::Flat
-               : shard::Layout::Kind::Dim0,
+               ? engine::Layout::Kind::Flat
+               : engine::Layout::Kind::Dim0,
            .reshard_after_forward = options.reshard_after_forward(),
            .param_dtype = options.mp_policy().param_dtype(),
            .reduce_dtype = options.mp_policy().reduce_dtype(),
@@ -61,60 +61,38 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
   }
   fsdp::shard_module(module, request);
   for (const at::Tensor& tensor : options.ignored_params()) {
-    shard::set_ignored(tensor);
+    engine::set_ignored(tensor);
   }
 }
-
-namespace {
-
-void refuse_summoned(const shard::Unit& unit, const char* call) {
-  if (unit.state() == shard::UnitState::Summoned) {
-    raise(
-        {.call = call, .unit = unit.name()},
-        "its parameters are summoned. Close the guard first.");
-  }
-}
-
-} // namespace
 
 void unshard(torch::nn::Module& module) {
-  const auto units = fsdp::units_in(module);
-  for (const auto& unit : units) {
-    refuse_summoned(*unit, "unshard");
-  }
-  for (const auto& unit : units) {
+  for (const auto& unit : engine::units_not_summoned(module, "unshard")) {
     unit->schedule().gather(*unit);
   }
 }
 
 void reshard(torch::nn::Module& module) {
-  const auto units = fsdp::units_in(module);
-  for (const auto& unit : units) {
-    refuse_summoned(*unit, "reshard");
-  }
-  for (const auto& unit : units) {
-    unit->reshard();
-  }
+  engine::reshard_units(module, "reshard");
 }
 
 void set_requires_gradient_sync(torch::nn::Module& module, bool on) {
-  for (const auto& unit : fsdp::units_in(module)) {
+  for (const auto& unit : engine::units_in(module)) {
     unit->set_syncs_gradients(on);
   }
 }
 
 void set_requires_all_reduce(torch::nn::Module& module, bool on) {
-  for (const auto& unit : fsdp::units_in(module)) {
+  for (const auto& unit : engine::units_in(module)) {
     unit->set_all_reduces(on);
   }
 }
 
 struct NoSync::Data {
-  std::vector<std::shared_ptr<shard::Unit>> units; // those that it turned off
+  std::vector<std::shared_ptr<engine::Unit>> units; // those that it turned off
 };
 
 NoSync::NoSync(torch::nn::Module& module) : data_(std::make_unique<Data>()) {
-  for (const auto& unit : fsdp::units_in(module)) {
+  for (const auto& unit : engine::units_in(module)) {
     if (unit->syncs_gradients()) {
       unit->set_syncs_gradients(false);
       data_->units.push_back(unit);
@@ -129,7 +107,7 @@ NoSync::~NoSync() {
 }
 
 void recover(torch::nn::Module& module) {
-  for (const auto& unit : fsdp::units_in(module)) {
+  for (const auto& unit : engine::units_in(module)) {
     unit->schedule().recover();
   }
 }

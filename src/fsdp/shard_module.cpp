@@ -15,21 +15,21 @@
 #include <unordered_map>
 #include <utility>
 
-#include "comm/group_impl.h"
-#include "fsdp/module_units.h"
-#include "fsdp/state_settings.h"
-#include "shard/deferred_init.h"
-#include "shard/names.h"
-#include "shard/plain_params.h"
-#include "shard/schedule.h"
-#include "shard/unit.h"
+#include "comm/group/group_impl.h"
+#include "deferred/deferred_init.h"
+#include "engine/module_units.h"
+#include "engine/names.h"
+#include "engine/plain_params.h"
+#include "engine/schedule.h"
+#include "engine/unit.h"
+#include "transfer/state_settings.h"
 
 namespace tessera::fsdp {
 namespace {
 
-using shard::NamedParam;
-using shard::Schedule;
-using shard::Unit;
+using engine::NamedParam;
+using engine::Schedule;
+using engine::Unit;
 
 /// A unit to be: its module and the parameters it will take.
 struct Plan {
@@ -40,7 +40,8 @@ struct Plan {
 
 /// Where a parameter is, or will be.
 at::Device place_of(const at::Tensor& tensor) {
-  return is_deferred(tensor) ? shard::intended_device(tensor) : tensor.device();
+  return is_deferred(tensor) ? engine::intended_device(tensor)
+                             : tensor.device();
 }
 
 std::string describe(const NamedParam& param) {
@@ -78,7 +79,7 @@ std::optional<std::string> objection_to(
         place_of(tensor).str(),
         place_of(first.tensor).str()));
   }
-  if (shard::is_averaged(tensor)) {
+  if (engine::is_averaged(tensor)) {
     return because(
         "a DistributedDataParallel averages its gradients. Use one of them: let the handle go before sharding.");
   }
@@ -146,12 +147,12 @@ class Planner {
   bool is_free(const at::Tensor& tensor) const {
     const auto* impl = tensor.unsafeGetTensorImpl();
     return !request_.ignored_params.contains(impl) && !taken_.contains(impl) &&
-        shard::unit_of(tensor) == nullptr;
+        engine::unit_of(tensor) == nullptr;
   }
 
   int64_t free_numel(const torch::nn::Module& module) const {
     int64_t numel = 0;
-    for (const NamedParam& param : distinct_parameters(module)) {
+    for (const NamedParam& param : engine::distinct_parameters(module)) {
       numel += is_free(param.tensor) ? param.tensor.numel() : 0;
     }
     return numel;
@@ -170,7 +171,7 @@ class Planner {
       descend(*child.value(), name + "." + child.key());
     }
     if (policy.wraps(module, free_numel(module)) &&
-        unit_at(module) == nullptr) {
+        engine::unit_at(module) == nullptr) {
       add(module, name);
     }
   }
@@ -180,7 +181,7 @@ class Planner {
   void add(torch::nn::Module& module, const std::string& name) {
     const auto inside = modules_in(module);
     Plan plan{&module, name, {}};
-    for (NamedParam& param : distinct_parameters(module)) {
+    for (NamedParam& param : engine::distinct_parameters(module)) {
       const auto& users = registrars_.at(param.tensor.unsafeGetTensorImpl());
       const bool is_inside =
           std::all_of(users.begin(), users.end(), [&](const void* user) {
@@ -224,7 +225,7 @@ std::optional<std::string> objection_to(
     const std::vector<Plan>& plans,
     const torch::nn::Module& module,
     const ShardRequest& request) {
-  for (const auto& unit : units_in(module)) {
+  for (const auto& unit : engine::units_in(module)) {
     if (unit->home() == &module) {
       return "this module is sharded already. Call it once for each module, inner ones first.";
     }
@@ -251,10 +252,10 @@ bool is_around(const Unit& unit, const torch::nn::Module& module) {
 /// beside it are tied.)
 std::optional<std::string> taken_from_outside(const torch::nn::Module& module) {
   const auto inside = modules_in(module);
-  const auto params = distinct_parameters(module);
+  const auto params = engine::distinct_parameters(module);
   const bool is_all_taken = !params.empty() &&
       std::all_of(params.begin(), params.end(), [&](const NamedParam& param) {
-        const Unit* unit = shard::unit_of(param.tensor);
+        const Unit* unit = engine::unit_of(param.tensor);
         return unit != nullptr && !inside.contains(unit->home()) &&
             is_around(*unit, module);
       });
@@ -263,13 +264,13 @@ std::optional<std::string> taken_from_outside(const torch::nn::Module& module) {
   }
   return fmt::format(
       "its parameters are sharded already, as part of \"{}\". Shard inner modules first, then those that contain them.",
-      shard::unit_of(params.front().tensor)->name());
+      engine::unit_of(params.front().tensor)->name());
 }
 
 /// Units inside `module` get their place in it as a name; those without a
 /// parent get this one.
 void adopt(torch::nn::Module& module, const std::shared_ptr<Unit>& parent) {
-  auto inner = units_in(module);
+  auto inner = engine::units_in(module);
   // Not those that only a tied parameter leads to.
   const auto inside = modules_in(module);
   std::erase_if(inner, [&](const auto& unit) {
@@ -283,7 +284,7 @@ void adopt(torch::nn::Module& module, const std::shared_ptr<Unit>& parent) {
   for (const auto& item : module.named_modules("", /*include_self=*/false)) {
     for (const auto& unit : inner) {
       if (unit->home() == item.value().get()) {
-        unit->set_name(shard::clean_name(item.key()));
+        unit->set_name(engine::clean_name(item.key()));
       }
     }
   }
@@ -346,9 +347,10 @@ void shard_module(torch::nn::Module& module, const ShardRequest& request) {
         request.unit,
         schedule);
     unit->set_home(plan.module, plan.module->weak_from_this());
-    set_settings(*unit, StateDictSettings::of(request.state_dict_type));
+    transfer::set_settings(
+        *unit, StateDictSettings::of(request.state_dict_type));
     if (!unit->has_params()) {
-      remember(*plan.module, unit);
+      engine::remember(*plan.module, unit);
     }
     adopt(*plan.module, unit);
   }
@@ -358,7 +360,7 @@ void shard_module(torch::nn::Module& module, const ShardRequest& request) {
   }
 }
 
-shard::Groups groups_of(const Mesh& mesh, const char* call) {
+engine::Groups groups_of(const Mesh& mesh, const char* call) {
   const auto& axes = mesh.axis_names();
   if (axes.size() == 1) {
     return {.all = mesh.group(axes[0]), .shard = mesh.group(axes[0])};
@@ -371,7 +373,7 @@ shard::Groups groups_of(const Mesh& mesh, const char* call) {
             mesh.to_string(),
             axes.size()));
   }
-  shard::Groups groups{.all = mesh.group(), .shard = mesh.group(axes[1])};
+  engine::Groups groups{.all = mesh.group(), .shard = mesh.group(axes[1])};
   if (mesh.size(axes[0]) > 1) {
     groups.replicate = mesh.group(axes[0]);
   }

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <tessera/comm/mesh.h>
-#include <tessera/fsdp/state_dict_type.h>
 #include <tessera/fsdp/wrap_policy.h>
+#include <tessera/transfer/state_dict_type.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -14,15 +14,15 @@
 #include <unordered_set>
 #include <vector>
 
-#include "shard/options.h"
+#include "engine/options.h"
 
 namespace tessera::fsdp {
 
 struct ShardRequest {
   const char* call = "fully_shard"; // for errors
   std::string description; // of the options, for ranks to compare
-  shard::Groups groups;
-  shard::UnitOptions unit;
+  engine::Groups groups;
+  engine::UnitOptions unit;
   std::optional<WrapPolicy> policy = std::nullopt;
   std::unordered_set<const c10::TensorImpl*> ignored_params = {};
   std::unordered_set<const torch::nn::Module*> ignored_modules = {};
@@ -41,6 +41,6 @@ void shard_module(torch::nn::Module& module, const ShardRequest& request);
 
 /// The ranks of a mesh in their roles: one axis shards; of two the first
 /// replicates.
-shard::Groups groups_of(const Mesh& mesh, const char* call);
+engine::Groups groups_of(const Mesh& mesh, const char* call);
 
 } // namespace tessera::fsdp

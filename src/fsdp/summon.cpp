@@ -10,19 +10,19 @@
 #include <utility>
 #include <vector>
 
-#include "comm/group_impl.h"
-#include "fsdp/module_units.h"
-#include "shard/schedule.h"
-#include "shard/unit.h"
+#include "comm/group/group_impl.h"
+#include "engine/module_units.h"
+#include "engine/schedule.h"
+#include "engine/unit.h"
 
 namespace tessera {
 namespace {
 
-using shard::Unit;
+using engine::Unit;
 using Units = std::vector<std::shared_ptr<Unit>>;
 
 Units units_to_summon(const torch::nn::Module& module, bool recurse) {
-  Units units = fsdp::units_in(module);
+  Units units = engine::units_in(module);
   std::erase_if(units, [&](const auto& unit) {
     return !unit->has_params() || (!recurse && unit->home() != &module);
   });
@@ -42,7 +42,7 @@ void check_moment(const Units& units) {
           *unit,
           "Cannot manually unshard parameters during forward/backward. Do it between steps.");
     }
-    if (unit->state() == shard::UnitState::Summoned) {
+    if (unit->state() == engine::UnitState::Summoned) {
       refuse<c10::Error>(
           *unit,
           "Cannot manually unshard parameters when already unsharding parameters. Close the other guard first.");

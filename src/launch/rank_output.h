@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "launch/console.h"
 #include "launch/line_mux.h"
-#include "unique_fd.h"
 
 namespace tessera::launch {
 

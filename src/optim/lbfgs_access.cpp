@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/unit.h"
 #include "optim/fields.h"
-#include "shard/unit.h"
 
 namespace tessera::optim {
 namespace {
@@ -280,7 +280,7 @@ std::unique_ptr<LibTorchAccess> lbfgs_access_to(
     std::string_view call) {
   const auto& params = groups.front().params();
   for (size_t i = 0; i < params.size(); ++i) {
-    if (shard::is_sharded(params[i])) {
+    if (engine::is_sharded(params[i])) {
       raise<c10::NotImplementedError>(
           {.call = call},
           fmt::format(

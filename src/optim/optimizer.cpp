@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "comm/raw_access.h"
+#include "engine/unit.h"
 #include "optim/fields.h"
 #include "optim/own_access.h"
-#include "shard/unit.h"
 
 namespace tessera::optim {
 namespace {
@@ -24,7 +24,7 @@ void refuse_face(
     size_t index,
     size_t group,
     const std::string& name) {
-  const shard::Unit* unit = shard::unit_of(param);
+  const engine::Unit* unit = engine::unit_of(param);
   if (unit == nullptr || unit->shows_summoned()) {
     return;
   }

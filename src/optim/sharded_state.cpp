@@ -11,13 +11,13 @@
 #include <string_view>
 #include <vector>
 
-#include "shard/owners.h"
-#include "shard/unit.h"
+#include "engine/owners.h"
+#include "engine/unit.h"
 
 namespace tessera::optim {
 namespace {
 
-using LeafParam = shard::Unit::LeafParam;
+using LeafParam = engine::Unit::LeafParam;
 
 /// What `param` is a shard of; nothing for other tensors, and for a flat shard
 /// of several parameters.
@@ -25,7 +25,7 @@ std::optional<LeafParam> find_leaf(const at::Tensor& param) {
   if (!param.has_storage()) {
     return std::nullopt;
   }
-  const auto owner = shard::find_owner(shard::storage_of(param));
+  const auto owner = engine::find_owner(engine::storage_of(param));
   return owner.unit != nullptr && owner.is_shard
       ? owner.unit->find_leaf(param.unsafeGetTensorImpl())
       : std::nullopt;

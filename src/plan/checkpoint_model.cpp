@@ -8,8 +8,8 @@
 #include <tuple>
 #include <utility>
 
+#include "base/digits.h"
 #include "checkpoint/format/error.h"
-#include "digits.h"
 #include "plan/checked.h"
 #include "plan/setup.h"
 
@@ -88,7 +88,7 @@ OrderKey order_key(const std::string& unit) {
 class Kinds {
  public:
   size_t number_of(UnitKind kind) {
-    std::vector<std::pair<shard::Shape, format::DType>> key;
+    std::vector<std::pair<engine::Shape, format::DType>> key;
     for (const Param& param : kind.params) {
       key.emplace_back(param.shape, param.dtype);
     }
@@ -103,7 +103,7 @@ class Kinds {
   }
 
  private:
-  std::map<std::vector<std::pair<shard::Shape, format::DType>>, size_t>
+  std::map<std::vector<std::pair<engine::Shape, format::DType>>, size_t>
       numbers_;
   std::vector<UnitKind> kinds_;
 };

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "checkpoint/store/source.h"
+#include "checkpoint/disk/source.h"
 #include "plan/model.h"
 
 namespace tessera::plan {

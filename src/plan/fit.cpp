@@ -93,7 +93,7 @@ std::optional<int64_t> smallest_world(
   const int64_t groups = has_copies_only ? 1 : setup.copies;
   const int64_t most = kMostRanks / groups;
   // Shards by rows are padded to whole rows: more ranks may need more memory.
-  const bool is_monotone = setup.layout == shard::Layout::Kind::Flat;
+  const bool is_monotone = setup.layout == engine::Layout::Kind::Flat;
   const int64_t tried_all = is_monotone ? 1 : std::min(most, kTriedOneByOne);
   for (int64_t ranks = 1; ranks <= tried_all; ++ranks) {
     if (fits_on(ranks)) {

@@ -43,7 +43,7 @@ void check_size(const char* name, int64_t value, int64_t most) {
   }
 }
 
-Param param(std::string name, shard::Shape shape) {
+Param param(std::string name, engine::Shape shape) {
   return {.name = std::move(name), .shape = std::move(shape)};
 }
 

@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "checkpoint/format/dtype.h"
-#include "shard/layout.h"
+#include "engine/layout.h"
 
 namespace tessera::plan {
 
 struct Param {
   std::string name; // below its unit
-  shard::Shape shape;
+  engine::Shape shape;
   format::DType dtype = format::DType::kFloat32;
 
   int64_t numel() const; // throws TooLarge

@@ -10,7 +10,7 @@
 namespace tessera::plan {
 namespace {
 
-/// As in comm/broadcast_owned.cpp.
+/// As in comm/group/broadcast_owned.cpp.
 constexpr int64_t kPackBytes = 25 << 20;
 constexpr int64_t kSmallBytes = 1 << 20;
 

@@ -3,7 +3,7 @@
 namespace tessera::plan {
 namespace {
 
-/// As in shard/buffer_pool.cpp and shard/schedule.cpp.
+/// As in engine/buffer_pool.cpp and engine/schedule.cpp.
 constexpr int kMaxIdle = 3;
 constexpr int kIdleBetweenSteps = 2;
 

@@ -1,4 +1,4 @@
-// shard::BufferPool, as bytes: memory of full and gradient buffers, kept for
+// engine::BufferPool, as bytes: memory of full and gradient buffers, kept for
 // the next unit.
 #pragma once
 

@@ -1,6 +1,6 @@
 #include "plan/rank.h"
 
-#include "plan/copy_rank.h"
+#include "plan/replicated_rank.h"
 #include "plan/sharded_rank.h"
 
 namespace tessera::plan {
@@ -13,7 +13,7 @@ std::unique_ptr<Rank> make_rank(
   if (setup.engine == Engine::Sharded) {
     return std::make_unique<ShardedRank>(model, setup, account);
   }
-  return std::make_unique<CopyRank>(model, setup, account);
+  return std::make_unique<ReplicatedRank>(model, setup, account);
 }
 
 } // namespace tessera::plan

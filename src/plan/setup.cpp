@@ -70,7 +70,7 @@ void check(const TrainingSetup& setup) {
   if (setup.offload) {
     refuse("offload");
   }
-  if (setup.layout != shard::Layout::Kind::Flat) {
+  if (setup.layout != engine::Layout::Kind::Flat) {
     refuse("a layout");
   }
   if (!setup.reshard_after_forward) {

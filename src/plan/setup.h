@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "checkpoint/format/dtype.h"
+#include "engine/layout.h"
 #include "plan/model.h"
-#include "shard/layout.h"
 
 namespace tessera::plan {
 
@@ -33,7 +33,7 @@ struct TrainingSetup {
   /// NO_SHARD: more ranks are more copies, not more shards.
   bool is_whole = false;
   bool reshard_after_forward = true;
-  shard::Layout::Kind layout = shard::Layout::Kind::Flat;
+  engine::Layout::Kind layout = engine::Layout::Kind::Flat;
   /// Of the shards; default: as the model says.
   std::optional<format::DType> dtype = std::nullopt;
   /// Of full parameters and activations; default: the shards'.

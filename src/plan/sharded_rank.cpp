@@ -8,7 +8,7 @@
 namespace tessera::plan {
 namespace {
 
-/// As in shard/schedule.cpp.
+/// As in engine/schedule.cpp.
 constexpr int kKeptInBackward = 1;
 constexpr int64_t kStepBytes = 4;
 /// A hash and a flag from each rank, see Schedule::compare_hash().
@@ -95,7 +95,7 @@ void ShardedRank::finish_gather(size_t unit) {
   }
   units_[unit].state = State::Full;
   for (const BundleSizes& bundle : units_[unit].sizes->bundles) {
-    if (!bundle.shows_shard && setup_.layout == shard::Layout::Kind::Dim0) {
+    if (!bundle.shows_shard && setup_.layout == engine::Layout::Kind::Dim0) {
       pool_.take(bundle.full, Kind::Full);
       pool_.give(bundle.gathered, Kind::Full);
     } // Flat: the same memory

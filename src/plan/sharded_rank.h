@@ -1,5 +1,5 @@
-// A rank of fully_shard or FSDP: the states of shard::Unit and the decisions of
-// shard::Schedule, see [Note: schedule] there.
+// A rank of fully_shard or FSDP: the states of engine::Unit and the decisions
+// of engine::Schedule, see [Note: schedule] there.
 #pragma once
 
 #include <cstdint>

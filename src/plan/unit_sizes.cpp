@@ -3,20 +3,20 @@
 #include <algorithm>
 #include <map>
 
+#include "engine/layout.h"
 #include "plan/checked.h"
-#include "shard/layout.h"
 
 namespace tessera::plan {
 namespace {
 
+using engine::Layout;
 using format::DType;
-using shard::Layout;
 
-/// shard::Layout does not look for overflow; what passes here cannot cause it:
+/// engine::Layout does not look for overflow; what passes here cannot cause it:
 /// each of its sums is below this one.
-void check_layout(const std::vector<shard::Shape>& shapes, int64_t ranks) {
+void check_layout(const std::vector<engine::Shape>& shapes, int64_t ranks) {
   int64_t bound = 0;
-  for (const shard::Shape& shape : shapes) {
+  for (const engine::Shape& shape : shapes) {
     const Param param{.name = {}, .shape = shape};
     const int64_t numel = param.numel();
     const int64_t row =
@@ -34,7 +34,7 @@ DType compute_dtype(DType dtype, const TrainingSetup& setup) {
 
 BundleSizes bundle_of(
     DType dtype,
-    const std::vector<shard::Shape>& shapes,
+    const std::vector<engine::Shape>& shapes,
     const TrainingSetup& setup) {
   check_layout(shapes, setup.shards);
   const Layout layout(setup.layout, shapes, static_cast<int>(setup.shards));
@@ -91,7 +91,7 @@ int64_t UnitSizes::own() const {
 
 UnitSizes sizes_of(const UnitKind& kind, const TrainingSetup& setup) {
   UnitSizes sizes;
-  std::map<DType, std::vector<shard::Shape>> by_dtype;
+  std::map<DType, std::vector<engine::Shape>> by_dtype;
   for (const Param& param : kind.params) {
     const DType dtype = setup.shard_dtype(param);
     by_dtype[dtype].push_back(param.shape);

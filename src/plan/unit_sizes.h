@@ -9,7 +9,7 @@
 
 namespace tessera::plan {
 
-/// Parameters of one dtype in a unit, as shard::Bundle has them; in bytes.
+/// Parameters of one dtype in a unit, as engine::Bundle has them; in bytes.
 struct BundleSizes {
   int64_t shard = 0;
   int64_t gathered = 0; // what an all-gather fills, in the compute dtype

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "controls.h"
+#include "base/terminal_escapes.h"
 
 namespace tessera::report {
 namespace {

@@ -3,7 +3,7 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
-#include "shard/unit.h"
+#include "engine/unit.h"
 
 namespace tessera::state {
 
@@ -13,8 +13,8 @@ std::optional<PartOf> find_part_of(
   if (!tensor.defined() || !tensor.has_storage()) {
     return std::nullopt;
   }
-  const shard::StorageOwner owner =
-      shard::find_owner(shard::storage_of(tensor));
+  const engine::StorageOwner owner =
+      engine::find_owner(engine::storage_of(tensor));
   if (owner.unit == nullptr || !owner.is_shard) {
     return std::nullopt;
   }

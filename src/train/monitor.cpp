@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "train/cpu_memory.h"
-#include "train/holdings.h"
+#include "train/memory_census.h"
 #include "train/peak.h"
 #include "train/timeline.h"
 
@@ -18,10 +18,10 @@ namespace {
 /// The monitor that is inside a step: callbacks of LibTorch know no other way.
 std::atomic<const void*> inside_step{nullptr};
 
-UnitInfo info_of(const shard::Unit& unit) {
+UnitInfo info_of(const engine::Unit& unit) {
   UnitInfo info{.name = unit.name()};
-  for (const shard::Bundle& bundle : unit.bundles()) {
-    const shard::Layout& layout = bundle.layout();
+  for (const engine::Bundle& bundle : unit.bundles()) {
+    const engine::Layout& layout = bundle.layout();
     for (size_t index = 0; index < layout.num_params(); ++index) {
       info.parameters += layout.numel(index);
     }
@@ -75,7 +75,7 @@ struct StepMonitor::Impl {
   }
 
   torch::nn::Module& model;
-  train::Holdings holdings;
+  train::MemoryCensus holdings;
   std::optional<Step> step;
 };
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "shard/backward_hooks.h"
+#include "libtorch/backward_hooks.h"
 #include "train/cpu_memory.h"
 
 namespace tessera::train {
@@ -25,7 +25,7 @@ c10::DeviceAllocator& allocator_of(at::Device device) {
 
 } // namespace
 
-Peak::Peak(Holdings& holdings) : holdings_(holdings) {
+Peak::Peak(MemoryCensus& holdings) : holdings_(holdings) {
   if (!holdings.device().is_cpu()) {
     holdings.take_stock([](const c10::DataPtr&) { return true; });
     start_on_device();
@@ -56,7 +56,7 @@ void Peak::start_on_device() {
     // Not from threads beside the step: units change under them.
     if (event.kind == comm::CallEvent::Kind::Starts &&
         (std::this_thread::get_id() == thread_ ||
-         shard::current_backward() >= 0)) {
+         engine::current_backward() >= 0)) {
       look_at_device();
     }
   });
@@ -65,7 +65,7 @@ void Peak::start_on_device() {
 std::unique_ptr<at::ObserverContext> Peak::on_backward(
     const at::RecordFunction&) {
   Peak* peak = active_peak;
-  const int number = shard::current_backward();
+  const int number = engine::current_backward();
   if (peak != nullptr && peak->last_backward_ != number) {
     peak->last_backward_ = number;
     peak->look_at_device();

@@ -9,8 +9,8 @@
 #include <optional>
 #include <thread>
 
-#include "comm/observer.h"
-#include "train/holdings.h"
+#include "comm/diagnostics/observer.h"
+#include "train/memory_census.h"
 
 namespace tessera::train {
 
@@ -27,7 +27,7 @@ namespace tessera::train {
 class Peak {
  public:
   /// The step begins. One at a time in a process.
-  explicit Peak(Holdings& holdings);
+  explicit Peak(MemoryCensus& holdings);
   /// Forgets it, unless it was finished.
   ~Peak();
   Peak(const Peak&) = delete;
@@ -42,7 +42,7 @@ class Peak {
   void look_at_device();
   void stop();
 
-  const Holdings& holdings_;
+  const MemoryCensus& holdings_;
   int64_t live_ = 0; // at the start
   int64_t unknown_ = 0; // of that, none of the kinds
   MemoryByKind first_; // held at the start

@@ -10,10 +10,10 @@
 #include <string_view>
 #include <utility>
 
-#include "digits.h"
-#include "fsdp/module_units.h"
-#include "shard/backward_hooks.h"
-#include "shard/owners.h"
+#include "base/digits.h"
+#include "engine/module_units.h"
+#include "engine/owners.h"
+#include "libtorch/backward_hooks.h"
 
 namespace tessera::train {
 namespace {
@@ -90,19 +90,20 @@ Lane lane_of(const comm::Call& call) {
 
 } // namespace
 
-Parts::Parts(const torch::nn::Module& model, const Holdings& holdings) {
+Parts::Parts(const torch::nn::Module& model, const MemoryCensus& holdings) {
   for (const auto& unit : holdings.units()) {
     const std::string& name = unit->name();
-    for (const shard::Bundle& bundle : unit->bundles()) {
+    for (const engine::Bundle& bundle : unit->bundles()) {
       by_storage_.emplace(bundle.storage(), Part{Role::Full, name});
       by_storage_.emplace(
-          shard::storage_of(bundle.shard()), Part{Role::Shard, name});
+          engine::storage_of(bundle.shard()), Part{Role::Shard, name});
     }
   }
-  for (const auto& param : fsdp::distinct_parameters(model)) {
-    if (param.tensor.has_storage() && shard::unit_of(param.tensor) == nullptr) {
+  for (const auto& param : engine::distinct_parameters(model)) {
+    if (param.tensor.has_storage() &&
+        engine::unit_of(param.tensor) == nullptr) {
       by_storage_.emplace(
-          shard::storage_of(param.tensor),
+          engine::storage_of(param.tensor),
           Part{Role::Plain, part_of(param.name, model)});
     }
   }
@@ -112,11 +113,11 @@ const Parts::Part* Parts::find(const at::Tensor& tensor) const {
   if (!tensor.defined() || !tensor.has_storage()) {
     return nullptr;
   }
-  const auto found = by_storage_.find(shard::storage_of(tensor));
+  const auto found = by_storage_.find(engine::storage_of(tensor));
   return found == by_storage_.end() ? nullptr : &found->second;
 }
 
-Timeline::Timeline(const torch::nn::Module& model, const Holdings& holdings)
+Timeline::Timeline(const torch::nn::Module& model, const MemoryCensus& holdings)
     : parts_(model, holdings), clock_(holdings.device()) {
   current_ = {Lane::Compute, kOther, clock_.on_device(), std::nullopt};
   Timeline* none = nullptr;
@@ -154,7 +155,7 @@ std::unique_ptr<at::ObserverContext> Timeline::on_operator(
 
 void Timeline::see_operator(const at::RecordFunction& function) {
   const std::scoped_lock lock(mutex_);
-  const bool in_backward = shard::current_backward() >= 0;
+  const bool in_backward = engine::current_backward() >= 0;
   if (in_backward && phase_ != Phase::Backward) {
     become(Phase::Backward, "backward");
   } else if (!in_backward && phase_ == Phase::Backward) {
@@ -214,7 +215,7 @@ void Timeline::phase(const std::string& name) {
 void Timeline::see_call(const comm::CallEvent& event) {
   using Kind = comm::CallEvent::Kind;
   const bool is_ours = event.kind == Kind::Ended ||
-      std::this_thread::get_id() == thread_ || shard::current_backward() >= 0;
+      std::this_thread::get_id() == thread_ || engine::current_backward() >= 0;
   if (!is_ours) {
     return;
   }

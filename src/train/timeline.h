@@ -15,8 +15,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "comm/observer.h"
-#include "train/holdings.h"
+#include "comm/diagnostics/observer.h"
+#include "train/memory_census.h"
 #include "train/moment.h"
 
 namespace tessera::train {
@@ -25,7 +25,7 @@ namespace tessera::train {
 /// arguments.
 class Parts {
  public:
-  Parts(const torch::nn::Module& model, const Holdings& holdings);
+  Parts(const torch::nn::Module& model, const MemoryCensus& holdings);
 
   enum class Role {
     Full, // full parameters of a unit
@@ -61,7 +61,7 @@ class Parts {
 class Timeline {
  public:
   /// Begins. One at a time in a process.
-  Timeline(const torch::nn::Module& model, const Holdings& holdings);
+  Timeline(const torch::nn::Module& model, const MemoryCensus& holdings);
   ~Timeline();
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;

@@ -1,6 +1,6 @@
 #include "zero/gather_state.h"
 
-#include <tessera/shard/sharded_tensor.h>
+#include <tessera/engine/sharded_tensor.h>
 
 #include <ATen/ops/empty.h>
 

@@ -15,7 +15,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "comm/together.h"
+#include "comm/group/all_or_none.h"
 #include "ddp/reducer.h"
 #include "zero/bucket_assignment.h"
 
@@ -149,7 +149,7 @@ void Overlap::record(const GradBucket& bucket) {
 
 void Overlap::set_up() {
   std::vector<at::Tensor> own;
-  comm::together({group_}, kHook, [&] {
+  comm::all_or_none({group_}, kHook, [&] {
     check_params();
     divide_buckets();
     for (const Bucket& bucket : buckets_) {
@@ -306,7 +306,7 @@ void Overlap::finish_sends() {
   }
   sends_.clear();
   try {
-    comm::together({group_}, kStepInBackward, [&] {
+    comm::all_or_none({group_}, kStepInBackward, [&] {
       if (error_) {
         std::rethrow_exception(std::exchange(error_, nullptr));
       }

@@ -17,10 +17,10 @@
 #include <unordered_set>
 #include <utility>
 
-#include "comm/broadcast_owned.h"
-#include "comm/together.h"
+#include "comm/group/all_or_none.h"
+#include "comm/group/broadcast_owned.h"
+#include "engine/unit.h"
 #include "optim/dictionary.h"
-#include "shard/unit.h"
 #include "zero/gather_state.h"
 #include "zero/local_state.h"
 #include "zero/overlap.h"
@@ -125,7 +125,7 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(
     overlap_ = std::make_shared<zero::Overlap>(*this);
   }
   std::vector<OptimizerParamGroup> local;
-  comm::together({group_}, kName, [&] {
+  comm::all_or_none({group_}, kName, [&] {
     if (param_groups.empty()) {
       raise<c10::ValueError>(
           site(group_, kName),
@@ -217,7 +217,7 @@ void ZeroRedundancyOptimizer::check_group(
               "params argument should be an iterable of Tensors, {} is undefined.",
               name));
     }
-    if (shard::is_sharded(param)) {
+    if (engine::is_sharded(param)) {
       raise<c10::ValueError>(
           where,
           fmt::format(
@@ -275,13 +275,13 @@ void ZeroRedundancyOptimizer::add_param_group(
     refuse_groups(site(group_, kAddGroup));
   }
   check_untouched();
-  comm::together({group_}, kAddGroup, [&] { check_group(group); });
+  comm::all_or_none({group_}, kAddGroup, [&] { check_group(group); });
   agree_on({group}, kAddGroup);
   zero::Partition partition = *partition_;
   partition.add_group(group.params());
   OptimizerParamGroup local = group;
   local.params() = partition.of_group(group_.rank(), param_groups_.size());
-  comm::together({group_}, kAddGroup, [&] {
+  comm::all_or_none({group_}, kAddGroup, [&] {
     if (auto* own = dynamic_cast<optim::Optimizer*>(optim_.get())) {
       own->add_param_group(local);
     } else {
@@ -393,7 +393,7 @@ at::Tensor ZeroRedundancyOptimizer::step_and_send(
     const LossClosure& closure,
     const std::any* extra) {
   at::Tensor loss;
-  comm::together({group_}, kStep, [&] {
+  comm::all_or_none({group_}, kStep, [&] {
     check_untouched();
     loss = step_locally(closure, extra);
   });
@@ -473,7 +473,7 @@ void ZeroRedundancyOptimizer::step_part(
 StateDict ZeroRedundancyOptimizer::own_state(const char* call, int to) {
   check_is_set_up(call);
   StateDict own;
-  comm::together({group_}, call, [&] {
+  comm::all_or_none({group_}, call, [&] {
     if (to < 0 || to >= group_.size()) {
       raise<c10::ValueError>(
           site(group_, call),

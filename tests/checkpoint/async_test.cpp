@@ -1,9 +1,9 @@
 // Saving behind training: what is on disk is the state of the moment.
 #include <tessera/checkpoint/checkpoint.h>
-#include <tessera/fsdp/distributed_state_dict.h>
 #include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/fully_shard.h>
 #include <tessera/optim/adamw.h>
+#include <tessera/transfer/distributed_state_dict.h>
 
 #include <torch/torch.h>
 
@@ -16,9 +16,9 @@
 #include <optional>
 #include <thread>
 
-#include "checkpoint/store/files.h"
+#include "checkpoint/disk/files.h"
 #include "checkpoint/support.h"
-#include "compat.h"
+#include "libtorch/compat.h"
 #include "support/command.h"
 #include "support/device.h"
 #include "support/errors.h"

@@ -2,15 +2,15 @@
 // and values that may differ.
 #include <tessera/checkpoint/checkpoint.h>
 #include <tessera/ddp/distributed_data_parallel.h>
-#include <tessera/fsdp/distributed_state_dict.h>
 #include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/fully_shard.h>
-#include <tessera/fsdp/model_state.h>
-#include <tessera/fsdp/state_dict_type.h>
 #include <tessera/optim/adamw.h>
 #include <tessera/optim/named_optimizer.h>
 #include <tessera/optim/state_dict.h>
 #include <tessera/train/training_state.h>
+#include <tessera/transfer/distributed_state_dict.h>
+#include <tessera/transfer/model_state.h>
+#include <tessera/transfer/state_dict_type.h>
 
 #include <torch/torch.h>
 

@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "checkpoint/store/files.h"
+#include "checkpoint/disk/files.h"
 #include "checkpoint/support.h"
 
 int main(int argc, char** argv) {

@@ -16,8 +16,8 @@
 #include <future>
 #include <thread>
 
-#include "checkpoint/store/files.h"
-#include "checkpoint/store/partial_folder.h"
+#include "checkpoint/disk/files.h"
+#include "checkpoint/disk/partial_folder.h"
 #include "checkpoint/support.h"
 #include "support/command.h"
 #include "support/errors.h"

@@ -11,8 +11,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/disk/python.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/store/python.h"
 #include "checkpoint/support.h"
 #include "checkpoint/values.h"
 #include "support/ranks.h"

@@ -14,7 +14,7 @@
 #include <set>
 #include <thread>
 
-#include "checkpoint/store/files.h"
+#include "checkpoint/disk/files.h"
 #include "checkpoint/support.h"
 #include "support/errors.h"
 #include "support/ranks.h"

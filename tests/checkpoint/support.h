@@ -2,7 +2,7 @@
 #pragma once
 
 #include <tessera/comm/group.h>
-#include <tessera/shard/sharded_tensor.h>
+#include <tessera/engine/sharded_tensor.h>
 #include <tessera/state/state_dict.h>
 
 #include <ATen/core/Tensor.h>

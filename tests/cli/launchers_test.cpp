@@ -1,7 +1,7 @@
 // The same program under each launcher gives the same result.
 #include <unistd.h>
 
-#include "checkpoint/store/python.h"
+#include "checkpoint/disk/python.h"
 #include "fetched_launchers.h"
 #include "support/command.h"
 

@@ -14,8 +14,8 @@
 #include <sstream>
 #include <thread>
 
+#include "base/unique_fd.h"
 #include "fetched_launchers.h"
-#include "unique_fd.h"
 
 namespace tessera::testing {
 namespace {

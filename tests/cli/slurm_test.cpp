@@ -12,7 +12,7 @@
 #include <thread>
 #include <utility>
 
-#include "checkpoint/store/python.h"
+#include "checkpoint/disk/python.h"
 #include "fetched_launchers.h"
 #include "slurm_cluster.h"
 #include "support/command.h"

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "comm/store.h"
-#include "comm/store_wire.h"
+#include "base/unique_fd.h"
+#include "comm/store/store.h"
+#include "comm/store/wire.h"
 #include "support/command.h"
-#include "unique_fd.h"
 
 namespace tessera {
 namespace {

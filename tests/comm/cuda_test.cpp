@@ -4,7 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/backends.h"
+#include "comm/backends/backends.h"
 #include "support/ranks.h"
 
 namespace tessera {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "support/command.h"
-#include "unique_fd.h"
 
 namespace tessera {
 namespace {

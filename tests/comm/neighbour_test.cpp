@@ -32,14 +32,14 @@
 #include <utility>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "comm/host.h"
-#include "comm/peer_owner.h"
-#include "comm/secret.h"
-#include "comm/store.h"
-#include "comm/store_server.h"
-#include "comm/store_wire.h"
+#include "comm/store/peer_owner.h"
+#include "comm/store/secret.h"
+#include "comm/store/server.h"
+#include "comm/store/store.h"
+#include "comm/store/wire.h"
 #include "support/errors.h"
-#include "unique_fd.h"
 
 namespace tessera::comm {
 namespace {

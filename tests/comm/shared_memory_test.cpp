@@ -3,7 +3,7 @@
 
 #include <sys/wait.h>
 
-#include "comm/group_impl.h"
+#include "comm/group/group_impl.h"
 #include "support/ranks.h"
 
 namespace tessera {

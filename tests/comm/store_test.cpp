@@ -1,6 +1,6 @@
 // The store that ranks meet in: ours against itself, and both halves of it
 // against c10d's.
-#include "comm/store.h"
+#include "comm/store/store.h"
 
 #include <tessera/error.h>
 
@@ -35,11 +35,11 @@
 #include <tuple>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "comm/host.h"
-#include "comm/store_client.h"
-#include "comm/store_wire.h"
-#include "compat.h"
-#include "unique_fd.h"
+#include "comm/store/client.h"
+#include "comm/store/wire.h"
+#include "libtorch/compat.h"
 
 namespace {
 std::atomic<int> names_asked_for{0};

@@ -1,6 +1,6 @@
 #include <tessera/ddp/distributed_data_parallel.h>
 #include <tessera/error.h>
-#include <tessera/fsdp/recompute.h>
+#include <tessera/recompute/recompute.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

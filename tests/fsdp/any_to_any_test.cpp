@@ -8,15 +8,15 @@
 //   TESSERA_ANY_TO_ANY=0:5000 fsdp_state_test --gtest_filter='AnyToAny*'
 #include <tessera/comm/mesh.h>
 #include <tessera/ddp/distributed_data_parallel.h>
-#include <tessera/fsdp/distributed_state_dict.h>
 #include <tessera/fsdp/fsdp.h>
-#include <tessera/fsdp/model_state.h>
-#include <tessera/fsdp/optim_state.h>
-#include <tessera/fsdp/state_dict_type.h>
 #include <tessera/optim/adam.h>
 #include <tessera/optim/adamw.h>
 #include <tessera/optim/sgd.h>
 #include <tessera/optim/state_dict.h>
+#include <tessera/transfer/distributed_state_dict.h>
+#include <tessera/transfer/model_state.h>
+#include <tessera/transfer/optim_state.h>
+#include <tessera/transfer/state_dict_type.h>
 #include <tessera/zero/zero_redundancy_optimizer.h>
 
 #include <torch/torch.h>

@@ -1,7 +1,7 @@
 // Sharded training on a GPU: alone, and two ranks that share it.
 #include <tessera/fsdp/fully_shard.h>
-#include <tessera/fsdp/recompute.h>
 #include <tessera/optim/adamw.h>
+#include <tessera/recompute/recompute.h>
 
 #include <ATen/autocast_mode.h>
 

@@ -1,9 +1,9 @@
 // Models built under DeferredInit and then sharded.
+#include <tessera/deferred/deferred_init.h>
 #include <tessera/fsdp/fsdp.h>
-#include <tessera/shard/deferred_init.h>
 
+#include "engine/unit.h"
 #include "fsdp/training.h"
-#include "shard/unit.h"
 #include "support/memory_meter.h"
 
 namespace tessera {
@@ -122,7 +122,7 @@ TEST(DeferredShardMemoryTest, BuffersAndIgnoredParametersGetTheirValues) {
         torch::equal(model[0]->parameters()[0], plain[0]->parameters()[0]));
     EXPECT_TRUE(torch::equal(
         model->named_buffers()["1.running_var"], torch::ones({4})));
-    EXPECT_EQ(shard::unit_of(model[0]->parameters()[0]), nullptr);
+    EXPECT_EQ(engine::unit_of(model[0]->parameters()[0]), nullptr);
   });
 }
 

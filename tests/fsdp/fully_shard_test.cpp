@@ -5,12 +5,12 @@
 #include <sstream>
 #include <thread>
 
-#include "compat.h"
+#include "engine/schedule.h"
+#include "engine/unit.h"
 #include "fsdp/models.h"
 #include "fsdp/training.h"
-#include "shard/alias.h"
-#include "shard/schedule.h"
-#include "shard/unit.h"
+#include "libtorch/alias.h"
+#include "libtorch/compat.h"
 #include "support/ranks.h"
 
 namespace tessera {
@@ -122,7 +122,7 @@ TEST_P(FullyShardTest, IssuesExactlyTheCollectivesOfTheSchedule) {
   run([&](const Group& world) {
     auto model = make_stack();
     shard_blocks(model, options());
-    auto& schedule = *shard::Schedule::of(world);
+    auto& schedule = *engine::Schedule::of(world);
     for (int step = 0; step < 3; ++step) {
       schedule.reset_counts();
       loss_of(model, tokens(world.rank(), step)).backward();
@@ -147,8 +147,9 @@ TEST_P(FullyShardTest, HoldsNothingButShardsBetweenSteps) {
     shard_blocks(model, options());
     loss_of(model, tokens(world.rank(), 0)).backward();
     for (const auto& parameter : model->parameters()) {
-      EXPECT_EQ(shard::unit_of(parameter)->allocated_numel(), 0);
-      EXPECT_EQ(shard::unit_of(parameter)->state(), shard::UnitState::Sharded);
+      EXPECT_EQ(engine::unit_of(parameter)->allocated_numel(), 0);
+      EXPECT_EQ(
+          engine::unit_of(parameter)->state(), engine::UnitState::Sharded);
     }
   });
 }
@@ -261,7 +262,7 @@ TEST(FullyShardGroupsTest, TwoModelsInTurnsAreBothGatheredAhead) {
     auto second = make_stack();
     shard_blocks(first);
     shard_blocks(second);
-    auto& schedule = *shard::Schedule::of(world);
+    auto& schedule = *engine::Schedule::of(world);
     for (int step = 0; step < 3; ++step) {
       for (Stack* model : {&first, &second}) {
         schedule.reset_counts();
@@ -443,10 +444,10 @@ TEST(FullyShardErrorsTest, ASecondThreadIsRefused) {
   on_ranks(2, [](const Group& world) {
     auto model = make_stack();
     shard_blocks(model);
-    auto& schedule = *shard::Schedule::of(world);
+    auto& schedule = *engine::Schedule::of(world);
     // The observer runs in the middle of a touch: another thread comes then.
     std::string said;
-    schedule.set_observer([&](const shard::ShardEvent&) {
+    schedule.set_observer([&](const engine::ShardEvent&) {
       if (said.empty()) {
         std::thread([&] {
           said = error_of([&] { model->head.sum(); });
@@ -481,7 +482,7 @@ TEST(FullyShardErrorsTest, NoticesDataThatWasReplacedBehindItsBack) {
   on_ranks(2, [](const Group& world) {
     auto model = make_stack();
     shard_blocks(model);
-    shard::show(
+    engine::show(
         model->embed->weight, torch::zeros({kVocabulary, kWidth}, at::kDouble));
     EXPECT_THAT(
         error_of([&] { unshard(*model); }),
@@ -502,7 +503,7 @@ TEST(FullyShardErrorsTest, RawPointersToAUnitThatIsGatheredAheadThrow) {
     torch::NoGradGuard no_grad;
     model->embed(tokens(0, 0)); // the root; the first block is under way
     const auto weight = model->blocks[0]->as<Block>()->up->weight;
-    ASSERT_EQ(shard::unit_of(weight)->state(), shard::UnitState::Gathering);
+    ASSERT_EQ(engine::unit_of(weight)->state(), engine::UnitState::Gathering);
     EXPECT_NE(
         error_of([&] { weight.data_ptr<double>(); }), "nothing was thrown");
   });

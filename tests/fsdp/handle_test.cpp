@@ -9,9 +9,9 @@
 #include <limits>
 #include <map>
 
+#include "engine/schedule.h"
+#include "engine/unit.h"
 #include "fsdp/training.h"
-#include "shard/schedule.h"
-#include "shard/unit.h"
 
 namespace tessera {
 namespace {
@@ -258,7 +258,7 @@ TEST(FsdpTest, AUnitOutlivesTheModuleThatNamedIt) {
       fully_shard(*container);
     }
     fully_shard(*model);
-    auto& schedule = *shard::Schedule::of(world);
+    auto& schedule = *engine::Schedule::of(world);
     schedule.reset_counts();
     loss_of(model, tokens(world.rank(), 0)).backward();
     EXPECT_EQ(schedule.counts().gathers, 1 + 2 * kDepth);
@@ -280,7 +280,7 @@ TEST(FsdpTest, TiedParametersGoToTheLowestUnitThatContainsThem) {
             .auto_wrap_policy(module_wrap_policy<torch::nn::Embedding, Block>())
             .use_orig_params(true));
     // The embedding's weight is the head of the whole too.
-    EXPECT_TRUE(shard::unit_of(module->embed->weight)->is_root());
+    EXPECT_TRUE(engine::unit_of(module->embed->weight)->is_root());
     train_sharded(module, world.rank());
     expect_same_parameters(module, reference.model, 1e-9);
   });
@@ -294,7 +294,7 @@ TEST(FsdpTest, IgnoredModulesKeepTheirParameters) {
         module,
         by_block().use_orig_params(true).ignored_modules(
             {module->embed.ptr(), module->blocks->ptr(0)}));
-    EXPECT_EQ(shard::unit_of(module->embed->weight), nullptr);
+    EXPECT_EQ(engine::unit_of(module->embed->weight), nullptr);
     EXPECT_TRUE(torch::equal(module->embed->weight, before));
     EXPECT_EQ(fsdp_modules(*model).size(), 3u);
     EXPECT_TRUE(parameters(*model).at(1).is_same(module->embed->weight));
@@ -412,7 +412,7 @@ TEST(FsdpTest, FrozenParametersCanBeThawedAndBack) {
     auto module = make_stack();
     shard_blocks(module);
     const auto leaf_of = [](const at::Tensor& face) {
-      return shard::unit_of(face)->leaf_of(face.unsafeGetTensorImpl());
+      return engine::unit_of(face)->leaf_of(face.unsafeGetTensorImpl());
     };
     const at::Tensor weight = module->blocks[0]->as<Block>()->up->weight;
     const at::Tensor leaf = leaf_of(weight);
@@ -523,7 +523,7 @@ TEST(FsdpTest, AParameterUsedOnOneRankTrainsOnAll) {
 TEST(FsdpTest, RanksTalkOfUseOnlyWhereOneIsInDoubt) {
   on_ranks(2, [](const Group& world) {
     const auto exchanges = [&](Stack& module) {
-      auto& schedule = *shard::Schedule::of(world);
+      auto& schedule = *engine::Schedule::of(world);
       schedule.reset_counts();
       loss_of(module, tokens(world.rank(), 0)).backward();
       return schedule.counts().use_exchanges;
@@ -637,11 +637,11 @@ TEST(FsdpTest, ClipTakesComplexAndRefusesOddNorms) {
 TEST(FsdpTest, AViewDoesNotOutliveTheShardItShows) {
   on_ranks(1, [](const Group&) {
     at::Tensor view;
-    std::weak_ptr<shard::Unit> unit;
+    std::weak_ptr<engine::Unit> unit;
     {
       torch::nn::Linear linear(4, 4);
       fully_shard(*linear);
-      unit = shard::unit_of(linear->weight)->weak_from_this();
+      unit = engine::unit_of(linear->weight)->weak_from_this();
       torch::NoGradGuard no_grad;
       linear->forward(torch::ones({1, 4}));
       view = linear->weight.detach();
@@ -656,7 +656,7 @@ TEST(FsdpTest, UnshardLastsUntilReshard) {
     auto module = make_stack();
     shard_blocks(module);
     unshard(*module);
-    auto& schedule = *shard::Schedule::of(world);
+    auto& schedule = *engine::Schedule::of(world);
     schedule.reset_counts();
     torch::NoGradGuard no_grad;
     loss_of(module, tokens(0, 0));
@@ -744,7 +744,7 @@ TEST(FsdpTest, ShardedValuesAreThePlainParameters) {
       for (const auto& item : module->named_parameters()) {
         const at::Tensor& face = item.value();
         const ShardedTensor value =
-            shard::unit_of(face)->sharded(face.unsafeGetTensorImpl());
+            engine::unit_of(face)->sharded(face.unsafeGetTensorImpl());
         EXPECT_TRUE(torch::equal(value.full_tensor(), theirs[item.key()]))
             << item.key();
       }
@@ -764,17 +764,17 @@ TEST(FsdpTest, TheObserverSeesWhatHappens) {
   on_ranks(2, [](const Group& world) {
     auto module = make_stack();
     shard_blocks(module);
-    auto& schedule = *shard::Schedule::of(world);
-    std::map<shard::ShardEvent::Kind, int> seen;
+    auto& schedule = *engine::Schedule::of(world);
+    std::map<engine::ShardEvent::Kind, int> seen;
     int ahead = 0;
     int64_t gathered = 0;
-    schedule.set_observer([&](const shard::ShardEvent& event) {
+    schedule.set_observer([&](const engine::ShardEvent& event) {
       ++seen[event.kind];
       ahead += event.ahead ? 1 : 0;
       gathered +=
-          event.kind == shard::ShardEvent::Kind::Gather ? event.bytes : 0;
+          event.kind == engine::ShardEvent::Kind::Gather ? event.bytes : 0;
     });
-    using Kind = shard::ShardEvent::Kind;
+    using Kind = engine::ShardEvent::Kind;
     for (int step = 0; step < 2; ++step) {
       loss_of(module, tokens(world.rank(), step)).backward();
     }

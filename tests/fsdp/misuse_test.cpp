@@ -4,12 +4,12 @@
 #include <tessera/error.h>
 #include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/fully_shard.h>
-#include <tessera/fsdp/model_state.h>
-#include <tessera/fsdp/optim_state.h>
-#include <tessera/fsdp/state_dict_type.h>
 #include <tessera/fsdp/summon.h>
 #include <tessera/optim/adamw.h>
 #include <tessera/optim/sgd.h>
+#include <tessera/transfer/model_state.h>
+#include <tessera/transfer/optim_state.h>
+#include <tessera/transfer/state_dict_type.h>
 
 #include "fsdp/models.h"
 #include "fsdp/training.h"

@@ -1,15 +1,15 @@
 #include <tessera/error.h>
 #include <tessera/fsdp/fully_shard.h>
-#include <tessera/fsdp/recompute.h>
+#include <tessera/recompute/recompute.h>
 
 #include <ATen/autocast_mode.h>
 
 #include <thread>
 
+#include "engine/names.h"
+#include "engine/schedule.h"
+#include "engine/unit.h"
 #include "fsdp/models.h"
-#include "shard/names.h"
-#include "shard/schedule.h"
-#include "shard/unit.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -1050,7 +1050,7 @@ TEST(RecomputeScheduleTest, IssuesExactlyTheCollectivesOfAPlainStep) {
         fully_shard(*pair);
       }
       fully_shard(*model);
-      auto& schedule = *shard::Schedule::of(world);
+      auto& schedule = *engine::Schedule::of(world);
       for (int step = 0; step < 3; ++step) {
         schedule.reset_counts();
         loss_of(model, tokens(world.rank(), step), mode).backward();
@@ -1361,7 +1361,7 @@ TEST(RecomputeModulesTest, RejectsAModuleThatReturnsNoTensor) {
 }
 
 TEST(RecomputeNamesTest, SegmentsOfWrappersAreDropped) {
-  using shard::clean_name;
+  using engine::clean_name;
   EXPECT_EQ(clean_name(""), "");
   EXPECT_EQ(clean_name("weight"), "weight");
   EXPECT_EQ(clean_name("_checkpoint_wrapped_module"), "");
@@ -1403,7 +1403,7 @@ TEST_P(RecomputeShardedModulesTest, TrainsAsWithoutUnderTheSameNames) {
       }
       fully_shard(*root, options);
       for (const auto& parameter : model[0]->parameters()) {
-        EXPECT_EQ(shard::unit_of(parameter)->name(), "layers.0");
+        EXPECT_EQ(engine::unit_of(parameter)->name(), "layers.0");
       }
       torch::optim::AdamW optimizer(
           parameters(*root), torch::optim::AdamWOptions(1e-2));

@@ -1,15 +1,15 @@
 // What ranks begin with: equal values, or an error before they are used.
-#include "shard/start.h"
+#include "engine/start.h"
 
 #include <tessera/comm/mesh.h>
 #include <tessera/ddp/distributed_data_parallel.h>
+#include <tessera/deferred/deferred_init.h>
+#include <tessera/engine/seed.h>
 #include <tessera/error.h>
-#include <tessera/fsdp/distributed_state_dict.h>
 #include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/fully_shard.h>
 #include <tessera/fsdp/summon.h>
-#include <tessera/shard/deferred_init.h>
-#include <tessera/shard/seed.h>
+#include <tessera/transfer/distributed_state_dict.h>
 
 #include "fsdp/training.h"
 #include "support/errors.h"
@@ -151,14 +151,16 @@ TEST(StartTest, RanksMustCompareAlike) {
 TEST(DigestTest, TellsValuesPlacesAndDtypesApart) {
   torch::manual_seed(0);
   const at::Tensor values = torch::randn({64, 128});
-  EXPECT_EQ(shard::digest_of(values), shard::digest_of(values.clone()));
+  EXPECT_EQ(engine::digest_of(values), engine::digest_of(values.clone()));
   EXPECT_EQ(
-      shard::digest_of(values), shard::digest_of(values.t().contiguous().t()));
-  EXPECT_NE(shard::digest_of(values), shard::digest_of(values.flip(0)));
+      engine::digest_of(values),
+      engine::digest_of(values.t().contiguous().t()));
+  EXPECT_NE(engine::digest_of(values), engine::digest_of(values.flip(0)));
   EXPECT_NE(
-      shard::digest_of(values), shard::digest_of(values.to(torch::kDouble)));
+      engine::digest_of(values), engine::digest_of(values.to(torch::kDouble)));
   EXPECT_EQ(
-      shard::digest_of(torch::empty({0})), shard::digest_of(torch::empty({0})));
+      engine::digest_of(torch::empty({0})),
+      engine::digest_of(torch::empty({0})));
 }
 
 TEST(SeedTest, ModelsAreEqualThenRanksDrawNumbersOfTheirOwn) {

@@ -1,14 +1,14 @@
 // State dicts of models and optimizers: what they hold, what they refuse.
 #include <tessera/comm/mesh.h>
 #include <tessera/error.h>
-#include <tessera/fsdp/distributed_state_dict.h>
 #include <tessera/fsdp/fsdp.h>
-#include <tessera/fsdp/model_state.h>
-#include <tessera/fsdp/optim_state.h>
-#include <tessera/fsdp/state_dict_type.h>
 #include <tessera/optim/adam.h>
 #include <tessera/optim/named_optimizer.h>
 #include <tessera/optim/state_dict.h>
+#include <tessera/transfer/distributed_state_dict.h>
+#include <tessera/transfer/model_state.h>
+#include <tessera/transfer/optim_state.h>
+#include <tessera/transfer/state_dict_type.h>
 
 #include "fsdp/training.h"
 #include "support/memory_meter.h"

@@ -3,9 +3,9 @@
 
 #include <sstream>
 
+#include "engine/schedule.h"
+#include "engine/unit.h"
 #include "fsdp/training.h"
-#include "shard/schedule.h"
-#include "shard/unit.h"
 
 namespace tessera {
 namespace {
@@ -232,7 +232,7 @@ TEST(SummonAgainTest, ChangesOfOneRankMakeAllGatherAgain) {
     auto model = make_stack();
     shard_blocks(model);
     unshard(*model);
-    auto& schedule = *shard::Schedule::of(world);
+    auto& schedule = *engine::Schedule::of(world);
     {
       auto guard = summon_full_params(*model);
       torch::NoGradGuard no_grad;
@@ -287,10 +287,10 @@ TEST(SummonAgainTest, NothingChangedGathersNothing) {
     auto model = make_stack();
     shard_blocks(model);
     unshard(*model);
-    auto& schedule = *shard::Schedule::of(world);
+    auto& schedule = *engine::Schedule::of(world);
     schedule.reset_counts();
     summon_full_params(*model).close();
-    EXPECT_EQ(shard::unit_of(model->head)->state(), shard::UnitState::Full);
+    EXPECT_EQ(engine::unit_of(model->head)->state(), engine::UnitState::Full);
     model->head.sum();
     EXPECT_EQ(schedule.counts().gathers, 0);
     EXPECT_EQ(schedule.counts().summons, 1 + kDepth);

@@ -2,7 +2,6 @@
 // model stale, on every rank, or is refused.
 #include <tessera/checkpoint/checkpoint.h>
 #include <tessera/error.h>
-#include <tessera/fsdp/distributed_state_dict.h>
 #include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/fully_shard.h>
 #include <tessera/optim/adagrad.h>
@@ -10,14 +9,15 @@
 #include <tessera/optim/adamw.h>
 #include <tessera/optim/rmsprop.h>
 #include <tessera/optim/sgd.h>
+#include <tessera/transfer/distributed_state_dict.h>
 
 #include <functional>
 #include <memory>
 #include <thread>
 
 #include "checkpoint/support.h"
+#include "engine/unit.h"
 #include "fsdp/training.h"
-#include "shard/unit.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -289,7 +289,7 @@ TEST(RawWriteTest, WritesAreCountedFromSeveralThreads) {
   on_ranks(1, [](const Group&) {
     auto model = three_rows();
     fully_shard(*model);
-    const shard::Unit* unit = shard::unit_of(model->weight);
+    const engine::Unit* unit = engine::unit_of(model->weight);
     const at::Tensor leaf = parameters(*model).front();
     const int64_t before = unit->num_writes();
     constexpr int kThreads = 4;

@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace tessera::launch {
 namespace {

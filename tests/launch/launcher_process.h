@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/unique_fd.h"
 #include "launch/supervisor.h"
-#include "unique_fd.h"
 
 namespace tessera::launch {
 

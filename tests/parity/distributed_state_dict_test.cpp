@@ -1,14 +1,14 @@
 // test/distributed/checkpoint/fsdp/test_fsdp_dsd.py: state of modules that are
 // sharded parameter by parameter.
 #include <tessera/checkpoint/checkpoint.h>
-#include <tessera/fsdp/distributed_state_dict.h>
 #include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/fully_shard.h>
-#include <tessera/fsdp/model_state.h>
-#include <tessera/fsdp/optim_state.h>
-#include <tessera/fsdp/state_dict_type.h>
 #include <tessera/fsdp/wrap_policy.h>
 #include <tessera/optim/state_dict.h>
+#include <tessera/transfer/distributed_state_dict.h>
+#include <tessera/transfer/model_state.h>
+#include <tessera/transfer/optim_state.h>
+#include <tessera/transfer/state_dict_type.h>
 
 #include <algorithm>
 

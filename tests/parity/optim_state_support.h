@@ -2,8 +2,8 @@
 // compare optimizer state, and carry it from one model to another.
 #pragma once
 
-#include <tessera/fsdp/optim_state.h>
-#include <tessera/fsdp/state_dict_type.h>
+#include <tessera/transfer/optim_state.h>
+#include <tessera/transfer/state_dict_type.h>
 
 #include <torch/torch.h>
 
@@ -25,7 +25,7 @@ struct Trainee {
   std::unique_ptr<torch::optim::Optimizer> optim;
   /// What the optimizer was built on; none for the transformer, as in PyTorch.
   std::optional<OptimInput> optim_input;
-  /// Draws an input and returns the loss.
+  /// RngRecord an input and returns the loss.
   std::function<at::Tensor()> loss;
 
   StateDict state_dict() const;

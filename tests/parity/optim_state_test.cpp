@@ -1,8 +1,8 @@
 // test/distributed/fsdp/test_fsdp_optim_state.py, class TestFSDPOptimState:
 // what is saved, under which keys, and what is refused.
-#include <tessera/fsdp/model_state.h>
-#include <tessera/fsdp/recompute.h>
 #include <tessera/optim/adam.h>
+#include <tessera/recompute/recompute.h>
+#include <tessera/transfer/model_state.h>
 
 #include <c10/util/Exception.h>
 

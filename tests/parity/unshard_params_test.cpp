@@ -51,8 +51,8 @@ struct TwoLayers {
   }
 
   Sequential model;
-  std::shared_ptr<shard::Unit> outer;
-  std::shared_ptr<shard::Unit> inner;
+  std::shared_ptr<engine::Unit> outer;
+  std::shared_ptr<engine::Unit> inner;
 };
 
 std::shared_ptr<parity::NestedWrappedModuleImpl> make_recursive_nested(

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/store/scratch_folder.h"
+#include "checkpoint/disk/scratch_folder.h"
 
 namespace tessera::plan {
 namespace {

@@ -8,9 +8,9 @@
 #include <map>
 #include <set>
 
+#include "engine/schedule.h"
+#include "engine/unit.h"
 #include "plan/trained_gpt.h"
-#include "shard/schedule.h"
-#include "shard/unit.h"
 #include "support/memory_meter.h"
 #include "support/ranks.h"
 
@@ -135,8 +135,8 @@ class TrainingRun {
     const TrainingSetup& setup = case_.setup;
     FullyShardOptions options;
     options.layout(
-        setup.layout == shard::Layout::Kind::Flat ? ShardLayout::Flat
-                                                  : ShardLayout::Dim0);
+        setup.layout == engine::Layout::Kind::Flat ? ShardLayout::Flat
+                                                   : ShardLayout::Dim0);
     options.reshard_after_forward(setup.reshard_after_forward);
     if (setup.copies > 1) {
       options.mesh(make_mesh({setup.copies, setup.shards}));
@@ -158,10 +158,10 @@ class TrainingRun {
     fully_shard(*model, options);
     const auto params = parameters(*model);
     optim::AdamW optimizer(params, 1e-3);
-    const auto schedule = shard::Schedule::of(world_);
+    const auto schedule = engine::Schedule::of(world_);
     double full = 0;
     schedule->set_observer(
-        [&](const shard::ShardEvent& event) { observe(event, full); });
+        [&](const engine::ShardEvent& event) { observe(event, full); });
     train(*model, params, optimizer, [&](bool syncs) {
       set_requires_gradient_sync(*model, syncs);
     });
@@ -169,8 +169,8 @@ class TrainingRun {
     measured_.optimizer = state_bytes(optimizer, params);
   }
 
-  void observe(const shard::ShardEvent& event, double& full) {
-    using EventKind = shard::ShardEvent::Kind;
+  void observe(const engine::ShardEvent& event, double& full) {
+    using EventKind = engine::ShardEvent::Kind;
     if (event.kind == EventKind::Gather) {
       full += static_cast<double>(event.bytes);
       measured_.full = std::max(measured_.full, full);
@@ -354,7 +354,7 @@ std::vector<Case> cases() {
     s.reduce_dtype = kBf16;
   };
   const auto rows = [](TrainingSetup& s) {
-    s.layout = shard::Layout::Kind::Dim0;
+    s.layout = engine::Layout::Kind::Dim0;
   };
   const auto offloads = [](TrainingSetup& s) { s.offload = true; };
   const auto often = [](TrainingSetup& s) { s.accumulate = 4; };

@@ -122,9 +122,9 @@ TEST(PartitionTest, SmallTensorsArePacked) {
   EXPECT_EQ(num_broadcasts({{0, std::vector<int64_t>(26, kMb - 1)}}), 2);
 }
 
-UnitKind kind_of(std::vector<shard::Shape> shapes) {
+UnitKind kind_of(std::vector<engine::Shape> shapes) {
   UnitKind kind;
-  for (shard::Shape& shape : shapes) {
+  for (engine::Shape& shape : shapes) {
     kind.params.push_back({.name = "p", .shape = std::move(shape)});
   }
   return kind;
@@ -167,10 +167,10 @@ TEST(UnitSizesTest, DtypesHaveBuffersOfTheirOwn) {
 
 TEST(UnitSizesTest, RejectsWhatOverflows) {
   const int64_t huge = int64_t{1} << 40;
-  for (const auto& shape : std::vector<shard::Shape>{
+  for (const auto& shape : std::vector<engine::Shape>{
            {huge, huge}, {huge, 1 << 20}, {1, int64_t{1} << 58}}) {
     for (const auto layout :
-         {shard::Layout::Kind::Flat, shard::Layout::Kind::Dim0}) {
+         {engine::Layout::Kind::Flat, engine::Layout::Kind::Dim0}) {
       const TrainingSetup setup{.shards = kMostRanks, .layout = layout};
       EXPECT_THROW(sizes_of(kind_of({shape}), setup), TooLarge);
     }

@@ -3,7 +3,7 @@
 // logits).
 #pragma once
 
-#include <tessera/fsdp/recompute.h>
+#include <tessera/recompute/recompute.h>
 
 #include <torch/torch.h>
 

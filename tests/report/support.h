@@ -7,7 +7,7 @@
 #include <iterator>
 #include <string>
 
-#include "checkpoint/store/scratch_folder.h"
+#include "checkpoint/disk/scratch_folder.h"
 #include "report/page.h"
 #include "report/run_reader.h"
 

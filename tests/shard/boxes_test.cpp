@@ -1,14 +1,14 @@
-#include "shard/boxes.h"
+#include "engine/boxes.h"
 
-#include <tessera/shard/sharded_tensor.h>
+#include <tessera/engine/sharded_tensor.h>
 
 #include <rapidcheck.h>
 
-#include "shard/layout.h"
+#include "engine/layout.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace tessera::shard {
+namespace tessera::engine {
 namespace {
 
 using tessera::testing::error_of;
@@ -127,4 +127,4 @@ TEST(ShardedTensorTest, RejectsPiecesThatAreNotTheTensor) {
 }
 
 } // namespace
-} // namespace tessera::shard
+} // namespace tessera::engine

@@ -1,16 +1,16 @@
 // Deferred construction of models on a GPU.
-#include "shard/deferred_init.h"
+#include "deferred/deferred_init.h"
 
 namespace tessera {
 namespace {
 
-using shard::intended_device;
-using shard::replay;
+using engine::intended_device;
+using engine::replay;
 using ::testing::HasSubstr;
 
 const at::Device kGpu(at::kCUDA, 0);
 
-/// Draws on both devices.
+/// RngRecord on both devices.
 struct Net : torch::nn::Module {
   Net() {
     register_parameter("gpu", torch::randn({300, 70}, at::kCUDA));

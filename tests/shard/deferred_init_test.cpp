@@ -1,6 +1,6 @@
 // A model that is constructed without memory gets the values that plain
 // construction gives, bit for bit.
-#include "shard/deferred_init.h"
+#include "deferred/deferred_init.h"
 
 #include <tessera/error.h>
 
@@ -13,17 +13,17 @@
 #include <sstream>
 #include <thread>
 
-#include "compat.h"
-#include "shard/deferred_tensor.h"
-#include "shard/tape.h"
+#include "deferred/deferred_tensor.h"
+#include "deferred/tape.h"
+#include "libtorch/compat.h"
 #include "support/memory_meter.h"
 
 namespace tessera {
 namespace {
 
-using shard::intended_device;
-using shard::replay;
-using shard::testing::num_live_tapes;
+using engine::intended_device;
+using engine::replay;
+using engine::testing::num_live_tapes;
 using tessera::testing::MemoryMeter;
 using ::testing::AllOf;
 using ::testing::AnyOf;
@@ -793,7 +793,7 @@ TEST_F(DeferredInitTest, ReplayUnderTheGuardInferenceModeAndAutocast) {
   EXPECT_FALSE(is_deferred(values));
   EXPECT_FALSE(values.is_inference());
   const auto weight = plain->parameters()[0].detach();
-  c10::impl::ExcludeDispatchKeyGuard off(shard::kDeferredKey);
+  c10::impl::ExcludeDispatchKeyGuard off(engine::kDeferredKey);
   EXPECT_TRUE(at::equal(values, weight.matmul(weight)));
 }
 

@@ -1,11 +1,11 @@
-#include "shard/layout.h"
+#include "engine/layout.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
 #include <numeric>
 
-namespace tessera::shard {
+namespace tessera::engine {
 namespace {
 
 struct Case {
@@ -136,4 +136,4 @@ TEST(LayoutTest, LocalShapesHoldTheRunsElements) {
 }
 
 } // namespace
-} // namespace tessera::shard
+} // namespace tessera::engine

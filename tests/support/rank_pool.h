@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/store.h"
+#include "comm/store/store.h"
 #include "support/messages.h"
 
 namespace tessera::testing {

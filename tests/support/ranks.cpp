@@ -20,7 +20,7 @@
 #include <mutex>
 #include <thread>
 
-#include "comm/standing.h"
+#include "comm/diagnostics/current_call.h"
 #include "launch/process_tree.h"
 #include "support/rank_pool.h"
 
@@ -57,7 +57,7 @@ WorkerState& worker() {
 /// backtrace(), which has been called once before and then allocates nothing.
 void say_where_it_stands(int) {
   char text[512];
-  size_t length = comm::describe_standing(text, sizeof text - 1);
+  size_t length = comm::describe_current_call(text, sizeof text - 1);
   text[length++] = '\n';
   ssize_t written = write(2, text, length);
   void* frames[48];

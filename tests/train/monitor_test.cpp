@@ -9,7 +9,7 @@
 #include <numeric>
 #include <thread>
 
-#include "comm/observer.h"
+#include "comm/diagnostics/observer.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 #include "train/layers.h"

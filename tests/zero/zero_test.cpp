@@ -1,9 +1,9 @@
 // Beyond PyTorch's own tests, which are in tests/parity.
 #include <tessera/error.h>
-#include <tessera/fsdp/distributed_state_dict.h>
 #include <tessera/fsdp/fully_shard.h>
 #include <tessera/optim/adamw.h>
 #include <tessera/optim/sgd.h>
+#include <tessera/transfer/distributed_state_dict.h>
 #include <tessera/zero/zero_redundancy_optimizer.h>
 
 #include <torch/torch.h>

@@ -22,9 +22,9 @@
 
 namespace tessera {
 
-namespace shard {
+namespace engine {
 class Unit;
-} // namespace shard
+} // namespace engine
 
 /// As in Python's FSDP.
 enum class ShardingStrategy {
@@ -91,7 +91,7 @@ struct TESSERA_API FSDPOptions {
 class TESSERA_API FsdpUnit {
  public:
   /// For fsdp_modules(); not part of the public contract.
-  FsdpUnit(std::shared_ptr<shard::Unit> unit, torch::nn::Module& module);
+  FsdpUnit(std::shared_ptr<engine::Unit> unit, torch::nn::Module& module);
 
   /// Where its module is in the largest one that was sharded; for that one, its
   /// class.
@@ -118,12 +118,12 @@ class TESSERA_API FsdpUnit {
   int64_t allocated_numel() const;
 
   /// For the layers below; not part of the public contract.
-  const std::shared_ptr<shard::Unit>& unit() const {
+  const std::shared_ptr<engine::Unit>& unit() const {
     return unit_;
   }
 
  private:
-  std::shared_ptr<shard::Unit> unit_;
+  std::shared_ptr<engine::Unit> unit_;
   torch::nn::Module* module_;
 };
 
@@ -167,7 +167,7 @@ class TESSERA_API FsdpHandle {
     ForwardScope& operator=(const ForwardScope&) = delete;
 
    private:
-    std::vector<std::shared_ptr<shard::Unit>> units_;
+    std::vector<std::shared_ptr<engine::Unit>> units_;
   };
 
   /// A floating tensor in the compute dtype; anything else as it is.

@@ -2,7 +2,7 @@
 
 #include <tessera/api.h>
 #include <tessera/comm/group.h>
-#include <tessera/shard/sharded_tensor.h>
+#include <tessera/engine/sharded_tensor.h>
 
 #include <ATen/core/Tensor.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <tessera/api.h>
-#include <tessera/fsdp/distributed_state_dict.h>
+#include <tessera/transfer/distributed_state_dict.h>
 
 #include <torch/arg.h>
 #include <torch/nn/module.h>

@@ -2,8 +2,8 @@
 
 #include <tessera/api.h>
 #include <tessera/checkpoint/checkpoint.h>
-#include <tessera/fsdp/distributed_state_dict.h>
 #include <tessera/state/state_dict.h>
+#include <tessera/transfer/distributed_state_dict.h>
 
 #include <torch/nn/module.h>
 

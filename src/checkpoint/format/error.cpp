@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "controls.h"
+#include "base/terminal_escapes.h"
 
 namespace tessera::format {
 

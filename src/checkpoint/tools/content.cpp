@@ -4,8 +4,8 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/disk/input.h"
 #include "checkpoint/format/error.h"
-#include "checkpoint/store/input.h"
 #include "checkpoint/tools/name_filter.h"
 #include "checkpoint/tools/text.h"
 

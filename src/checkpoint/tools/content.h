@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/disk/source.h"
 #include "checkpoint/format/dcp_metadata.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/store/source.h"
 
 namespace tessera::checkpoint {
 

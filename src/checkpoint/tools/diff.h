@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/store/source.h"
+#include "checkpoint/disk/source.h"
 #include "checkpoint/tools/progress.h"
 
 namespace tessera::checkpoint {

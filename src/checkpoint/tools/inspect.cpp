@@ -7,9 +7,9 @@
 #include <set>
 #include <vector>
 
+#include "checkpoint/disk/file_error.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/error.h"
-#include "checkpoint/store/file_error.h"
 #include "checkpoint/tools/json_text.h"
 #include "checkpoint/tools/text.h"
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "checkpoint/store/source.h"
+#include "checkpoint/disk/source.h"
 
 namespace tessera::checkpoint {
 

@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/store/file_error.h"
-#include "checkpoint/store/input.h"
+#include "checkpoint/disk/file_error.h"
+#include "checkpoint/disk/input.h"
 
 namespace tessera::checkpoint {
 namespace {

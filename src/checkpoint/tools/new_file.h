@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <filesystem>
 
+#include "checkpoint/disk/checksums.h"
+#include "checkpoint/disk/files.h"
+#include "checkpoint/disk/partial_folder.h"
 #include "checkpoint/format/bytes.h"
-#include "checkpoint/store/checksums.h"
-#include "checkpoint/store/files.h"
-#include "checkpoint/store/partial_folder.h"
 
 namespace tessera::checkpoint {
 

@@ -1,8 +1,8 @@
 // What the targets share.
+#include "checkpoint/disk/file_error.h"
+#include "checkpoint/disk/input.h"
 #include "checkpoint/format/error.h"
 #include "checkpoint/format/value.h"
-#include "checkpoint/store/file_error.h"
-#include "checkpoint/store/input.h"
 #include "checkpoint/tools/cast.h"
 #include "checkpoint/tools/targets.h"
 

@@ -7,8 +7,8 @@
 #include <functional>
 #include <vector>
 
+#include "checkpoint/disk/files.h"
 #include "checkpoint/format/bytes.h"
-#include "checkpoint/store/files.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/progress.h"
 #include "checkpoint/tools/tensor_reader.h"

@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
+#include "checkpoint/disk/source.h"
 #include "checkpoint/format/bytes.h"
-#include "checkpoint/store/source.h"
 
 namespace tessera::checkpoint {
 

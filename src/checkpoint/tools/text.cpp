@@ -7,9 +7,9 @@
 #include <cstdio>
 #include <variant>
 
+#include "checkpoint/disk/file_error.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/error.h"
-#include "checkpoint/store/file_error.h"
 
 namespace tessera::checkpoint {
 namespace {

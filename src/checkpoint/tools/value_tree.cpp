@@ -3,8 +3,8 @@
 #include <utility>
 #include <variant>
 
+#include "checkpoint/disk/file_error.h"
 #include "checkpoint/format/error.h"
-#include "checkpoint/store/file_error.h"
 #include "checkpoint/tools/text.h"
 
 namespace tessera::checkpoint {

@@ -7,12 +7,12 @@
 #include <optional>
 #include <utility>
 
+#include "checkpoint/disk/checksums.h"
+#include "checkpoint/disk/file_error.h"
+#include "checkpoint/disk/input.h"
+#include "checkpoint/disk/openers.h"
+#include "checkpoint/disk/source.h"
 #include "checkpoint/format/error.h"
-#include "checkpoint/store/checksums.h"
-#include "checkpoint/store/file_error.h"
-#include "checkpoint/store/input.h"
-#include "checkpoint/store/openers.h"
-#include "checkpoint/store/source.h"
 #include "checkpoint/tools/json_text.h"
 #include "checkpoint/tools/name_filter.h"
 

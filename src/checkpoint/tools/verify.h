@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/store/files.h"
+#include "checkpoint/disk/files.h"
 #include "checkpoint/tools/progress.h"
 
 namespace tessera::checkpoint {

@@ -3,10 +3,10 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/disk/checksums.h"
+#include "checkpoint/disk/folder_writer.h"
+#include "checkpoint/disk/item_file.h"
 #include "checkpoint/format/dcp_metadata.h"
-#include "checkpoint/store/checksums.h"
-#include "checkpoint/store/folder_writer.h"
-#include "checkpoint/store/item_file.h"
 #include "checkpoint/tools/targets.h"
 
 namespace tessera::checkpoint {

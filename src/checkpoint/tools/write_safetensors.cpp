@@ -4,12 +4,12 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/disk/checksums.h"
+#include "checkpoint/disk/folder_writer.h"
+#include "checkpoint/disk/input.h"
 #include "checkpoint/format/error.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/format/safetensors_index.h"
-#include "checkpoint/store/checksums.h"
-#include "checkpoint/store/folder_writer.h"
-#include "checkpoint/store/input.h"
 #include "checkpoint/tools/new_file.h"
 #include "checkpoint/tools/targets.h"
 #include "checkpoint/tools/text.h"

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/disk/input.h"
+#include "checkpoint/disk/torch_parts.h"
 #include "checkpoint/format/error.h"
 #include "checkpoint/format/pickle_writer.h"
 #include "checkpoint/format/value.h"
-#include "checkpoint/store/input.h"
-#include "checkpoint/store/torch_parts.h"
 #include "checkpoint/tools/new_file.h"
 #include "checkpoint/tools/targets.h"
 #include "checkpoint/tools/value_tree.h"

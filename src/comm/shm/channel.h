@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/call.h"
+#include "comm/diagnostics/call.h"
 #include "comm/shm/futex.h"
 
 namespace tessera::comm::shm {

@@ -15,7 +15,7 @@
 #include <system_error>
 #include <utility>
 
-#include "unique_fd.h"
+#include "base/unique_fd.h"
 
 namespace tessera::comm::shm {
 namespace {

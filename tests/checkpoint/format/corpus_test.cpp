@@ -122,7 +122,7 @@ INSTANTIATE_TEST_SUITE_P(
             {"kinds.pt", "weights.pt", "optim.pt"}}),
     [](const auto& param) { return param.param.name; });
 
-// Goldens and damage: tests/checkpoint/store/checksums_test.cpp.
+// Goldens and damage: tests/checkpoint/disk/checksums_test.cpp.
 TEST(ChecksumsCorpusTest, SurvivesTheCorpus) {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(

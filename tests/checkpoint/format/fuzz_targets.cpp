@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "checkpoint/disk/checksums.h"
 #include "checkpoint/format/dcp_metadata.h"
 #include "checkpoint/format/error.h"
 #include "checkpoint/format/pickle_reader.h"
@@ -11,7 +12,6 @@
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/format/safetensors_index.h"
 #include "checkpoint/format/torch_file.h"
-#include "checkpoint/store/checksums.h"
 
 namespace tessera::format {
 namespace {

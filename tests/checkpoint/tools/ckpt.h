@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/store/scratch_folder.h"
+#include "checkpoint/disk/scratch_folder.h"
 #include "support/command.h"
 
 namespace tessera::checkpoint {

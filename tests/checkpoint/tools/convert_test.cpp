@@ -10,9 +10,9 @@
 #include <thread>
 #include <utility>
 
+#include "checkpoint/disk/handmade.h"
+#include "checkpoint/disk/source.h"
 #include "checkpoint/format/safetensors.h"
-#include "checkpoint/store/handmade.h"
-#include "checkpoint/store/source.h"
 #include "checkpoint/tools/ckpt.h"
 
 namespace tessera::checkpoint {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "checkpoint/store/handmade.h"
+#include "checkpoint/disk/handmade.h"
 #include "checkpoint/tools/ckpt.h"
 
 namespace tessera::checkpoint {

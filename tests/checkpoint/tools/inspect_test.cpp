@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/store/handmade.h"
+#include "checkpoint/disk/handmade.h"
 #include "checkpoint/tools/ckpt.h"
 
 namespace tessera::checkpoint {

@@ -1,5 +1,5 @@
 // What `tessera ckpt` writes, read by Python's torch.
-#include "checkpoint/store/python.h"
+#include "checkpoint/disk/python.h"
 
 #include <gtest/gtest.h>
 

@@ -15,9 +15,9 @@
 #include <string>
 #include <system_error>
 
+#include "base/unique_fd.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/shared_buffers.h"
-#include "unique_fd.h"
 
 namespace tessera::comm::shm {
 namespace {

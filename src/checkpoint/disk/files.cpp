@@ -1,0 +1,262 @@
+#include "checkpoint/disk/files.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "checkpoint/disk/file_error.h"
+
+namespace tessera::checkpoint {
+
+namespace {
+
+FileFault& fault() {
+  static FileFault instance;
+  return instance;
+}
+
+/// What to do about an error, for those that have an answer.
+const char* advice(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+      return " Free some space, or save elsewhere.";
+    case EROFS:
+    case EACCES:
+    case EPERM:
+      return " Choose a folder that this user may write to.";
+    case ENOENT:
+      return " Make its parent folder first.";
+    case EIO:
+      return " The disk reports an error: look at the system's log.";
+    default:
+      return "";
+  }
+}
+
+[[noreturn]] void fail(FileOp op, const fs::path& path, int error) {
+  throw FileError(
+      std::string("cannot ") + name_of(op) + " \"" + path.string() +
+      "\": " + system_reason(error) + "." + advice(error));
+}
+
+int fault_of(FileOp op, const fs::path& path) {
+  return fault() ? fault()(op, path) : 0;
+}
+
+/// Lets a test fail the operation.
+void before(FileOp op, const fs::path& path) {
+  if (const int error = fault_of(op, path)) [[unlikely]] {
+    fail(op, path, error);
+  }
+}
+
+/// Calls again what a signal interrupted.
+template <class F>
+auto retrying(F call) {
+  decltype(call()) result;
+  do {
+    result = call();
+  } while (result < 0 && errno == EINTR);
+  return result;
+}
+
+} // namespace
+
+const char* name_of(FileOp op) {
+  switch (op) {
+    case FileOp::kOpen:
+      return "open";
+    case FileOp::kMakeFolder:
+      return "make the folder";
+    case FileOp::kLock:
+      return "lock";
+    case FileOp::kCreate:
+      return "create";
+    case FileOp::kWrite:
+      return "write";
+    case FileOp::kSync:
+      return "sync";
+    case FileOp::kSyncFolder:
+      return "sync the folder";
+    case FileOp::kRename:
+      return "rename";
+    case FileOp::kExchange:
+      return "exchange";
+    case FileOp::kRemove:
+      return "remove";
+  }
+  return "?";
+}
+
+void set_file_fault(FileFault value) {
+  fault() = std::move(value);
+}
+
+int opening_fault(const fs::path& path) {
+  return fault_of(FileOp::kOpen, path);
+}
+
+std::string system_reason(int error) {
+  return std::system_category().message(error);
+}
+
+UniqueFd create_file(const fs::path& path) {
+  before(FileOp::kCreate, path);
+  UniqueFd file(retrying([&] {
+    return ::open(
+        path.c_str(),
+        O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
+        0666);
+  }));
+  if (!file) {
+    fail(FileOp::kCreate, path, errno);
+  }
+  return file;
+}
+
+void write_all(
+    const UniqueFd& file,
+    const fs::path& path,
+    uint64_t offset,
+    std::vector<iovec>& parts) {
+  before(FileOp::kWrite, path);
+  size_t first = 0;
+  while (first < parts.size()) {
+    const auto count =
+        static_cast<int>(std::min<size_t>(parts.size() - first, IOV_MAX));
+    const ssize_t written = retrying([&] {
+      return ::pwritev(
+          file.get(), &parts[first], count, static_cast<off_t>(offset));
+    });
+    if (written < 0) {
+      fail(FileOp::kWrite, path, errno);
+    }
+    offset += static_cast<uint64_t>(written);
+    auto left = static_cast<size_t>(written);
+    while (first < parts.size() && left >= parts[first].iov_len) {
+      left -= parts[first++].iov_len;
+    }
+    if (left > 0) {
+      parts[first].iov_base = static_cast<char*>(parts[first].iov_base) + left;
+      parts[first].iov_len -= left;
+    }
+  }
+}
+
+void write_file(const fs::path& path, std::string_view bytes) {
+  const UniqueFd file = create_file(path);
+  std::vector<iovec> parts{{const_cast<char*>(bytes.data()), bytes.size()}};
+  write_all(file, path, 0, parts);
+  sync_file(file, path);
+}
+
+void sync_file(const UniqueFd& file, const fs::path& path) {
+  before(FileOp::kSync, path);
+  if (retrying([&] { return ::fsync(file.get()); }) < 0) {
+    fail(FileOp::kSync, path, errno);
+  }
+}
+
+void sync_folder(const fs::path& path) {
+  before(FileOp::kSyncFolder, path);
+  const UniqueFd folder(retrying([&] {
+    return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  }));
+  // Some network file systems cannot sync a folder; there is nothing to lose.
+  if (!folder ||
+      (retrying([&] { return ::fsync(folder.get()); }) < 0 &&
+       errno != EINVAL)) {
+    fail(FileOp::kSyncFolder, path, errno);
+  }
+}
+
+void make_folder(const fs::path& path) {
+  if (!make_folder_if_missing(path)) {
+    fail(FileOp::kMakeFolder, path, EEXIST);
+  }
+}
+
+bool make_folder_if_missing(const fs::path& path) {
+  before(FileOp::kMakeFolder, path);
+  if (::mkdir(path.c_str(), 0777) == 0) {
+    return true;
+  }
+  if (errno == EEXIST) {
+    return false;
+  }
+  fail(FileOp::kMakeFolder, path, errno);
+}
+
+void rename_path(const fs::path& from, const fs::path& to) {
+  before(FileOp::kRename, to);
+  if (::rename(from.c_str(), to.c_str()) < 0) {
+    fail(FileOp::kRename, to, errno);
+  }
+}
+
+bool lock_file(const UniqueFd& file, const fs::path& path) {
+  int error = fault_of(FileOp::kLock, path);
+  if (error == 0 &&
+      retrying([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) < 0) {
+    error = errno;
+  }
+  switch (error) {
+    case 0:
+    case ENOSYS:
+    case ENOTSUP:
+    case ENOLCK:
+      return true;
+    case EWOULDBLOCK:
+      return false;
+    default:
+      fail(FileOp::kLock, path, error);
+  }
+}
+
+bool exchange_paths(const fs::path& a, const fs::path& b) {
+  int error = fault_of(FileOp::kExchange, b);
+  if (error == 0 &&
+      ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) <
+          0) {
+    error = errno;
+  }
+  switch (error) {
+    case 0:
+      return true;
+    case EINVAL: // NFS, Lustre
+    case ENOSYS:
+    case ENOTSUP:
+      return false;
+    default:
+      fail(FileOp::kExchange, b, error);
+  }
+}
+
+void remove_path(const fs::path& path) {
+  before(FileOp::kRemove, path);
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) {
+    fail(FileOp::kRemove, path, error.value());
+  }
+}
+
+void remove_folder_if_empty(const fs::path& path) {
+  before(FileOp::kRemove, path);
+  if (::rmdir(path.c_str()) < 0 && errno != ENOENT && errno != ENOTEMPTY &&
+      errno != EEXIST) {
+    fail(FileOp::kRemove, path, errno);
+  }
+}
+
+} // namespace tessera::checkpoint

@@ -1,0 +1,33 @@
+// The formats behind Source::open(). All of them throw FileError.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "checkpoint/disk/checksums.h"
+#include "checkpoint/disk/source.h"
+
+namespace tessera::checkpoint {
+
+constexpr const char* kDcpMetadataName = ".metadata";
+constexpr const char* kSafetensorsIndexName = "model.safetensors.index.json";
+
+/// What Source::open() was given, and the file or folder it leads to.
+struct OpenedPath {
+  fs::path path; // as it was given
+  fs::path root; // resolved
+  std::string name; // of the file in `root`; empty: the folder itself
+  Sums sums = Sums::kCompare;
+};
+
+/// The .checksums of a folder; nothing if there is none. Throws DamageError if
+/// it cannot be trusted.
+std::optional<Checksums> read_side_file(const fs::path& root);
+
+std::unique_ptr<Source> open_dcp(const OpenedPath& at);
+std::unique_ptr<Source> open_safetensors_file(const OpenedPath& at);
+std::unique_ptr<Source> open_safetensors_index(const OpenedPath& at);
+std::unique_ptr<Source> open_torch_file(const OpenedPath& at);
+
+} // namespace tessera::checkpoint

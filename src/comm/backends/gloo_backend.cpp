@@ -1,0 +1,44 @@
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <gloo/context.h>
+
+#include "comm/backends/backends.h"
+
+namespace tessera::comm {
+namespace {
+
+class GlooBackend : public c10d::ProcessGroupGloo {
+ public:
+  using ProcessGroupGloo::ProcessGroupGloo;
+
+  /// Closes the connections, so that peers that wait in the same operation
+  /// fail at once instead of at their timeout.
+  void abort() override {
+    for (const auto& context : contexts_) {
+      context->closeConnections();
+    }
+  }
+};
+
+} // namespace
+
+BackendPtr make_gloo_backend(const BackendConfig& config) {
+  auto options = c10d::ProcessGroupGloo::Options::create(config.timeout);
+  options->devices = {
+      c10d::ProcessGroupGloo::createDeviceForHostname(config.address)};
+  auto backend = c10::make_intrusive<GlooBackend>(
+      config.store, config.rank, config.size(), options);
+  // Until all are connected: a rank that dropped its group at once would break
+  // the connections that a slower one is still making.
+  exchange(
+      *config.store,
+      "gloo/connected",
+      config.rank,
+      config.global_ranks,
+      "",
+      config.timeout,
+      config.call);
+  return backend;
+}
+
+} // namespace tessera::comm

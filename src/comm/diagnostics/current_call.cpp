@@ -1,0 +1,101 @@
+#include "comm/diagnostics/current_call.h"
+
+#include <atomic>
+#include <charconv>
+#include <chrono>
+
+namespace tessera::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+enum class Phase { NoneYet, Inside, Outside };
+
+// One a thread: written by it, and read by a signal handler that runs on it. A
+// handler that interrupts a write sees a mixture of two calls, which is
+// harmless in a report.
+struct Standing {
+  std::atomic<Phase> phase{Phase::NoneYet};
+  Call call;
+  char group[64] = {};
+  Clock::time_point since{};
+};
+
+Standing& standing() {
+  constinit static thread_local Standing instance;
+  return instance;
+}
+
+class Line {
+ public:
+  Line(char* text, size_t capacity) : at_(text), end_(text + capacity - 1) {}
+
+  Line& operator<<(std::string_view text) {
+    at_ += text.copy(at_, static_cast<size_t>(end_ - at_));
+    return *this;
+  }
+  Line& operator<<(uint64_t number) {
+    char digits[24];
+    const auto result = std::to_chars(digits, digits + sizeof digits, number);
+    return *this << std::string_view(
+               digits, static_cast<size_t>(result.ptr - digits));
+  }
+  size_t finish(const char* text) {
+    *at_ = '\0';
+    return static_cast<size_t>(at_ - text);
+  }
+
+ private:
+  char* at_;
+  char* end_;
+};
+
+} // namespace
+
+void note_call_begins(const Call& call, const char* group) {
+  Standing& now = standing();
+  now.phase.store(Phase::Outside, std::memory_order_relaxed);
+  now.call = call;
+  assign(now.group, group);
+  now.since = Clock::now();
+  now.phase.store(Phase::Inside, std::memory_order_release);
+}
+
+void note_call_ends() {
+  Standing& now = standing();
+  now.since = Clock::now();
+  now.phase.store(Phase::Outside, std::memory_order_release);
+}
+
+size_t describe_current_call(char* text, size_t capacity) {
+  const Standing& now = standing();
+  Line line(text, capacity);
+  const Phase phase = now.phase.load(std::memory_order_acquire);
+  switch (phase) {
+    case Phase::NoneYet:
+      line << "has made no collective yet";
+      return line.finish(text);
+    case Phase::Inside:
+      line << "in ";
+      break;
+    case Phase::Outside:
+      line << "in no collective; the last was ";
+      break;
+  }
+  line << now.call.operation;
+  if (now.call.detail[0] != '\0') {
+    line << " of " << now.call.detail;
+  }
+  if (now.call.label[0] != '\0') {
+    line << " for \"" << now.call.label << "\"";
+  }
+  const auto elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(
+      Clock::now() - now.since);
+  const auto tenths = static_cast<uint64_t>(elapsed.count()) / 100;
+  line << ", call #" << now.call.sequence << ", group \"" << now.group << "\", "
+       << (phase == Phase::Inside ? "since " : "ended ") << tenths / 10 << "."
+       << tenths % 10 << (phase == Phase::Inside ? " s" : " s ago");
+  return line.finish(text);
+}
+
+} // namespace tessera::comm

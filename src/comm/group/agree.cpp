@@ -1,0 +1,161 @@
+#include <tessera/comm/agree.h>
+#include <tessera/comm/init.h>
+#include <tessera/error.h>
+
+#include <ATen/ops/empty.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "comm/group/group_impl.h"
+
+namespace tessera {
+namespace {
+
+/// Items with their lengths, so that no two lists give one text.
+std::string encode(const std::vector<std::string>& items) {
+  std::string text;
+  for (const std::string& item : items) {
+    text += std::to_string(item.size()) + ":" + item;
+  }
+  return text;
+}
+
+std::vector<std::string> decode(const Bytes& bytes) {
+  const std::string text(bytes.begin(), bytes.end());
+  std::vector<std::string> items;
+  for (size_t at = 0; at < text.size();) {
+    const size_t colon = text.find(':', at);
+    const size_t length = std::stoull(text.substr(at, colon - at));
+    items.push_back(text.substr(colon + 1, length));
+    at = colon + 1 + length;
+  }
+  return items;
+}
+
+std::span<const uint8_t> as_bytes(const std::string& text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+/// The first item on which the ranks differ, and who has what there.
+std::string describe_difference(
+    const Group& group,
+    const std::vector<std::vector<std::string>>& lists) {
+  size_t item = 0;
+  const auto differs = [&](const std::vector<std::string>& list) {
+    const auto& first = lists.front();
+    return item < std::min(list.size(), first.size())
+        ? list[item] != first[item]
+        : list.size() != first.size();
+  };
+  while (std::none_of(lists.begin(), lists.end(), differs)) {
+    ++item;
+  }
+  std::vector<std::string> texts;
+  for (const auto& list : lists) {
+    texts.push_back(
+        item < list.size() ? list[item] : "nothing (its list ends)");
+  }
+  return fmt::format("ranks were given different things (item {}):", item) +
+      comm::list_by_text(texts, group.global_ranks()) +
+      "\n  All ranks must make this call alike; look for what depends on the rank.";
+}
+
+} // namespace
+
+void agree(
+    const Group& group,
+    std::string_view call,
+    const std::vector<std::string>& items) {
+  if (group.size() == 1) {
+    return;
+  }
+  const std::string text = encode(items);
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  at::Tensor mine = at::empty({2}, at::kLong);
+  std::memcpy(mine.mutable_data_ptr(), &hash, sizeof hash);
+  at::Tensor all = at::empty({group.size(), 2}, at::kLong);
+  group.all_gather_into(all, mine, "agree");
+  const int64_t* digest = all.const_data_ptr<int64_t>();
+  bool equal = true;
+  for (int rank = 1; rank < group.size(); ++rank) {
+    equal = equal && digest[2 * rank] == digest[0] &&
+        digest[2 * rank + 1] == digest[1];
+  }
+  if (equal) {
+    return;
+  }
+  std::vector<std::vector<std::string>> lists;
+  for (const Bytes& bytes : group.all_gather_bytes(as_bytes(text), "agree")) {
+    lists.push_back(decode(bytes));
+  }
+  group.impl().raise_error<DisagreementError>(
+      call, describe_difference(group, lists));
+}
+
+void fail_together(
+    const Group& group,
+    std::string_view call,
+    const std::optional<std::string>& error) {
+  if (group.size() == 1) {
+    if (error) {
+      group.impl().raise_error(call, *error);
+    }
+    return;
+  }
+  at::Tensor failed = at::empty({1}, at::kInt);
+  failed.mutable_data_ptr<int32_t>()[0] = error.has_value() ? 1 : 0;
+  group.all_reduce(failed, ReduceOp::Max, "fail_together");
+  if (failed.const_data_ptr<int32_t>()[0] == 0) {
+    return;
+  }
+  const std::string mine = error ? "!" + *error : "";
+  std::string text;
+  int rank = 0;
+  for (const Bytes& bytes :
+       group.all_gather_bytes(as_bytes(mine), "fail_together")) {
+    if (!bytes.empty()) {
+      text += fmt::format(
+          "{}rank {} failed: {}",
+          text.empty() ? "" : "\n  ",
+          group.global_ranks()[static_cast<size_t>(rank)],
+          std::string(bytes.begin() + 1, bytes.end()));
+    }
+    ++rank;
+  }
+  group.impl().raise_error(call, text);
+}
+
+void step_token(int64_t step, const Group& given) {
+  const Group group = given.valid() ? given : world();
+  if (group.size() == 1) {
+    return;
+  }
+  const at::Tensor mine = at::empty({1}, at::kLong);
+  mine.mutable_data_ptr<int64_t>()[0] = step;
+  const at::Tensor all = at::empty({group.size()}, at::kLong);
+  group.all_gather_into(all, mine, "step_token");
+  const int64_t* steps = all.const_data_ptr<int64_t>();
+  std::vector<std::string> texts;
+  bool equal = true;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    equal = equal && steps[rank] == steps[0];
+    texts.push_back(fmt::format("step {}", steps[rank]));
+  }
+  if (!equal) {
+    group.impl().raise_error<DisagreementError>(
+        "step_token",
+        "the ranks are not at the same step:" +
+            comm::list_by_text(texts, group.global_ranks()) +
+            "\n  A rank that leaves a step out leaves it out alone. Let its exception end the program, or agree with the other ranks (fail_together) to leave it out on all of them.");
+  }
+}
+
+} // namespace tessera

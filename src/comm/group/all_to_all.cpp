@@ -1,0 +1,251 @@
+#include <tessera/comm/group.h>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "comm/backends/shm_backend.h"
+#include "comm/group/arguments.h"
+#include "comm/group/group_impl.h"
+#include "comm/group/staging.h"
+
+namespace tessera {
+
+using comm::GroupImpl;
+using comm::StagedTensor;
+
+namespace {
+
+/// What rank i sends to rank j must be what j expects from i. Backends would
+/// abort the process, or hand out memory that was never written.
+void check_splits_match(
+    GroupImpl& group,
+    const char* call,
+    const std::vector<int64_t>& receives,
+    const std::vector<int64_t>& sends) {
+  const int size = group.size();
+  at::Tensor mine = at::empty({2, size}, at::kLong);
+  at::Tensor all = at::empty({size, 2, size}, at::kLong);
+  std::copy(sends.begin(), sends.end(), mine.mutable_data_ptr<int64_t>());
+  std::copy(
+      receives.begin(),
+      receives.end(),
+      mine.mutable_data_ptr<int64_t>() + size);
+  Group(group.shared_from_this()).all_gather_into(all, mine, "splits");
+  const auto table = all.accessor<int64_t, 3>();
+  for (int from = 0; from < size; ++from) {
+    for (int to = 0; to < size; ++to) {
+      if (table[from][0][to] != table[to][1][from]) {
+        group.raise_error<DisagreementError>(
+            call,
+            fmt::format(
+                "rank {} sends {} bytes to rank {}, which expects {}. The input splits of the one must be the output splits of the other.",
+                group.global_ranks()[static_cast<size_t>(from)],
+                table[from][0][to],
+                group.global_ranks()[static_cast<size_t>(to)],
+                table[to][1][from]));
+      }
+    }
+  }
+}
+
+Work start_all_to_all(
+    GroupImpl& group,
+    const GroupImpl::Request& request,
+    const at::Tensor& output,
+    const at::Tensor& input,
+    at::IntArrayRef output_splits,
+    at::IntArrayRef input_splits) {
+  const char* call = request.operation;
+  comm::check_pair(group, call, output, input);
+  const bool even = output_splits.empty() && input_splits.empty();
+  if (even &&
+      (output.numel() != input.numel() || input.numel() % group.size() != 0)) {
+    group.raise_error<c10::ValueError>(
+        call,
+        fmt::format(
+            "output has {} elements and input {}; without splits both need the same number, divisible by {} ranks.",
+            output.numel(),
+            input.numel(),
+            group.size()));
+  }
+  if (comm::overlap(output, input)) {
+    group.raise_error<c10::ValueError>(
+        call, "output overlaps input. Use memory of its own.");
+  }
+  std::vector<int64_t> to_splits;
+  std::vector<int64_t> from_splits;
+  if (!even) {
+    to_splits =
+        comm::bytes_of_splits(group, call, "output", output, output_splits);
+    from_splits =
+        comm::bytes_of_splits(group, call, "input", input, input_splits);
+    check_splits_match(group, call, to_splits, from_splits);
+  }
+  if (group.size() == 1) {
+    output.detach().view({-1}).copy_(input.detach().view({-1}));
+    return {};
+  }
+  StagedTensor to(group, output, StagedTensor::Contents::Bytes);
+  StagedTensor from(group, input, StagedTensor::Contents::Bytes);
+  at::Tensor flat_to = to.wire().view({-1}).view(at::kByte);
+  at::Tensor flat_from = from.wire().view({-1}).view(at::kByte);
+  // Inputs may differ in size from rank to rank: described without it.
+  const at::Tensor& described = even ? input : flat_from.narrow(0, 0, 0);
+  return group.launch(
+      request,
+      described,
+      [&](c10d::Backend& backend, bool async) {
+        c10d::AllToAllOptions options;
+        options.asyncOp = async;
+        return backend.alltoall_base(
+            flat_to, flat_from, to_splits, from_splits, options);
+      },
+      [to, flat_from]() mutable { to.write_back(); });
+}
+
+using Pieces = std::vector<std::vector<at::Tensor>>;
+
+/// Bytes for each rank; throws for pieces that cannot be sent.
+std::vector<int64_t> bytes_of_pieces(
+    GroupImpl& group,
+    const char* name,
+    const Pieces& pieces,
+    comm::RawAccess access) {
+  if (pieces.size() != static_cast<size_t>(group.size())) {
+    group.raise_error<c10::ValueError>(
+        "all_to_all",
+        fmt::format(
+            "{} has pieces for {} ranks, expected {}.",
+            name,
+            pieces.size(),
+            group.size()));
+  }
+  std::vector<int64_t> result;
+  for (const auto& tensors : pieces) {
+    result.push_back(0);
+    for (const at::Tensor& tensor : tensors) {
+      comm::check_tensor(group, "all_to_all", name, tensor, access);
+      result.back() += static_cast<int64_t>(tensor.nbytes());
+    }
+  }
+  return result;
+}
+
+at::Tensor flat_bytes(const at::Tensor& tensor) {
+  return tensor.detach().view({-1}).view(at::kByte);
+}
+
+/// The first piece of all, which says where they are; none: on the host.
+at::Device device_of(const Pieces& inputs, const Pieces& outputs) {
+  for (const Pieces* pieces : {&inputs, &outputs}) {
+    for (const auto& tensors : *pieces) {
+      if (!tensors.empty()) {
+        return tensors.front().device();
+      }
+    }
+  }
+  return at::kCPU;
+}
+
+} // namespace
+
+void Group::all_to_all(
+    const at::Tensor& output,
+    const at::Tensor& input,
+    std::string_view label) const {
+  start_all_to_all(impl(), {"all_to_all", label}, output, input, {}, {}).wait();
+}
+
+Work Group::all_to_all_async(
+    const at::Tensor& output,
+    const at::Tensor& input,
+    std::string_view label) const {
+  return start_all_to_all(
+      impl(), {"all_to_all", label, {}, true}, output, input, {}, {});
+}
+
+void Group::all_to_all(
+    const at::Tensor& output,
+    const at::Tensor& input,
+    at::IntArrayRef output_splits,
+    at::IntArrayRef input_splits,
+    std::string_view label) const {
+  start_all_to_all(
+      impl(),
+      {"all_to_all", label, "uneven"},
+      output,
+      input,
+      output_splits,
+      input_splits)
+      .wait();
+}
+
+void Group::all_to_all(
+    const std::vector<std::vector<at::Tensor>>& outputs,
+    const std::vector<std::vector<at::Tensor>>& inputs,
+    std::string_view label) const {
+  GroupImpl& group = impl();
+  const auto receives =
+      bytes_of_pieces(group, "outputs", outputs, comm::RawAccess::Write);
+  const auto sends =
+      bytes_of_pieces(group, "inputs", inputs, comm::RawAccess::Read);
+  check_splits_match(group, "all_to_all", receives, sends);
+  const at::Device device = device_of(inputs, outputs);
+  for (const Pieces* pieces : {&inputs, &outputs}) {
+    for (const auto& tensors : *pieces) {
+      for (const at::Tensor& tensor : tensors) {
+        if (tensor.device() != device) {
+          group.raise_error<c10::ValueError>(
+              "all_to_all",
+              fmt::format(
+                  "pieces are on {} and on {}; all must be on one device.",
+                  device.str(),
+                  tensor.device().str()));
+        }
+      }
+    }
+  }
+  const bool in_place = group.size() > 1 && device.is_cpu() &&
+      group.backend(at::kCPU)->getBackendName() == "shm";
+  if (in_place) {
+    group
+        .launch(
+            {"all_to_all", label, "pieces"},
+            at::Tensor(),
+            [&](c10d::Backend& backend, bool) {
+              return static_cast<comm::ShmBackend&>(backend).alltoall_pieces(
+                  outputs, inputs);
+            },
+            nullptr)
+        .wait();
+    return;
+  }
+  std::vector<at::Tensor> parts;
+  for (const auto& tensors : inputs) {
+    for (const at::Tensor& tensor : tensors) {
+      parts.push_back(flat_bytes(tensor));
+    }
+  }
+  const auto options = at::TensorOptions(device).dtype(at::kByte);
+  const at::Tensor packed =
+      parts.empty() ? at::empty({0}, options) : at::cat(parts);
+  const at::Tensor received = at::empty(
+      {std::accumulate(receives.begin(), receives.end(), int64_t{0})}, options);
+  all_to_all(received, packed, receives, sends, label);
+  int64_t begin = 0;
+  for (const auto& tensors : outputs) {
+    for (const at::Tensor& tensor : tensors) {
+      const auto bytes = static_cast<int64_t>(tensor.nbytes());
+      flat_bytes(tensor).copy_(received.narrow(0, begin, bytes));
+      begin += bytes;
+    }
+  }
+}
+
+} // namespace tessera

@@ -1,0 +1,192 @@
+// What stands behind a Group handle.
+#pragma once
+
+#include <tessera/comm/group.h>
+#include <tessera/error.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/backends/backends.h"
+#include "comm/diagnostics/call.h"
+
+namespace tessera::comm {
+
+/// What all groups of one world have in common.
+struct WorldInfo {
+  int rank = 0;
+  int local_rank = 0;
+  std::vector<int> host_of; // by global rank: a number for each host
+  std::string address; // numeric, of this host, as the peers reach it
+  std::string backend; // InitOptions::backend
+  bool use_nccl = false;
+  bool compare_calls = false; // TESSERA_CHECK=1
+  Milliseconds timeout{0};
+
+  int size() const {
+    return static_cast<int>(host_of.size());
+  }
+};
+
+/// A group's backends and its bookkeeping. Collectives that every backend
+/// needs go through here, so that checks, call comparison, staging of CUDA
+/// tensors and errors are the same for all.
+class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
+ public:
+  /// Collective over `global_ranks`; `store` belongs to this group alone.
+  GroupImpl(
+      std::shared_ptr<const WorldInfo> world,
+      StorePtr store,
+      std::string name,
+      std::vector<int> global_ranks);
+  ~GroupImpl();
+
+  int rank() const {
+    return rank_;
+  }
+  int size() const {
+    return static_cast<int>(global_ranks_.size());
+  }
+  const std::string& name() const {
+    return name_;
+  }
+  const std::vector<int>& global_ranks() const {
+    return global_ranks_;
+  }
+  const WorldInfo& world() const {
+    return *world_;
+  }
+  const std::shared_ptr<const WorldInfo>& world_ptr() const {
+    return world_;
+  }
+  const StorePtr& store() const {
+    return store_;
+  }
+  /// The c10d process group, registered with c10d by its group name. Null in a
+  /// group of one.
+  const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const {
+    return process_group_;
+  }
+  /// The backend that carries tensors of `device`; the CPU's where it has none
+  /// of its own. Null in a group of one.
+  const BackendPtr& backend(c10::DeviceType device) const {
+    return device == c10::DeviceType::CUDA && cuda_ ? cuda_ : cpu_;
+  }
+
+  /// How an operation is to be run.
+  struct Request {
+    const char* operation = "";
+    std::string_view label;
+    std::string_view suffix; // of the description: "SUM", "root 2"
+    bool async = false;
+  };
+  /// Starts an operation on a backend. `async` as c10d's asyncOp.
+  using Start = std::function<
+      c10::intrusive_ptr<c10d::Work>(c10d::Backend& backend, bool async)>;
+
+  /// Compares calls if asked to, starts the operation, translates errors.
+  /// `input` describes it and chooses the backend. `finish` runs once, after
+  /// the operation, in wait().
+  Work launch(
+      const Request& request,
+      const at::Tensor& input,
+      const Start& start,
+      std::function<void()> finish);
+
+  /// Throws what went wrong in `call`, with its name; the group is dead
+  /// afterwards unless only the arguments were at fault.
+  [[noreturn]] void fail(const Call& call, std::exception_ptr error);
+
+  /// A rank cannot go on with the collectives that the others wait in: they
+  /// fail at once, here and there, and the group is dead.
+  void give_up(const std::string& reason);
+
+  /// Blocks until `work` is done. Looks now and then whether a peer has given
+  /// the group up: backends notice that only on the connections they wait on.
+  void wait_for(c10d::Work& work) const;
+
+  /// `[call] rank 2/8, group "mesh.dp": what`.
+  template <class E = c10::Error>
+  [[noreturn]] void raise_error(std::string_view call, std::string_view what)
+      const;
+
+  /// How many groups were split off: names their stores apart. The same on
+  /// all ranks, since splitting is collective.
+  int next_split() {
+    return num_splits_++;
+  }
+
+ private:
+  BackendPtr make_cpu_backend(const BackendConfig& config) const;
+  /// For the copy of the group in a forked child, which is not a rank: its
+  /// backends share memory and sockets with the rank's, and their threads are
+  /// not there. They are never destroyed.
+  void leave_to_owner();
+  void compare_calls(const Call& call);
+  std::vector<int> find_missing(const Call& call);
+  /// Ends the waits of peers in wait_for(). Returns the reason that the first
+  /// rank to fail gave.
+  std::string announce_failure(const std::string& reason) const;
+
+  // Constant after construction.
+  const pid_t owner_ = getpid();
+  const std::shared_ptr<const WorldInfo> world_;
+  const StorePtr store_;
+  const std::string name_;
+  const std::vector<int> global_ranks_;
+  int rank_ = 0;
+  BackendPtr cpu_;
+  BackendPtr cuda_;
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group_;
+  std::string registered_name_;
+
+  // Touched by the one thread that uses the group.
+  uint64_t sequence_ = 0;
+  int num_splits_ = 0;
+  std::string dead_reason_; // not empty: the group is dead
+};
+
+/// An operation that has been started.
+class PendingCall {
+ public:
+  PendingCall(
+      std::shared_ptr<GroupImpl> group,
+      const Call& call,
+      c10::intrusive_ptr<c10d::Work> work,
+      bool on_host,
+      std::function<void()> finish,
+      uint64_t watched_as);
+
+  void wait();
+  bool done();
+
+ private:
+  std::shared_ptr<GroupImpl> group_;
+  Call call_;
+  c10::intrusive_ptr<c10d::Work> work_; // null when waited for
+  bool on_host_; // else waiting only orders the device's stream
+  std::function<void()> finish_;
+  const uint64_t watched_as_; // see next_watched_call()
+};
+
+template <class E>
+void GroupImpl::raise_error(std::string_view call, std::string_view what)
+    const {
+  const bool is_world = size() == world_->size();
+  raise<E>(
+      {.call = call,
+       .rank = world_->rank,
+       .world_size = world_->size(),
+       .group = is_world ? std::string_view{} : name_},
+      what);
+}
+
+} // namespace tessera::comm

@@ -1,0 +1,131 @@
+#include "deferred/deferred_init.h"
+
+#include <tessera/error.h>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "deferred/deferred_tensor.h"
+#include "deferred/recorder.h"
+
+namespace tessera {
+namespace engine {
+namespace {
+
+/// The deferred tensors of one storage, to be given memory together.
+struct StorageGroup {
+  std::string name; // of one of them
+  std::vector<at::Tensor> tensors;
+};
+
+class StorageGroups {
+ public:
+  void add(const std::string& name, const at::Tensor& tensor) {
+    if (!is_deferred(tensor) ||
+        !seen_.insert(tensor.unsafeGetTensorImpl()).second) {
+      return;
+    }
+    if (tensor.grad_fn()) {
+      raise(
+          {.call = "materialize", .parameter = name},
+          fmt::format(
+              "this tensor has a gradient function ({}), which leads to tensors without memory. Compute it under torch::NoGradGuard, or register its detach().",
+              tensor.grad_fn()->name()));
+    }
+    const auto [found, is_new] = by_storage_.try_emplace(
+        tensor.storage().unsafeGetStorageImpl(), groups_.size());
+    if (is_new) {
+      groups_.push_back({name, {}});
+    }
+    groups_[found->second].tensors.push_back(tensor);
+    // Autograd looks a view up in its base.
+    if (tensor.is_view()) {
+      add(name, at::Tensor(tensor._base()));
+    }
+    add(name, tensor.grad());
+  }
+
+  const std::vector<StorageGroup>& all() const {
+    return groups_;
+  }
+
+ private:
+  std::vector<StorageGroup> groups_;
+  std::unordered_map<const c10::StorageImpl*, size_t> by_storage_;
+  std::unordered_set<const c10::TensorImpl*> seen_;
+};
+
+void materialize(const StorageGroup& group) {
+  const auto tape = find_deferred(group.tensors.front())->tape;
+  std::vector<TensorRef> refs;
+  for (const at::Tensor& tensor : group.tensors) {
+    refs.push_back(ref_to(tensor));
+  }
+  const auto real = tape->replay(refs);
+  for (size_t i = 0; i < real.size(); ++i) {
+    replace_data(group.tensors[i], real[i]);
+  }
+}
+
+} // namespace
+
+at::Tensor replay(const at::Tensor& deferred) {
+  const Deferred* found = find_deferred(deferred);
+  TESSERA_INTERNAL_ASSERT(found != nullptr, "replay of a tensor with memory");
+  const auto tape = found->tape;
+  const TensorRef ref = ref_to(deferred);
+  return tape->replay({&ref, 1}).front();
+}
+
+at::Device intended_device(const at::Tensor& deferred) {
+  const Deferred* found = find_deferred(deferred);
+  TESSERA_INTERNAL_ASSERT(
+      found != nullptr, "intended device of a tensor with memory");
+  return found->tape->device_of(found->id);
+}
+
+} // namespace engine
+
+struct DeferredInit::Scope {
+  std::shared_ptr<engine::Tape> tape = engine::current_tape();
+  c10::impl::IncludeDispatchKeyGuard recording{engine::kDeferredKey};
+};
+
+DeferredInit::DeferredInit() {
+  engine::enable_recording();
+  scope_ = std::make_unique<Scope>();
+}
+
+DeferredInit::~DeferredInit() = default;
+
+bool is_deferred(const at::Tensor& tensor) {
+  return engine::find_deferred(tensor) != nullptr;
+}
+
+void materialize(torch::nn::Module& module) {
+  engine::StorageGroups groups;
+  for (const auto& item : module.named_parameters()) {
+    groups.add(item.key(), item.value());
+  }
+  for (const auto& item : module.named_buffers()) {
+    groups.add(item.key(), item.value());
+  }
+  for (const engine::StorageGroup& group : groups.all()) {
+    try {
+      engine::materialize(group);
+    } catch (c10::Error& error) {
+      error.add_context(format_error(
+          {.call = "materialize", .parameter = group.name},
+          "replaying the operators that made it failed."));
+      throw;
+    }
+  }
+}
+
+} // namespace tessera

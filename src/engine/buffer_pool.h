@@ -1,0 +1,50 @@
+// Memory of full and gradient buffers, kept for the next unit.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+
+#include <cstddef>
+#include <map>
+#include <vector>
+
+namespace tessera::engine {
+
+/// Hands out memory and takes it back for the next one who asks for the same
+/// size. Units of one kind are of one size, so a handful of buffers serves a
+/// whole model; page faults of freshly mapped memory would cost as much as the
+/// copies into it. Devices other than the CPU have pools of their own below
+/// their allocator and pass through.
+///
+/// Thread safety: one thread at a time, the one that runs the model.
+class BufferPool {
+ public:
+  c10::DataPtr take(
+      size_t bytes,
+      c10::Device device,
+      c10::Allocator& allocator);
+  void give(c10::DataPtr data, size_t bytes);
+
+  /// The same for a contiguous tensor, whose contents are undefined. Whoever
+  /// gives one back must hold the last reference.
+  at::Tensor take(at::IntArrayRef sizes, const at::TensorOptions& options);
+  void give(at::Tensor tensor);
+
+  /// Keeps at most `count` of each size.
+  void trim(size_t count);
+
+  /// Calls `see(data, bytes)` for all that waits for the next one who asks.
+  template <class See>
+  void for_each_idle(const See& see) const {
+    for (const auto& [bytes, idle] : idle_) {
+      for (const c10::DataPtr& data : idle) {
+        see(data, bytes);
+      }
+    }
+  }
+
+ private:
+  std::map<size_t, std::vector<c10::DataPtr>> idle_; // by size
+};
+
+} // namespace tessera::engine

@@ -1,0 +1,12 @@
+// Who called an operator.
+#pragma once
+
+#include <string_view>
+
+namespace tessera::engine {
+
+/// Whether an exported function whose mangled name has `part` in it is among
+/// the innermost callers. Takes microseconds: for what is rare.
+bool is_called_by(std::string_view part);
+
+} // namespace tessera::engine

@@ -1,0 +1,327 @@
+#include "engine/first_touch.h"
+
+#include <tessera/error.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
+
+#include "comm/raw_access.h"
+#include "engine/caller.h"
+#include "engine/owners.h"
+#include "engine/schedule.h"
+#include "engine/shard_gradient.h"
+#include "engine/unit.h"
+
+namespace tessera::engine {
+namespace {
+
+using Units = c10::SmallVector<Unit*, 4>;
+
+[[noreturn]] void refuse_write(const Unit& unit, std::string_view call) {
+  raise(
+      {.call = call, .unit = unit.name()},
+      "this writes to a sharded parameter, and the write would be lost at the next reshard. Do it inside tessera::summon_full_params(module), change the shards that tessera::parameters(module) gives, or change the parameters before fully_shard.");
+}
+
+/// torch::optim::LBFGS takes dot products of all parameters: of a rank's own
+/// part they are wrong, and each rank would take another step. It moves
+/// parameters by `update.view_as(parameter)`; others may do so too.
+void refuse_lbfgs(
+    const c10::OperatorHandle& op,
+    const torch::jit::Stack& stack) {
+  static constexpr std::string_view kWithin = "aten::view_as";
+  if (op.schema().name() != kWithin) {
+    return;
+  }
+  const StorageOwner owner = find_owner(storage_of(stack.back().toTensor()));
+  if (owner.is_shard && is_called_by("5optim5LBFGS")) {
+    raise(
+        {.call = "torch::optim::LBFGS::step", .unit = owner.unit->name()},
+        "LBFGS needs dot products over all parameters, and a rank has only its shards. Use another optimizer, or train a model that is not sharded with it.");
+  }
+}
+
+/// Adds the unit that `tensor` belongs to, if it is a face or a view of one.
+/// `call` is an operator, or a call that reaches past operators.
+void collect(
+    const at::Tensor& tensor,
+    bool is_write,
+    std::string_view call,
+    Units& units) {
+  if (!tensor.defined() ||
+      !tensor.unsafeGetTensorImpl()->key_set().has(kShardKey)) {
+    return;
+  }
+  const auto* storage =
+      tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  const StorageOwner owner = find_owner(storage);
+  if (owner.unit == nullptr) {
+    if (storage->nbytes() == 0 && tensor.numel() != 0) {
+      raise(
+          {.call = call},
+          "this parameter belonged to a sharded model that no longer exists.");
+    }
+    return;
+  }
+  if (owner.is_shard) {
+    if (is_write) {
+      owner.unit->count_write();
+    }
+    return;
+  }
+  if (is_write) {
+    refuse_write(*owner.unit, call);
+  }
+  if (std::find(units.begin(), units.end(), owner.unit) == units.end()) {
+    units.push_back(owner.unit);
+  }
+}
+
+/// Tensor::set_data(), and so Module::to(), replaces what is under a tensor
+/// without an operator. But first it asks one whether it may.
+void refuse_set_data(
+    const c10::OperatorHandle& op,
+    const torch::jit::Stack& stack) {
+  static constexpr std::string_view kQuestion =
+      "aten::_has_compatible_shallow_copy_type";
+  if (op.schema().name() != kQuestion) {
+    return;
+  }
+  const at::Tensor& tensor = stack[stack.size() - 2].toTensor();
+  if (!tensor.unsafeGetTensorImpl()->key_set().has(kShardKey)) {
+    return;
+  }
+  const StorageOwner owner = find_owner(storage_of(tensor));
+  if (owner.unit != nullptr) {
+    raise(
+        {.call = "set_data", .unit = owner.unit->name()},
+        owner.is_shard
+            ? "this would part a shard from its unit. Write into it instead, with copy_."
+            : "this replaces the data of a sharded parameter (Module::to or set_data). Do that before sharding, or write inside tessera::summon_full_params(module).");
+  }
+}
+
+/// See [Note: gradients of shards].
+void refuse_clip_by_a_part(
+    const c10::OperatorHandle& op,
+    const torch::jit::Stack& stack) {
+  const c10::OperatorName& name = op.operator_name();
+  if (name.name != "aten::mul_" || name.overload_name != "Tensor") {
+    return;
+  }
+  const c10::IValue& self = stack[stack.size() - 2];
+  const c10::IValue& factor = stack[stack.size() - 1];
+  if (factor.isTensor() && factor.toTensor().dim() == 0 && self.isTensor() &&
+      is_data_of_gradient(self.toTensor())) {
+    raise(
+        {.call = "clip_grad_norm_"},
+        "this scales the gradients of shards by what one rank knows of them, as torch::nn::utils::clip_grad_norm_ does, and each rank by another factor. Clip with tessera::clip_grad_norm_(*model, max_norm); with a factor that is the same on all ranks, multiply the gradient itself and not its data().");
+  }
+}
+
+void collect_all(
+    const c10::OperatorHandle& op,
+    const torch::jit::Stack& stack,
+    Units& units) {
+  refuse_set_data(op, stack);
+  refuse_clip_by_a_part(op, stack);
+  refuse_lbfgs(op, stack);
+  const auto& arguments = op.schema().arguments();
+  const size_t first = stack.size() - arguments.size();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const c10::IValue& value = stack[first + i];
+    const auto* alias = arguments[i].alias_info();
+    const bool is_write = alias != nullptr && alias->isWrite();
+    if (value.isTensor()) {
+      collect(value.toTensor(), is_write, op.schema().name(), units);
+    } else if (value.isList()) {
+      for (const c10::IValue& element : value.toListRef()) {
+        if (element.isTensor()) {
+          collect(element.toTensor(), is_write, op.schema().name(), units);
+        }
+      }
+    }
+  }
+}
+
+/// An operator may mix models over different groups: one schedule at a time.
+void touch_by_schedule(Units units) {
+  while (!units.empty()) {
+    Schedule& schedule = units.front()->schedule();
+    Units mine;
+    Units rest;
+    for (Unit* unit : units) {
+      (&unit->schedule() == &schedule ? mine : rest).push_back(unit);
+    }
+    schedule.touch({mine.data(), mine.size()});
+    units = rest;
+  }
+}
+
+/// Operators that refuse operands of several floating dtypes. All others
+/// promote them, or take parameters of another dtype than the input.
+const std::unordered_set<std::string_view>& strict_operators() {
+  static const auto& names = *new std::unordered_set<std::string_view>{
+      "aten::_convolution",
+      "aten::addbmm",
+      "aten::addmm",
+      "aten::addmv",
+      "aten::baddbmm",
+      "aten::bilinear",
+      "aten::bmm",
+      "aten::conv1d",
+      "aten::conv2d",
+      "aten::conv3d",
+      "aten::conv_transpose1d",
+      "aten::conv_transpose2d",
+      "aten::conv_transpose3d",
+      "aten::convolution",
+      "aten::dot",
+      "aten::einsum",
+      "aten::gru",
+      "aten::gru_cell",
+      "aten::inner",
+      "aten::linear",
+      "aten::lstm",
+      "aten::lstm_cell",
+      "aten::matmul",
+      "aten::mm",
+      "aten::mv",
+      "aten::prelu",
+      "aten::rnn_relu",
+      "aten::rnn_relu_cell",
+      "aten::rnn_tanh",
+      "aten::rnn_tanh_cell",
+      "aten::tensordot"};
+  return names;
+}
+
+/// Of these only the input is cast.
+bool is_normalization(const std::string& name) {
+  return name == "aten::layer_norm" || name == "aten::group_norm" ||
+      name == "aten::rms_norm";
+}
+
+/// These have statistics, which are written to and keep their dtype; weight and
+/// bias must have it too.
+bool has_statistics(const std::string& name) {
+  return name == "aten::batch_norm" || name == "aten::instance_norm";
+}
+
+/// (input, weight, bias, running_mean, ...)
+void cast_to_statistics(torch::jit::Stack& stack, size_t first) {
+  const c10::IValue& mean = stack[first + 3];
+  if (!mean.isTensor() || !mean.toTensor().defined()) {
+    return;
+  }
+  for (size_t i : {first + 1, first + 2}) {
+    if (stack[i].isTensor() && stack[i].toTensor().defined()) {
+      stack[i] = stack[i].toTensor().to(mean.toTensor().scalar_type());
+    }
+  }
+}
+
+/// The dtype that the touched units compute in, if they have a policy.
+std::optional<at::ScalarType> compute_dtype(const Units& units) {
+  for (const Unit* unit : units) {
+    if (unit->options().param_dtype) {
+      return unit->options().param_dtype;
+    }
+  }
+  return std::nullopt;
+}
+
+bool clashes(const c10::IValue& value, at::ScalarType dtype) {
+  return value.isTensor() && value.toTensor().defined() &&
+      value.toTensor().is_floating_point() &&
+      value.toTensor().scalar_type() != dtype;
+}
+
+/// [Note: operands under mixed precision]
+///
+/// Full parameters have the unit's compute dtype, but what meets them need not:
+/// a model called by its plain forward() gets float inputs. Where an operator
+/// would refuse the mixture, its other floating operands are cast here. This is
+/// above autograd, so the cast is part of the graph and gradients flow back in
+/// the dtype they came in.
+void cast_operands(
+    const c10::OperatorHandle& op,
+    torch::jit::Stack& stack,
+    at::ScalarType dtype) {
+  const std::string& name = op.schema().name();
+  const bool is_norm = is_normalization(name) || has_statistics(name);
+  if (!is_norm && !strict_operators().contains(name)) {
+    return;
+  }
+  const size_t count = op.schema().arguments().size();
+  const size_t first = stack.size() - count;
+  if (has_statistics(name)) {
+    cast_to_statistics(stack, first);
+  }
+  for (size_t i = 0; i < (is_norm ? 1 : count); ++i) {
+    c10::IValue& value = stack[first + i];
+    if (clashes(value, dtype)) {
+      value = value.toTensor().to(dtype);
+    } else if (value.isTensorList()) {
+      std::vector<at::Tensor> tensors = value.toTensorVector();
+      for (at::Tensor& tensor : tensors) {
+        if (clashes(tensor, dtype)) {
+          tensor = tensor.to(dtype);
+        }
+      }
+      value = tensors;
+    }
+  }
+}
+
+void fallback(
+    const c10::OperatorHandle& op,
+    c10::DispatchKeySet keys,
+    torch::jit::Stack* stack) {
+  Units units;
+  collect_all(op, *stack, units);
+  if (!units.empty()) {
+    const auto dtype = compute_dtype(units);
+    touch_by_schedule(std::move(units));
+    if (dtype) {
+      cast_operands(op, *stack, *dtype);
+    }
+  }
+  c10::impl::ExcludeDispatchKeyGuard without_key(kShardKey);
+  const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kShardKey);
+  op.redispatchBoxed(keys & below, stack);
+}
+
+/// See [Note: raw access].
+void watch_raw_access(
+    const at::Tensor& tensor,
+    comm::RawAccess access,
+    const char* call) {
+  Units units;
+  collect(tensor, access == comm::RawAccess::Write, call, units);
+  touch_by_schedule(std::move(units));
+}
+
+} // namespace
+
+void enable_first_touch() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    // Never destroyed: operators may run in static destructors.
+    static auto* library = new torch::Library(
+        torch::Library::IMPL, "_", kShardKey, __FILE__, __LINE__);
+    library->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    comm::set_raw_access_watcher(&watch_raw_access);
+  });
+}
+
+} // namespace tessera::engine

@@ -1,0 +1,112 @@
+// Which elements of a unit's parameters lie on which rank: pure arithmetic.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tessera::engine {
+
+using Shape = std::vector<int64_t>;
+
+/// Elements that follow one another in a parameter and in a rank's shard.
+struct Run {
+  int64_t param_begin = 0; // in the flattened parameter
+  int64_t shard_begin = 0; // in the rank's shard
+  int64_t numel = 0; // 0: this rank has nothing of the parameter
+};
+
+/// [Note: layouts]
+///
+/// The full buffer holds a unit's parameters one after another, each at a
+/// fixed offset. A rank's shard is a flat tensor of the same size on all ranks,
+/// padded with zeros. Two layouts say how they belong together:
+///
+///   Flat   the full buffer is cut into equal ranges. The shards, one after
+///          another, *are* the full buffer: a gather needs no copy.
+///   Dim0   each parameter is cut on dim 0 into chunks of ceil(rows / ranks)
+///          rows, and a shard holds this rank's chunk of each. A gather needs a
+///          copy-out; in exchange every rank has whole rows.
+///
+/// In both, a rank's part of a parameter is one Run.
+class Layout {
+ public:
+  enum class Kind { Flat, Dim0 };
+
+  /// In elements. The defaults suit vector instructions: 64 bytes of float32.
+  struct Alignment {
+    int64_t param = 16; // where parameters begin
+    int64_t shard = 16; // size of a shard, in Flat
+  };
+
+  Layout(
+      Kind kind,
+      std::vector<Shape> shapes,
+      int num_ranks,
+      Alignment alignment);
+  Layout(Kind kind, std::vector<Shape> shapes, int num_ranks);
+
+  Kind kind() const {
+    return kind_;
+  }
+  /// Elements of the full buffer up to the end of the last parameter.
+  int64_t unpadded_numel() const {
+    return shapes_.empty() ? 0 : full_offsets_.back() + numels_.back();
+  }
+  int num_ranks() const {
+    return num_ranks_;
+  }
+  size_t num_params() const {
+    return shapes_.size();
+  }
+  const Shape& shape(size_t param) const {
+    return shapes_[param];
+  }
+  int64_t numel(size_t param) const {
+    return numels_[param];
+  }
+
+  /// Elements of the full buffer, padding included: shard_numel() times ranks
+  /// in Flat.
+  int64_t full_numel() const {
+    return full_numel_;
+  }
+  int64_t shard_numel() const {
+    return shard_numel_;
+  }
+  /// Where the parameter begins in the full buffer.
+  int64_t full_offset(size_t param) const {
+    return full_offsets_[param];
+  }
+
+  /// This rank's part of a parameter.
+  Run run(size_t param, int rank) const;
+  /// The shape of that part as a tensor: flat in Flat, rows in Dim0; the
+  /// parameter's own where one rank has it all.
+  Shape local_shape(size_t param, int rank) const;
+
+  /// Dim0: elements that each shard sets aside for the parameter, and where.
+  int64_t chunk_numel(size_t param) const {
+    return chunk_numels_[param];
+  }
+  int64_t chunk_offset(size_t param) const {
+    return chunk_offsets_[param];
+  }
+
+ private:
+  void lay_out_flat();
+  void lay_out_dim0();
+
+  Kind kind_;
+  std::vector<Shape> shapes_;
+  int num_ranks_;
+  Alignment alignment_;
+  std::vector<int64_t> numels_;
+  std::vector<int64_t> full_offsets_;
+  std::vector<int64_t> chunk_numels_; // Dim0
+  std::vector<int64_t> chunk_offsets_; // Dim0
+  int64_t full_numel_ = 0;
+  int64_t shard_numel_ = 0;
+};
+
+} // namespace tessera::engine

@@ -1,0 +1,33 @@
+// What units did, for whoever wants to count or draw it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+
+namespace tessera::engine {
+
+class Unit;
+
+struct ShardEvent {
+  enum class Kind {
+    Gather, // a full buffer is being filled
+    GatherWait, // somebody had to wait for that
+    Reshard, // a full buffer was freed
+    Reduce, // gradients are being averaged
+    ReduceWait,
+    Summon,
+  };
+  Kind kind;
+  const Unit& unit;
+  int64_t bytes = 0; // of full parameters, or of full gradients
+  bool ahead = false; // Gather: started before anybody asked
+  bool in_backward = false;
+  std::chrono::nanoseconds waited{0}; // the two Waits
+};
+
+/// Called on the thread that runs the model, in the middle of it: be brief and
+/// touch no parameter.
+using Observer = std::function<void(const ShardEvent&)>;
+
+} // namespace tessera::engine

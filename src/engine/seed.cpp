@@ -1,0 +1,46 @@
+#include <tessera/comm/init.h>
+#include <tessera/engine/seed.h>
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+
+#include <mutex>
+#include <optional>
+
+namespace tessera {
+namespace {
+
+std::mutex mutex;
+std::optional<uint64_t> shared_seed; // until each rank has its own
+
+/// SplitMix64: seeds that lie close together give streams that do not.
+uint64_t scramble(uint64_t value) {
+  value += 0x9e3779b97f4a7c15ULL;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebULL;
+  return value ^ (value >> 31);
+}
+
+} // namespace
+
+void seed(uint64_t seed) {
+  const std::scoped_lock lock(mutex);
+  at::manual_seed(seed);
+  shared_seed = seed;
+}
+
+void seed_per_rank() {
+  const std::scoped_lock lock(mutex);
+  if (!shared_seed) {
+    return;
+  }
+  const uint64_t seed = *shared_seed;
+  shared_seed.reset();
+  const auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  if (generator.current_seed() == seed) { // else somebody seeded it since
+    at::manual_seed(
+        scramble(scramble(seed) + static_cast<uint64_t>(world().rank())));
+  }
+}
+
+} // namespace tessera

@@ -1,0 +1,113 @@
+#include "engine/start.h"
+
+#include <tessera/error.h>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sum.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <vector>
+
+#include "base/xxh3.h"
+#include "engine/unit.h"
+
+namespace tessera::engine {
+namespace {
+
+constexpr int64_t kSums = 1024;
+
+uint64_t hash_of(const at::Tensor& host) {
+  static const Xxh3 xxh3 = best_xxh3();
+  return xxh3(host.const_data_ptr(), host.nbytes());
+}
+
+/// The bits as integers that a sum does not lose any of.
+at::Tensor bits_of(const at::Tensor& flat) {
+  switch (flat.element_size()) {
+    case 1:
+      return flat.view(at::kByte);
+    case 2:
+      return flat.view(at::kShort);
+    case 4:
+      return flat.view(at::kInt);
+    default:
+      return flat.view(at::kLong);
+  }
+}
+
+/// "rank 1", "ranks 1, 3".
+std::string list_of(const std::vector<int>& ranks) {
+  return fmt::format(
+      "rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
+} // namespace
+
+uint64_t digest_of(const at::Tensor& values) {
+  const at::Tensor flat = values.detach().contiguous().view({-1});
+  if (flat.is_cpu() || flat.numel() < 2 * kSums) {
+    return hash_of(flat.cpu());
+  }
+  const at::Tensor bits = bits_of(flat);
+  const int64_t even = bits.numel() / kSums * kSums;
+  const at::Tensor sums =
+      bits.narrow(0, 0, even).view({kSums, -1}).sum(1, false, at::kLong);
+  const uint64_t parts[] = {
+      hash_of(sums.cpu()),
+      hash_of(bits.narrow(0, even, bits.numel() - even).cpu())};
+  static const Xxh3 xxh3 = best_xxh3();
+  return xxh3(parts, sizeof parts);
+}
+
+void compare_starts(std::span<Unit* const> units, const Group& group) {
+  int64_t count = 0;
+  for (const Unit* unit : units) {
+    count += 1 + static_cast<int64_t>(unit->start()->digests.size());
+  }
+  const at::Tensor mine = at::empty({count}, at::kLong);
+  auto* next = mine.mutable_data_ptr<int64_t>();
+  for (const Unit* unit : units) {
+    *next++ = unit->start()->was_written ? 1 : 0;
+    for (const uint64_t digest : unit->start()->digests) {
+      *next++ = static_cast<int64_t>(digest);
+    }
+  }
+  const at::Tensor all = at::empty({group.size(), count}, at::kLong);
+  group.all_gather_into(all, mine, "values that ranks begin with");
+  const auto table = all.accessor<int64_t, 2>();
+  const auto differing = [&](int64_t column, int64_t expected) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      if (table[rank][column] != expected) {
+        ranks.push_back(group.global_ranks()[static_cast<size_t>(rank)]);
+      }
+    }
+    return ranks;
+  };
+  int64_t column = 0;
+  for (const Unit* unit : units) {
+    const bool was_written = !differing(column++, 0).empty();
+    for (size_t i = 0; i < unit->start()->digests.size(); ++i, ++column) {
+      const std::vector<int> others = differing(column, table[0][column]);
+      if (was_written || others.empty()) {
+        continue;
+      }
+      raise<DisagreementError>(
+          {.call = "forward",
+           .rank = group.global_ranks()[static_cast<size_t>(group.rank())],
+           .unit = unit->name(),
+           .parameter = unit->start()->names[i]},
+          fmt::format(
+              "{} began with other values than rank {}, so the model would be made of parts of different ones. "
+              "Call tessera::seed(0) on every rank before the model is built, take rank 0's values with FSDPOptions().sync_module_states(true), or load the model's state before it is used. "
+              "If the values are meant to differ: compare_start(false) in the options.",
+              list_of(others),
+              group.global_ranks().front()));
+    }
+  }
+}
+
+} // namespace tessera::engine

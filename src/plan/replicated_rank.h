@@ -1,0 +1,52 @@
+// A rank of DistributedDataParallel, with or without a ZeroRedundancyOptimizer:
+// all parameters whole, gradients averaged in buckets.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/partition.h"
+#include "plan/rank.h"
+
+namespace tessera::plan {
+
+class ReplicatedRank : public Rank {
+ public:
+  ReplicatedRank(
+      const Model& model,
+      const TrainingSetup& setup,
+      Account& account);
+
+  void begin_forward() override {}
+  void begin_backward(bool reduces) override {
+    reduces_ = reduces;
+  }
+  void touch(size_t) override {} // they are there
+  void add_gradient(size_t unit, size_t param) override;
+  void finish_unit(size_t) override {}
+  void end_backward() override;
+  void step() override;
+
+ private:
+  struct Param {
+    int64_t bytes = 0;
+    format::DType dtype = format::DType::kFloat32;
+    bool has_gradient = false;
+    bool came = false; // in this backward
+  };
+
+  const TrainingSetup& setup_;
+  Account& account_;
+  std::vector<Param> params_; // unit after unit
+  std::vector<size_t> first_of_; // by unit: where its parameters begin
+  std::vector<size_t> order_; // in which gradients came
+  int64_t bytes_ = 0; // of all parameters
+  Part owned_; // what the rank that steps most has state for
+  int64_t sent_bytes_ = 0; // by owners, in num_sends_ collectives
+  int64_t num_sends_ = 0;
+  bool reduces_ = true;
+  bool has_buckets_ = false;
+  bool has_state_ = false; // the optimizer
+};
+
+} // namespace tessera::plan

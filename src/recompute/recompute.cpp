@@ -1,0 +1,522 @@
+#include <tessera/error.h>
+#include <tessera/recompute/recompute.h>
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "engine/names.h"
+#include "recompute/recompute_node.h"
+
+namespace tessera {
+namespace {
+
+using engine::TensorFunction;
+using torch::nn::AnyModule;
+using torch::nn::AnyValue;
+using torch::nn::Module;
+using torch::nn::SequentialImpl;
+
+/// The state of a device's default generator.
+struct RngState {
+  at::Device device;
+  at::Tensor state;
+
+  static RngState current(at::Device device) {
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock(generator.mutex());
+    return {device, generator.get_state()};
+  }
+  void restore() const {
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(state);
+  }
+};
+
+/// Devices whose random numbers a function of these inputs may draw.
+std::vector<at::Device> random_devices(const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Device> devices{at::kCPU};
+  const auto type = at::getAccelerator();
+  if (!type) {
+    return devices;
+  }
+  const auto add = [&](at::Device device) {
+    if (device.type() == *type &&
+        std::find(devices.begin(), devices.end(), device) == devices.end()) {
+      devices.push_back(device);
+    }
+  };
+  // The current one too, if it is in use: inputs may be moved there.
+  const auto& hooks = at::globalContext().getAcceleratorHooksInterface(type);
+  if (hooks.isAvailable() &&
+      hooks.hasPrimaryContext(hooks.getCurrentDevice())) {
+    add(at::Device(*type, hooks.getCurrentDevice()));
+  }
+  for (const at::Tensor& input : inputs) {
+    if (input.defined()) {
+      add(input.device());
+    }
+  }
+  return devices;
+}
+
+/// The thread's autocast settings of all device types.
+class AutocastState {
+ public:
+  static AutocastState current() {
+    AutocastState state;
+    for (const auto type : at::autocast::_AUTOCAST_SUPPORTED_DEVICES) {
+      state.types_.push_back(
+          {type,
+           at::autocast::is_autocast_enabled(type),
+           at::autocast::get_autocast_dtype(type)});
+    }
+    state.caches_ = at::autocast::is_autocast_cache_enabled();
+    return state;
+  }
+  void restore() const {
+    for (const auto& [type, enabled, dtype] : types_) {
+      at::autocast::set_autocast_enabled(type, enabled);
+      at::autocast::set_autocast_dtype(type, dtype);
+    }
+    at::autocast::set_autocast_cache_enabled(caches_);
+  }
+  bool is_on() const {
+    return std::any_of(types_.begin(), types_.end(), [](const auto& type) {
+      return type.enabled;
+    });
+  }
+
+ private:
+  struct Type {
+    at::DeviceType type;
+    bool enabled;
+    at::ScalarType dtype;
+  };
+  std::vector<Type> types_;
+  bool caches_ = true;
+};
+
+/// What a run depends on besides its inputs.
+class Surroundings {
+ public:
+  static Surroundings current(const std::vector<at::Device>& devices) {
+    Surroundings now;
+    for (const at::Device& device : devices) {
+      now.random_.push_back(RngState::current(device));
+    }
+    now.autocast_ = AutocastState::current();
+    return now;
+  }
+  std::vector<at::Device> devices() const {
+    std::vector<at::Device> result;
+    for (const RngState& state : random_) {
+      result.push_back(state.device);
+    }
+    return result;
+  }
+  void restore() const {
+    for (const RngState& state : random_) {
+      state.restore();
+    }
+    autocast_.restore();
+  }
+
+ private:
+  std::vector<RngState> random_;
+  AutocastState autocast_;
+};
+
+/// Puts a run into the surroundings of an earlier one.
+class SurroundingsGuard {
+ public:
+  explicit SurroundingsGuard(const Surroundings& then)
+      : now_(Surroundings::current(then.devices())) {
+    then.restore();
+  }
+  ~SurroundingsGuard() {
+    now_.restore();
+  }
+  SurroundingsGuard(const SurroundingsGuard&) = delete;
+  SurroundingsGuard& operator=(const SurroundingsGuard&) = delete;
+
+ private:
+  const Surroundings now_;
+};
+
+/// Autocast keeps the casts of weights with their graph. One that crossed the
+/// border of a run would tie it to another's graph, so each run casts anew.
+class OwnCasts {
+ public:
+  OwnCasts() {
+    clear();
+  }
+  ~OwnCasts() {
+    clear();
+  }
+  OwnCasts(const OwnCasts&) = delete;
+  OwnCasts& operator=(const OwnCasts&) = delete;
+
+ private:
+  void clear() const {
+    if (is_on_) {
+      at::autocast::clear_cache();
+    }
+  }
+  const bool is_on_ = AutocastState::current().is_on();
+};
+
+} // namespace
+
+std::vector<at::Tensor> detail::recompute(
+    std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> fn,
+    const std::vector<at::Tensor>& inputs,
+    const RecomputeOptions& options) {
+  if (!at::GradMode::is_enabled()) {
+    return fn(inputs);
+  }
+  const auto run = [fn =
+                        std::move(fn)](const std::vector<at::Tensor>& tensors) {
+    const OwnCasts own_casts;
+    return fn(tensors);
+  };
+  const auto then = Surroundings::current(
+      options.preserve_rng_state() ? random_devices(inputs)
+                                   : std::vector<at::Device>());
+  const auto again = [run, then](const std::vector<at::Tensor>& tensors) {
+    const SurroundingsGuard guard(then);
+    return run(tensors);
+  };
+  return engine::run_without_graph(run, again, inputs);
+}
+
+namespace {
+
+/// Stands in a Sequential for the module it wraps.
+class CheckpointWrapper : public Module {
+ public:
+  CheckpointWrapper(AnyModule wrapped, const RecomputeOptions& options)
+      : Module("tessera::CheckpointWrapper"),
+        wrapped_(std::move(wrapped)),
+        options_(options) {
+    train(wrapped_.ptr()->is_training()); // before it has children to tell
+    register_module(std::string(engine::kCheckpointSegment), wrapped_.ptr());
+  }
+
+  std::shared_ptr<Module> clone(
+      const std::optional<at::Device>& device) const override {
+    return std::make_shared<CheckpointWrapper>(
+        wrapped_.clone(device), options_);
+  }
+
+  /// Tells AnyModule that this can be called; it calls call().
+  at::Tensor forward(at::Tensor input) {
+    std::vector<AnyValue> arguments;
+    arguments.emplace_back(std::move(input));
+    return call(std::move(arguments));
+  }
+
+  at::Tensor call(std::vector<AnyValue> arguments);
+
+ private:
+  AnyModule wrapped_;
+  RecomputeOptions options_;
+};
+
+constexpr size_t kMaxArguments = 8;
+
+template <size_t... Is>
+AnyValue call_with(
+    AnyModule& module,
+    std::vector<AnyValue>& arguments,
+    std::index_sequence<Is...>) {
+  return module.any_forward(std::move(arguments[Is])...);
+}
+
+/// AnyModule takes arguments one by one, here their number shows at run time.
+template <size_t N = 0>
+AnyValue call_any(AnyModule& module, std::vector<AnyValue>&& arguments) {
+  if constexpr (N < kMaxArguments) {
+    if (arguments.size() > N) {
+      return call_any<N + 1>(module, std::move(arguments));
+    }
+  }
+  return call_with(module, arguments, std::make_index_sequence<N>());
+}
+
+at::Tensor CheckpointWrapper::call(std::vector<AnyValue> arguments) {
+  if (arguments.size() > kMaxArguments) {
+    raise(
+        {.call = "apply_activation_checkpointing"},
+        fmt::format(
+            "{} was called with {} arguments, at most {} can be passed on.",
+            wrapped_.ptr()->name(),
+            arguments.size(),
+            kMaxArguments));
+  }
+  std::vector<at::Tensor> tensors;
+  std::vector<size_t> positions; // of these among the arguments
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (const auto* tensor = arguments[i].try_get<at::Tensor>()) {
+      tensors.push_back(*tensor);
+      positions.push_back(i);
+    }
+  }
+  const auto run = [wrapped = wrapped_, arguments, positions](
+                       const std::vector<at::Tensor>& inputs) mutable {
+    auto values = arguments;
+    for (size_t i = 0; i < positions.size(); ++i) {
+      values[positions[i]] = AnyValue(inputs[i]);
+    }
+    AnyValue result = call_any(wrapped, std::move(values));
+    if (auto* tensor = result.try_get<at::Tensor>()) {
+      return std::vector<at::Tensor>{std::move(*tensor)};
+    }
+    raise(
+        {.call = "apply_activation_checkpointing"},
+        fmt::format(
+            "{} returns {}, and only modules that return a tensor can be recomputed as a whole. Call tessera::recompute in its own forward.",
+            wrapped.ptr()->name(),
+            c10::demangle(result.type_info().name())));
+  };
+  return recompute(run, tensors, options_).front();
+}
+
+/// The elements of a Sequential that is recomputed as a whole. A Sequential
+/// itself, so that its elements are found and replaced as others are.
+class Elements : public SequentialImpl {
+ public:
+  explicit Elements(SequentialImpl& from) {
+    train(from.is_training()); // before it has children to tell
+    const auto names = from.named_children().keys();
+    size_t position = 0;
+    for (AnyModule& element : from) {
+      push_back(names[position++], element);
+    }
+  }
+
+  std::shared_ptr<Module> clone(
+      const std::optional<at::Device>& /*device*/) const override {
+    raise<c10::NotImplementedError>(
+        {.call = "clone"},
+        "a torch::nn::Sequential that is recomputed as a whole cannot be cloned, since LibTorch would give the elements of the clone other names. Clone the model first, then call apply_activation_checkpointing on both.");
+  }
+
+  /// Tells AnyModule that this can be called; it calls call().
+  at::Tensor forward(at::Tensor input) {
+    return SequentialImpl::forward(std::move(input));
+  }
+
+  AnyValue call(std::vector<AnyValue> arguments) {
+    TORCH_CHECK(!is_empty(), "Cannot call forward() on an empty Sequential");
+    AnyValue value = call_any(*begin(), std::move(arguments));
+    for (auto element = begin() + 1; element != end(); ++element) {
+      value = element->any_forward(std::move(value));
+    }
+    return value;
+  }
+};
+
+/// Holds a module whose call() takes any number of arguments, which a forward()
+/// cannot.
+template <class M>
+struct CallHolder : torch::nn::AnyModulePlaceholder {
+  explicit CallHolder(std::shared_ptr<M> held)
+      : AnyModulePlaceholder(typeid(M)), module(std::move(held)) {}
+
+  AnyValue forward(std::vector<AnyValue>&& arguments) override {
+    return AnyValue(module->call(std::move(arguments)));
+  }
+  std::shared_ptr<Module> ptr() override {
+    return module;
+  }
+  std::unique_ptr<AnyModulePlaceholder> copy() const override {
+    return std::make_unique<CallHolder>(*this);
+  }
+  std::unique_ptr<AnyModulePlaceholder> clone_module(
+      std::optional<at::Device> device) const override {
+    return std::make_unique<CallHolder>(
+        std::dynamic_pointer_cast<M>(module->clone(device)));
+  }
+
+  std::shared_ptr<M> module;
+};
+
+} // namespace
+} // namespace tessera
+
+template <>
+struct torch::nn::AnyModuleHolder<tessera::CheckpointWrapper, at::Tensor>
+    : tessera::CallHolder<tessera::CheckpointWrapper> {
+  using CallHolder::CallHolder;
+};
+
+template <>
+struct torch::nn::AnyModuleHolder<tessera::Elements, at::Tensor>
+    : tessera::CallHolder<tessera::Elements> {
+  using CallHolder::CallHolder;
+};
+
+namespace tessera {
+namespace {
+
+/// An element of a Sequential that is to be replaced.
+struct Element {
+  SequentialImpl* sequential;
+  std::string name; // in its registry
+  std::shared_ptr<Module> module;
+};
+
+bool holds(const SequentialImpl& sequential, const Module* module) {
+  return std::any_of(
+      sequential.begin(), sequential.end(), [&](const AnyModule& element) {
+        return element.ptr().get() == module;
+      });
+}
+
+/// True for a Sequential whose elements are under recompute as a whole.
+bool is_checkpointed(const Module& module) {
+  const auto* sequential = dynamic_cast<const SequentialImpl*>(&module);
+  return sequential != nullptr && sequential->size() == 1 &&
+      sequential->named_children().contains(
+          std::string(engine::kCheckpointSegment));
+}
+
+/// What apply_activation_checkpointing() changes.
+struct Changes {
+  std::vector<Element> elements;
+  std::vector<SequentialImpl*> wholes; // members, each once
+};
+
+/// Finds what is to be changed below a module; throws for what cannot be.
+class Finder {
+ public:
+  explicit Finder(const std::function<bool(const Module&)>& which)
+      : which_(which) {}
+
+  Changes find(Module& module) {
+    descend(module, "");
+    return std::move(changes_);
+  }
+
+ private:
+  void descend(Module& module, const std::string& prefix) {
+    const bool is_wrapper =
+        dynamic_cast<CheckpointWrapper*>(&module) != nullptr;
+    for (const auto& child : module.named_children()) {
+      const std::string name = prefix + child.key();
+      const auto& submodule = child.value();
+      const bool is_wrapped = is_wrapper || is_checkpointed(*submodule) ||
+          dynamic_cast<CheckpointWrapper*>(submodule.get()) != nullptr;
+      if (!is_wrapped && which_(*submodule)) {
+        add(module, child.key(), submodule, engine::clean_name(name));
+      }
+      descend(*submodule, name + ".");
+    }
+  }
+
+  void add(
+      Module& parent,
+      const std::string& key,
+      const std::shared_ptr<Module>& submodule,
+      const std::string& name) {
+    auto* sequential = dynamic_cast<SequentialImpl*>(&parent);
+    if (sequential != nullptr && holds(*sequential, submodule.get())) {
+      changes_.elements.push_back({sequential, key, submodule});
+      return;
+    }
+    auto* whole = dynamic_cast<SequentialImpl*>(submodule.get());
+    if (whole == nullptr) {
+      refuse(
+          name,
+          *submodule,
+          fmt::format(
+              "is not an element of a torch::nn::Sequential, nor a Sequential itself, so its parent calls it through a member that cannot be replaced. Call tessera::recompute in the forward of {} instead.",
+              parent.name()));
+    }
+    if (!whole->parameters(/*recurse=*/false).empty() ||
+        !whole->buffers(/*recurse=*/false).empty() ||
+        whole->children().size() != whole->size()) {
+      refuse(
+          name,
+          *submodule,
+          fmt::format(
+              "is a torch::nn::Sequential with parameters, buffers or submodules beside its elements, which its forward may use. Call tessera::recompute in the forward of {} instead.",
+              parent.name()));
+    }
+    auto& wholes = changes_.wholes;
+    if (std::find(wholes.begin(), wholes.end(), whole) == wholes.end()) {
+      wholes.push_back(whole);
+    }
+  }
+
+  [[noreturn]] static void refuse(
+      const std::string& name,
+      const Module& module,
+      const std::string& why) {
+    raise(
+        {.call = "apply_activation_checkpointing"},
+        fmt::format("submodule \"{}\" ({}) {}", name, module.name(), why));
+  }
+
+  const std::function<bool(const Module&)>& which_;
+  Changes changes_;
+};
+
+/// Puts the elements of a Sequential under one wrapper. The object stays where
+/// its parent's member points, and so does its class.
+void wrap_elements(
+    SequentialImpl& sequential,
+    const RecomputeOptions& options) {
+  SequentialImpl outer;
+  outer.train(sequential.is_training()); // before it has children to tell
+  outer.push_back(
+      std::string(engine::kCheckpointSegment),
+      std::make_shared<CheckpointWrapper>(
+          AnyModule(std::make_shared<Elements>(sequential)), options));
+  sequential = std::move(outer);
+}
+
+} // namespace
+
+int64_t apply_activation_checkpointing(
+    Module& module,
+    const std::function<bool(const Module&)>& which,
+    const RecomputeOptions& options) {
+  const Changes changes = Finder(which).find(module);
+  // One wrapper for each module, however often it is an element.
+  std::unordered_map<const Module*, std::shared_ptr<CheckpointWrapper>>
+      wrappers;
+  for (const auto& [sequential, name, wrapped] : changes.elements) {
+    auto& wrapper = wrappers[wrapped.get()];
+    for (AnyModule& element : *sequential) {
+      if (element.ptr() == wrapped) {
+        if (!wrapper) {
+          wrapper = std::make_shared<CheckpointWrapper>(element, options);
+        }
+        element = AnyModule(wrapper);
+      }
+    }
+    sequential->replace_module(name, wrapper);
+  }
+  // Elements first: those of a Sequential that is wrapped as a whole move.
+  for (SequentialImpl* whole : changes.wholes) {
+    wrap_elements(*whole, options);
+  }
+  return static_cast<int64_t>(wrappers.size() + changes.wholes.size());
+}
+
+} // namespace tessera

@@ -1,0 +1,57 @@
+// Sharded tensors that a model takes over, whatever their layout.
+#pragma once
+
+#include <tessera/comm/group.h>
+#include <tessera/engine/sharded_tensor.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "transfer/model_params.h"
+
+namespace tessera::transfer {
+
+/// Decides which of them must be put together by all ranks, because on some
+/// rank the pieces are not what that rank needs; the others are taken where
+/// they lie. All ranks add the same ones in the same order, then agree, then
+/// take them in the same order.
+class ShardedSources {
+ public:
+  /// `tensor` must outlive this. `is_needed`: by this rank; ranks may differ.
+  void add(
+      const ModelParam& param,
+      const ShardedTensor& tensor,
+      bool is_needed = true);
+  /// Throws on all ranks if a tensor would have to be put together by ranks
+  /// that are not in the parameter's group; for parameters that are not
+  /// sharded, the first group. Collective over the groups; without any, over
+  /// the tensors' own.
+  void agree(const std::vector<Group>& groups, std::string_view call);
+  /// This rank's part of the parameter, flattened; may share the tensor's
+  /// memory. Undefined where it is not needed and nobody must put it together.
+  /// Collective where ranks must.
+  at::Tensor take(const ModelParam& param, const ShardedTensor& tensor) const;
+
+ private:
+  struct Item {
+    const ModelParam* param;
+    const ShardedTensor* tensor;
+    bool is_needed;
+
+    bool lies_here() const;
+  };
+  void agree_by_tensor();
+
+  std::vector<Item> items_;
+  std::set<const ShardedTensor*> moves_;
+  std::set<const ShardedTensor*> unneeded_; // by this rank
+};
+
+/// This rank's part of a parameter, flattened, out of a full tensor.
+at::Tensor part_of_whole(const ModelParam& param, const at::Tensor& whole);
+
+} // namespace tessera::transfer
