@@ -38,7 +38,7 @@ Parallel::Parallel(
     num_parameters_ += parameter.numel();
   }
   if (settings.recompute) {
-    tessera::apply_activation_checkpointing<Block>(*model_);
+    tessera::apply_activation_checkpointing<Block>(model_);
   }
   if (strategy_ == Strategy::kFsdp) {
     shard(settings);
@@ -63,7 +63,7 @@ void Parallel::shard(const Settings& settings) {
   if (settings.offload) {
     options.offload_policy(tessera::CPUOffloadPolicy());
   }
-  tessera::fully_shard(*model_, options);
+  tessera::fully_shard(model_, options);
 }
 
 void Parallel::make_optimizer(const Settings& settings) {
@@ -72,7 +72,7 @@ void Parallel::make_optimizer(const Settings& settings) {
   std::vector<torch::Tensor> decayed;
   std::vector<torch::Tensor> kept;
   const auto whole = model_->parameters();
-  const auto own = tessera::parameters(*model_);
+  const auto own = tessera::parameters(model_);
   for (size_t i = 0; i < whole.size(); ++i) {
     (whole[i].dim() >= 2 ? decayed : kept).push_back(own[i]);
   }
@@ -109,7 +109,7 @@ void Parallel::set_syncs_gradients(bool on) {
   if (ddp_) {
     ddp_->set_requires_gradient_sync(on);
   } else {
-    tessera::set_requires_gradient_sync(*model_, on);
+    tessera::set_requires_gradient_sync(model_, on);
   }
 }
 

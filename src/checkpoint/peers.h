@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/byte_vector.h"
+
 namespace tessera::checkpoint {
 
 class Peers {

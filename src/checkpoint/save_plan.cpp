@@ -34,7 +34,7 @@ std::string describe(const Claim& claim) {
   raise<DisagreementError>({.call = "save", .parameter = name}, what);
 }
 
-bool boxes_overlap(const Box& a, const Box& b) {
+bool boxes_overlap(const ShardedTensor::Box& a, const ShardedTensor::Box& b) {
   for (size_t dim = 0; dim < a.sizes.size(); ++dim) {
     if (a.offsets[dim] + a.sizes[dim] <= b.offsets[dim] ||
         b.offsets[dim] + b.sizes[dim] <= a.offsets[dim]) {
@@ -44,13 +44,13 @@ bool boxes_overlap(const Box& a, const Box& b) {
   return true;
 }
 
-void pack_box(WireWriter& wire, const Box& box) {
+void pack_box(WireWriter& wire, const ShardedTensor::Box& box) {
   wire.numbers(box.offsets);
   wire.numbers(box.sizes);
 }
 
-Box unpack_box(WireReader& wire) {
-  Box box;
+ShardedTensor::Box unpack_box(WireReader& wire) {
+  ShardedTensor::Box box;
   box.offsets = wire.numbers();
   box.sizes = wire.numbers();
   return box;
@@ -97,7 +97,7 @@ Bytes pack(const std::vector<Claim>& claims) {
     wire.number(static_cast<uint64_t>(claim.dtype));
     wire.numbers(claim.sizes);
     wire.number(claim.boxes.size());
-    for (const Box& box : claim.boxes) {
+    for (const ShardedTensor::Box& box : claim.boxes) {
       pack_box(wire, box);
     }
     wire.number(claim.is_of_any_rank ? 1 : 0);
@@ -118,7 +118,7 @@ std::vector<Claim> unpack_claims(std::span<const uint8_t> bytes) {
     claim.dtype = static_cast<format::DType>(wire.number());
     claim.sizes = wire.numbers();
     claim.boxes.resize(wire.number());
-    for (Box& box : claim.boxes) {
+    for (ShardedTensor::Box& box : claim.boxes) {
       box = unpack_box(wire);
     }
     claim.is_of_any_rank = wire.number() == 1;
@@ -224,7 +224,8 @@ void SavePlan::merge(const Claim& claim, int rank, size_t first_unit) {
             rank));
   }
   for (size_t i = 0; i < claim.num_units(); ++i) {
-    const Box box = claim.kind == ClaimKind::kValue ? Box{} : claim.boxes[i];
+    const ShardedTensor::Box box =
+        claim.kind == ClaimKind::kValue ? ShardedTensor::Box{} : claim.boxes[i];
     const auto [unit, is_new_box] =
         entry.by_offset.try_emplace(box.offsets, entry.units.size());
     if (is_new_box) {
@@ -257,19 +258,21 @@ void SavePlan::check_cover(const Entry& entry) const {
       sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
   bool overlap = false;
   // By offset, so on dim 0: only neighbours that share rows are compared.
-  std::vector<const Box*> open;
+  std::vector<const ShardedTensor::Box*> open;
   for (const auto& [offsets, index] : entry.by_offset) {
-    const Box& box = entry.units[index].box;
+    const ShardedTensor::Box& box = entry.units[index].box;
     if (box.offsets.empty()) {
       break;
     }
-    std::erase_if(open, [&](const Box* other) {
+    std::erase_if(open, [&](const ShardedTensor::Box* other) {
       return other->offsets[0] + other->sizes[0] <= box.offsets[0];
     });
     overlap =
-        overlap || std::any_of(open.begin(), open.end(), [&](const Box* other) {
-          return boxes_overlap(*other, box);
-        });
+        overlap ||
+        std::any_of(
+            open.begin(), open.end(), [&](const ShardedTensor::Box* other) {
+              return boxes_overlap(*other, box);
+            });
     open.push_back(&box);
   }
   if (overlap || covered != numel) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/byte_vector.h"
 #include "checkpoint/disk/checksums.h"
 #include "checkpoint/format/dcp_metadata.h"
 #include "checkpoint/format/dtype.h"
@@ -28,7 +29,7 @@ struct Claim {
   uint64_t value_bytes = 0;
   format::DType dtype = format::DType::kFloat32;
   std::vector<int64_t> sizes;
-  std::vector<Box> boxes;
+  std::vector<ShardedTensor::Box> boxes;
   bool is_of_any_rank = false; // see StateValue::of_any_rank()
   bool is_on_host = true; // where its values are
 
@@ -102,7 +103,7 @@ class SavePlan {
     size_t unit; // of that rank
   };
   struct Unit {
-    Box box; // of tensors
+    ShardedTensor::Box box; // of tensors
     uint64_t bytes = 0;
     std::vector<Holder> holders; // by rank; the first that is left writes it
     Holder writer{};

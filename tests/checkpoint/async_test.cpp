@@ -99,7 +99,7 @@ void check_snapshot(const Group& world, Way way) {
   const TempFolder folder(world);
   torch::nn::Sequential model = make_model();
   if (way == Way::kNoShard) {
-    FSDP(model, FSDPOptions().sharding_strategy(ShardingStrategy::NO_SHARD));
+    FSDP(model, FSDPOptions().sharding_strategy(ShardingStrategy::NoShard));
   } else if (way != Way::kPlain) {
     fully_shard(
         *model,
@@ -122,14 +122,14 @@ void check_snapshot(const Group& world, Way way) {
     EXPECT_EQ(saving.staged_bytes(), 0);
   }
   train(model, optimizer, 3); // changes all of it
-  EXPECT_NE(diff(state_now(), expected), "");
+  EXPECT_NE(diff_state_dicts(state_now(), expected), "");
   saving.wait();
   EXPECT_TRUE(saving.done());
   saving.wait(); // again is fine
 
   StateDict loaded = state_now().clone();
   checkpoint::load(loaded, folder / "c");
-  EXPECT_EQ(diff(loaded, expected), "");
+  EXPECT_EQ(diff_state_dicts(loaded, expected), "");
   train(model, optimizer, 1); // and goes on
 }
 

@@ -56,7 +56,7 @@ int64_t load_version(const fs::path& path) {
   StateDict target = state(-1);
   checkpoint::load(target, path);
   const int64_t version = target.at("version").to_int();
-  const std::string difference = diff(target, state(version));
+  const std::string difference = diff_state_dicts(target, state(version));
   if (!difference.empty()) {
     throw std::runtime_error("a mixture: " + difference);
   }

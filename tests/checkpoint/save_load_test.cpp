@@ -86,7 +86,7 @@ StateDict state_of(Cut how, const Group& group, bool is_blank) {
 
 /// This rank's view of a state, for comparisons.
 std::string difference(const StateDict& a, const StateDict& b) {
-  return diff(a, b);
+  return diff_state_dicts(a, b);
 }
 
 TEST(CheckpointTest, EveryCutLoadsIntoEveryOtherOnAnyNumberOfRanks) {
@@ -220,7 +220,7 @@ TEST(CheckpointTest, SavesTensorsOfAnyStrides) {
     target.set(key, torch::zeros_like(value.tensor()));
   }
   checkpoint::load(target, folder / "c");
-  EXPECT_EQ(diff(target, state), "");
+  EXPECT_EQ(diff_state_dicts(target, state), "");
   // Into strides, too.
   const at::Tensor wide = torch::zeros({8, 12});
   StateDict strided{{"transposed", wide.slice(1, 0, 12, 2)}};
@@ -493,7 +493,8 @@ TEST(CheckpointTest, ManyFilesAndThreads) {
     EXPECT_TRUE(fs::exists(folder / "c" / "__1_2.distcp"));
     StateDict target = state_of(Cut::kColumns, world, true);
     checkpoint::load(target, folder / "c", LoadOptions().threads(3));
-    EXPECT_EQ(diff(target, state_of(Cut::kColumns, world, false)), "");
+    EXPECT_EQ(
+        diff_state_dicts(target, state_of(Cut::kColumns, world, false)), "");
   });
 }
 

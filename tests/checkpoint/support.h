@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "base/byte_vector.h"
+
 namespace tessera::testing {
 
 namespace fs = std::filesystem;
@@ -103,7 +105,7 @@ inline StateValue cut(const at::Tensor& whole, Cut how, const Group& group) {
     return whole.clone();
   }
   std::vector<ShardedTensor::Piece> pieces;
-  const auto add = [&](Box box) {
+  const auto add = [&](ShardedTensor::Box box) {
     at::Tensor part = whole;
     for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
       part = part.narrow(
@@ -115,7 +117,7 @@ inline StateValue cut(const at::Tensor& whole, Cut how, const Group& group) {
   };
   const auto sizes = whole.sizes().vec();
   const auto along = [&](size_t dim, int64_t begin, int64_t end) {
-    Box box{std::vector<int64_t>(sizes.size(), 0), sizes};
+    ShardedTensor::Box box{std::vector<int64_t>(sizes.size(), 0), sizes};
     box.offsets[dim] = std::min(begin, sizes[dim]);
     box.sizes[dim] = std::min(end, sizes[dim]) - box.offsets[dim];
     add(std::move(box));
@@ -144,7 +146,7 @@ inline StateValue cut(const at::Tensor& whole, Cut how, const Group& group) {
         const int64_t row = at / columns;
         const int64_t column = at % columns;
         const int64_t rows = column == 0 ? (end - at) / columns : 0;
-        Box box{std::vector<int64_t>(sizes.size(), 0), sizes};
+        ShardedTensor::Box box{std::vector<int64_t>(sizes.size(), 0), sizes};
         box.offsets[0] = row;
         box.sizes[0] = std::max<int64_t>(rows, 1);
         int64_t taken = rows * columns;

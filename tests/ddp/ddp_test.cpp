@@ -613,7 +613,7 @@ TEST(DdpJoinTest, UnevenInputsAverageOverAllRanks) {
       DistributedDataParallel ddp(model);
       torch::optim::SGD optimizer(model->parameters(), 0.1);
       int iteration = 0;
-      join({&ddp}, [&] {
+      Join::run({&ddp}, [&] {
         for (; iteration < 2 + world.rank(); ++iteration) {
           optimizer.zero_grad();
           const at::Tensor x = torch::randn({5, 4});
@@ -644,7 +644,7 @@ TEST(DdpJoinTest, NoSyncUnderJoinAddsUp) {
   on_ranks(2, [](const Group& world) {
     Parts model;
     DistributedDataParallel ddp(model);
-    join({&ddp}, [&] {
+    Join::run({&ddp}, [&] {
       for (int i = 0; i < 1 + world.rank(); ++i) {
         model->zero_grad();
         {
