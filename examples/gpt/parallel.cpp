@@ -17,7 +17,7 @@ using torch::optim::OptimizerParamGroup;
 Gpt make_model(const GptConfig& config, const Settings& settings) {
   torch::manual_seed(settings.seed);
   std::optional<tessera::DeferredInit> deferred;
-  if (settings.strategy == Strategy::kFsdp) {
+  if (settings.strategy == Strategy::Fsdp) {
     deferred.emplace();
   }
   return Gpt(config);
@@ -40,7 +40,7 @@ Parallel::Parallel(
   if (settings.recompute) {
     tessera::apply_activation_checkpointing<Block>(model_);
   }
-  if (strategy_ == Strategy::kFsdp) {
+  if (strategy_ == Strategy::Fsdp) {
     shard(settings);
   } else {
     ddp_ = std::make_unique<tessera::DistributedDataParallel<GptImpl>>(
@@ -55,7 +55,7 @@ void Parallel::shard(const Settings& settings) {
   auto options = tessera::FullyShardOptions()
                      .policy(tessera::module_wrap_policy<Block>())
                      .reshard_after_forward(!settings.keep_gathered);
-  if (precision_ == Precision::kBFloat16) {
+  if (precision_ == Precision::BFloat16) {
     options.mp_policy(tessera::MixedPrecisionPolicy()
                           .param_dtype(torch::kBFloat16)
                           .reduce_dtype(torch::kFloat));
@@ -85,7 +85,7 @@ void Parallel::make_optimizer(const Settings& settings) {
   groups.emplace_back(
       kept,
       std::make_unique<AdamWOptions>(AdamWOptions(options).weight_decay(0)));
-  if (strategy_ == Strategy::kZero) {
+  if (strategy_ == Strategy::Zero) {
     optimizer_ = std::make_unique<tessera::ZeroRedundancyOptimizer>(
         groups, tessera::optimizer_class<AdamW>(options));
   } else {
@@ -99,7 +99,7 @@ torch::Tensor Parallel::loss(
   // Sharded parameters are gathered in the precision to compute in; whole ones
   // are cast by LibTorch.
   std::optional<Autocast> autocast;
-  if (precision_ == Precision::kBFloat16 && strategy_ != Strategy::kFsdp) {
+  if (precision_ == Precision::BFloat16 && strategy_ != Strategy::Fsdp) {
     autocast.emplace(inputs.device().type(), torch::kBFloat16);
   }
   return loss_of(model_, inputs, targets);

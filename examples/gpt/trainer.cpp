@@ -134,14 +134,14 @@ void Trainer::announce(bool resumed) {
 void Trainer::train() {
   std::signal(SIGTERM, request_stop);
   std::signal(SIGINT, request_stop);
-  if (settings_.resume == Resume::kNever && checkpoints_.latest()) {
+  if (settings_.resume == Resume::Never && checkpoints_.latest()) {
     throw UsageError(
         "\"" + checkpoints_.folder().string() +
         "\" has checkpoints of an earlier run. Choose another --run, or let "
         "it --resume.");
   }
   const bool resumed = resume();
-  if (!resumed && settings_.resume == Resume::kMust) {
+  if (!resumed && settings_.resume == Resume::Must) {
     throw UsageError(
         "\"" + checkpoints_.folder().string() +
         "\" has no checkpoint to resume from.");
@@ -337,7 +337,7 @@ std::string Trainer::sample() {
 void Trainer::write_sample() {
   const auto text = sample();
   live_.print_written(settings_.prompt + text);
-  if (settings_.mode == Mode::kTrain) {
+  if (settings_.mode == Mode::Train) {
     log_->sample(step_, settings_.prompt, text);
   }
 }

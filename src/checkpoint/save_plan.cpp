@@ -20,12 +20,12 @@ constexpr uint64_t kFrameBytes = 1300;
 constexpr size_t kMaxLines = 8;
 
 std::string describe(const Claim& claim) {
-  if (claim.kind == ClaimKind::kValue) {
+  if (claim.kind == ClaimKind::Value) {
     return "a plain value";
   }
   return fmt::format(
       "a {}tensor of {}, [{}]",
-      claim.kind == ClaimKind::kSharded ? "sharded " : "",
+      claim.kind == ClaimKind::Sharded ? "sharded " : "",
       format::info(claim.dtype).torch_name,
       fmt::join(claim.sizes, ", "));
 }
@@ -204,7 +204,7 @@ void SavePlan::merge(const Claim& claim, int rank, size_t first_unit) {
   entry.is_of_any_rank = entry.is_of_any_rank || claim.is_of_any_rank;
   entry.is_mixed = entry.is_mixed || claim.is_on_host != first.is_on_host;
   if (claim.kind != first.kind ||
-      (claim.kind != ClaimKind::kValue &&
+      (claim.kind != ClaimKind::Value &&
        (claim.dtype != first.dtype || claim.sizes != first.sizes))) {
     disagree(
         claim.name,
@@ -215,7 +215,7 @@ void SavePlan::merge(const Claim& claim, int rank, size_t first_unit) {
             rank,
             describe(claim)));
   }
-  if (claim.kind == ClaimKind::kValue && claim.value_sum != first.value_sum) {
+  if (claim.kind == ClaimKind::Value && claim.value_sum != first.value_sum) {
     disagree(
         claim.name,
         fmt::format(
@@ -225,11 +225,11 @@ void SavePlan::merge(const Claim& claim, int rank, size_t first_unit) {
   }
   for (size_t i = 0; i < claim.num_units(); ++i) {
     const ShardedTensor::Box box =
-        claim.kind == ClaimKind::kValue ? ShardedTensor::Box{} : claim.boxes[i];
+        claim.kind == ClaimKind::Value ? ShardedTensor::Box{} : claim.boxes[i];
     const auto [unit, is_new_box] =
         entry.by_offset.try_emplace(box.offsets, entry.units.size());
     if (is_new_box) {
-      const uint64_t data = claim.kind == ClaimKind::kValue
+      const uint64_t data = claim.kind == ClaimKind::Value
           ? claim.value_bytes
           : static_cast<uint64_t>(
                 box.numel() * format::element_bytes(claim.dtype));
@@ -246,7 +246,7 @@ void SavePlan::merge(const Claim& claim, int rank, size_t first_unit) {
 }
 
 void SavePlan::check_cover(const Entry& entry) const {
-  if (entry.claim->kind != ClaimKind::kSharded) {
+  if (entry.claim->kind != ClaimKind::Sharded) {
     return;
   }
   int64_t covered = 0;
@@ -301,7 +301,7 @@ void SavePlan::assign(size_t num_ranks) {
         continue;
       }
       shared.push_back(&unit);
-      if (entry.claim->kind != ClaimKind::kValue) {
+      if (entry.claim->kind != ClaimKind::Value) {
         for (const Holder& holder : unit.holders) {
           duty_of(holder).compares = true;
           duty_of(holder).compares_on_host = entry.is_mixed;
@@ -403,7 +403,7 @@ format::DcpMetadata SavePlan::metadata(
   for (const Entry& entry : entries_) {
     const Claim& claim = *entry.claim;
     metadata.paths->push_back({claim.name, claim.keys});
-    if (claim.kind == ClaimKind::kValue) {
+    if (claim.kind == ClaimKind::Value) {
       metadata.bytes.push_back({claim.name, storage_of(entry.units.front())});
       continue;
     }

@@ -197,7 +197,7 @@ TEST(CopiesTest, CopiesOfAPartAreComparedToo) {
     const at::Tensor whole = torch::full({8, 2}, world.rank() == 3 ? 1. : 0.);
     expect_refused(
         world,
-        {{"w", cut(whole, Cut::kRows, copy)}},
+        {{"w", cut(whole, Cut::Rows, copy)}},
         HasSubstr("\"w\": rank 3 against rank"));
   });
 }

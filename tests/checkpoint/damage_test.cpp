@@ -88,7 +88,7 @@ TEST(DamageTest, EveryRankIsToldWhileReading) {
   on_ranks(3, [](const Group& world) {
     const TempFolder folder(world);
     const at::Tensor whole = torch::randn({300, 50});
-    StateDict state{{"w", testing::cut(whole, testing::Cut::kRows, world)}};
+    StateDict state{{"w", testing::cut(whole, testing::Cut::Rows, world)}};
     checkpoint::save(state, folder / "c");
     if (world.rank() == 0) {
       std::string bytes = testing::read_bytes(folder / "c" / "__2_0.distcp");

@@ -86,7 +86,7 @@ TEST(LiveInteropTest, PythonReadsEveryKindOfTensorAndValue) {
   }
   on_ranks(patient(3), [](const Group& world) {
     const TempFolder folder(world);
-    for (const Cut how : {Cut::kWhole, Cut::kRows, Cut::kFlat}) {
+    for (const Cut how : {Cut::Whole, Cut::Rows, Cut::Flat}) {
       StateDict tensors;
       for (const Named& tensor : tensors_of_every_kind()) {
         tensors.set(tensor.name, cut(tensor.whole, how, world));

@@ -36,7 +36,7 @@ using testing::TempFolder;
 StateDict state_at(int64_t step, const Group& world) {
   return {
       {"w",
-       cut(torch::full({10, 4}, static_cast<float>(step)), Cut::kRows, world)},
+       cut(torch::full({10, 4}, static_cast<float>(step)), Cut::Rows, world)},
       {"step", step}};
 }
 
@@ -166,7 +166,7 @@ TEST(CheckpointManagerTest, AnErrorOfAnAsyncSaveSurfacesAtTheNextCall) {
     Manager manager(folder / "c");
     manager.save(1, state_at(1, world));
     set_file_fault([](FileOp op, const fs::path&) {
-      return op == FileOp::kSync ? ENOSPC : 0;
+      return op == FileOp::Sync ? ENOSPC : 0;
     });
     manager.async_save(2, state_at(2, world));
     const std::string error =
@@ -261,8 +261,7 @@ TEST(CheckpointManagerTest, WhatCannotBeRemovedIsNoErrorOfTheSave) {
     Manager manager(folder / "c", ManagerOptions().keep_last(1));
     manager.save(1, state_at(1, world));
     set_file_fault([](FileOp op, const fs::path& path) {
-      return op == FileOp::kRemove && path.extension() == ".removed" ? EBUSY
-                                                                     : 0;
+      return op == FileOp::Remove && path.extension() == ".removed" ? EBUSY : 0;
     });
     manager.save(2, state_at(2, world));
     set_file_fault({});
@@ -332,7 +331,7 @@ StateDict plain_state(int64_t step) {
       {"w", torch::full({10, 4}, static_cast<float>(step))}, {"step", step}};
 }
 
-enum class Moment { kBeforeListing, kBeforeOpening };
+enum class Moment { BeforeListing, BeforeOpening };
 
 /// Calls `act` before a step's folder is listed, or the first file in it is
 /// opened, for each of the first `times` steps that come.
@@ -344,8 +343,8 @@ class Intruder {
           const bool is_folder = path.filename().string().starts_with("step_");
           const std::string step =
               (is_folder ? path : path.parent_path()).filename().string();
-          if (op == FileOp::kOpen && step.starts_with("step_") &&
-              is_folder == (moment == Moment::kBeforeListing) && !is_inside_ &&
+          if (op == FileOp::Open && step.starts_with("step_") &&
+              is_folder == (moment == Moment::BeforeListing) && !is_inside_ &&
               left_ > 0 && is_new(step)) {
             is_inside_ = true;
             --left_;
@@ -381,7 +380,7 @@ class Intruder {
 /// looked at.
 template <class Look>
 void check_beside_trainer(const Look& look) {
-  for (const Moment moment : {Moment::kBeforeListing, Moment::kBeforeOpening}) {
+  for (const Moment moment : {Moment::BeforeListing, Moment::BeforeOpening}) {
     SCOPED_TRACE(static_cast<int>(moment));
     const TempFolder folder;
     Manager trainer(folder / "c", alone(1));
@@ -429,10 +428,10 @@ void check_between_renames(const Look& look) {
   trainer.save(7, plain_state(1));
   int looks = 0;
   set_file_fault([&](FileOp op, const fs::path& path) {
-    if (op == FileOp::kExchange) {
+    if (op == FileOp::Exchange) {
       return EINVAL;
     }
-    if (op == FileOp::kRename && path.filename() == "step_00000007" &&
+    if (op == FileOp::Rename && path.filename() == "step_00000007" &&
         !fs::exists(path)) {
       ++looks;
       look(reader);
@@ -489,7 +488,7 @@ TEST(BesideATrainerTest, RanksLoadTheSameOneWhileItIsReplaced) {
     if (world.rank() == 1) { // opens it after another process has replaced it
       bool is_done = false;
       set_file_fault([&](FileOp op, const fs::path&) {
-        if (op == FileOp::kOpen && !is_done) {
+        if (op == FileOp::Open && !is_done) {
           is_done = true;
           save(
               {{"w", torch::full({10, 4}, 8.0)}, {"step", 8}, {"more", 1}},
@@ -548,9 +547,9 @@ TEST(CheckpointManagerTest, OneThatCannotBeRemovedDoesNotStopPruning) {
   set_file_fault([](FileOp op, const fs::path& path) {
     const std::string name = path.filename().string();
     const bool is_stuck =
-        (op == FileOp::kRemove && name == ".step_00000000.removed") ||
-        (op == FileOp::kRename && name == ".step_00000003.removed") ||
-        (op == FileOp::kRemove && name == ".step_00000002.removed");
+        (op == FileOp::Remove && name == ".step_00000000.removed") ||
+        (op == FileOp::Rename && name == ".step_00000003.removed") ||
+        (op == FileOp::Remove && name == ".step_00000002.removed");
     return is_stuck ? EPERM : 0;
   });
   manager.save(5, plain_state(5));

@@ -95,13 +95,13 @@ inline std::vector<std::string> names_in(const fs::path& folder) {
 }
 
 /// How a tensor lies on the ranks of a group.
-enum class Cut { kWhole, kRows, kColumns, kFlat, kLast };
+enum class Cut { Whole, Rows, Columns, Flat, Last };
 
 /// This rank's part of `whole`, in memory of its own.
 inline StateValue cut(const at::Tensor& whole, Cut how, const Group& group) {
   const int64_t n = group.size();
   const int64_t r = group.rank();
-  if (how == Cut::kWhole || whole.dim() == 0) {
+  if (how == Cut::Whole || whole.dim() == 0) {
     return whole.clone();
   }
   std::vector<ShardedTensor::Piece> pieces;
@@ -124,15 +124,15 @@ inline StateValue cut(const at::Tensor& whole, Cut how, const Group& group) {
   };
   const auto share = [&](int64_t size) { return (size + n - 1) / n; };
   switch (how) {
-    case Cut::kRows:
+    case Cut::Rows:
       along(0, r * share(sizes[0]), (r + 1) * share(sizes[0]));
       break;
-    case Cut::kColumns: {
+    case Cut::Columns: {
       const size_t dim = sizes.size() - 1;
       along(dim, r * share(sizes[dim]), (r + 1) * share(sizes[dim]));
       break;
     }
-    case Cut::kLast: // one rank has all of it
+    case Cut::Last: // one rank has all of it
       if (r == n - 1) {
         along(0, 0, sizes[0]);
       }
