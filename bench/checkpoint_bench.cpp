@@ -43,7 +43,7 @@ std::vector<std::pair<char*, size_t>> memory_of(
     parts.emplace_back(
         static_cast<char*>(tensor.mutable_data_ptr()), tensor.nbytes());
   };
-  for (const auto& leaf : tessera::flatten(dict).leaves) {
+  for (const auto& leaf : tessera::flatten_state_dict(dict).leaves) {
     if (leaf.value.is_sharded()) {
       for (const auto& piece : leaf.value.sharded().pieces()) {
         add(piece.tensor);
@@ -114,12 +114,12 @@ struct Run {
     gpt = bench::Gpt(config);
     if (sharded) {
       for (const auto& block : *gpt->blocks) {
-        tessera::fully_shard(*block);
+        tessera::fully_shard(block);
       }
-      tessera::fully_shard(*gpt);
+      tessera::fully_shard(gpt);
     }
-    optimizer = std::make_unique<tessera::optim::AdamW>(
-        tessera::parameters(*gpt), 1e-4);
+    optimizer =
+        std::make_unique<tessera::optim::AdamW>(tessera::parameters(gpt), 1e-4);
     ids = torch::randint(config.vocabulary, {config.batch, config.length});
   }
 
@@ -130,7 +130,7 @@ struct Run {
   }
 
   tessera::StateDict state() {
-    auto state = tessera::get_state_dict(*gpt, {*optimizer});
+    auto state = tessera::get_state_dict(gpt, {*optimizer});
     return {{"model", state.model}, {"optim", state.optimizer}};
   }
 
@@ -372,7 +372,7 @@ class Copies {
           of_any_rank ? tessera::StateValue::of_any_rank(tensor)
                       : tessera::StateValue(tensor));
     };
-    const auto optim = tessera::optim::state_dict(*optimizer_);
+    const auto optim = tessera::optim::state_dict(optimizer_);
     for (int i = 0; i < kTensors; ++i) {
       const std::string name = std::to_string(i);
       add(name, params_[static_cast<size_t>(i)].detach());

@@ -32,15 +32,15 @@ class Trainer {
     torch::manual_seed(0);
     model_ = bench::Gpt(config_);
     for (const auto& block : *model_->blocks) {
-      tessera::fully_shard(*block);
+      tessera::fully_shard(block);
     }
-    tessera::fully_shard(*model_);
+    tessera::fully_shard(model_);
     ids_ = torch::randint(
         0, config_.vocabulary, {config_.batch, config_.length}, torch::kLong);
   }
 
   tessera::StepMonitor make_monitor() {
-    return tessera::StepMonitor(*model_, {optimizer()});
+    return tessera::StepMonitor(model_, {optimizer()});
   }
 
   void step() {
@@ -56,7 +56,7 @@ class Trainer {
   tessera::optim::AdamW& optimizer() {
     if (!optimizer_) {
       optimizer_ = std::make_unique<tessera::optim::AdamW>(
-          tessera::parameters(*model_), 1e-4);
+          tessera::parameters(model_), 1e-4);
     }
     return *optimizer_;
   }

@@ -47,7 +47,7 @@ int main(int argc, char** argv) {
       gpt,
       tessera::FSDPOptions().auto_wrap_policy(
           tessera::module_wrap_policy<bench::BlockImpl>()));
-  tessera::optim::Adam optim(tessera::parameters(*model), 1e-4);
+  tessera::optim::Adam optim(tessera::parameters(model), 1e-4);
   const auto ids =
       torch::randint(config.vocabulary, {config.batch, config.length});
   for (int step = 0; step < 2; ++step) {
@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
     optim.step();
     optim.zero_grad();
   }
-  const auto full = tessera::full_optim_state_dict(*model, optim);
+  const auto full = tessera::full_optim_state_dict(model, optim);
   const std::optional<tessera::StateDict> to_scatter =
       world.rank() == 0 ? std::optional(full) : std::nullopt;
 
@@ -77,20 +77,22 @@ int main(int argc, char** argv) {
       {"full",
        [&] {
          return measure(world, [&] {
-           return tessera::full_optim_state_dict(*model, optim);
+           return tessera::full_optim_state_dict(model, optim);
          });
        },
        copy_everything},
       {"sharded",
        [&] {
          return measure(world, [&] {
-           return tessera::engineed_optim_state_dict(*model, optim);
+           return tessera::sharded_optim_state_dict(model, optim);
          });
        }},
       {"scatter", [&] {
          return measure(world, [&] {
            return tessera::scatter_full_optim_state_dict(
-               to_scatter, *model, {.optim = &optim});
+               to_scatter,
+               *model,
+               tessera::LoadOptimStateOptions().optim(optim));
          });
        }}};
   for (Call& call : calls) { // warms up, too

@@ -40,14 +40,14 @@ class Trainer {
                               .reduce_dtype(torch::kFloat));
       }
       for (const auto& block : *model_->blocks) {
-        tessera::fully_shard(*block, options);
+        tessera::fully_shard(block, options);
       }
-      tessera::fully_shard(*model_, options);
+      tessera::fully_shard(model_, options);
     } else if (setting.is_cuda()) {
       model_->to(torch::kBFloat16);
     }
     optimizer_ = std::make_unique<tessera::optim::AdamW>(
-        tessera::parameters(*model_), 1e-4);
+        tessera::parameters(model_), 1e-4);
     ids_ = setting.make_ids();
   }
 

@@ -32,12 +32,12 @@ class Trainer {
     model_->to(device);
     if (sharded) {
       for (const auto& layer : *model_) {
-        tessera::fully_shard(*layer.ptr());
+        tessera::fully_shard(layer);
       }
-      tessera::fully_shard(*model_);
+      tessera::fully_shard(model_);
     }
     optimizer_ = std::make_unique<tessera::optim::AdamW>(
-        tessera::parameters(*model_), 1e-4);
+        tessera::parameters(model_), 1e-4);
     input_ = torch::randn({8, kWidth}, device);
   }
 
@@ -88,9 +88,9 @@ double measure_start(
   return bench::milliseconds(world, [&] {
     const auto options = tessera::FullyShardOptions().compare_start(compares);
     for (const auto& layer : *model) {
-      tessera::fully_shard(*layer.ptr(), options);
+      tessera::fully_shard(layer, options);
     }
-    tessera::fully_shard(*model, options);
+    tessera::fully_shard(model, options);
     torch::NoGradGuard no_grad;
     model[0]->as<torch::nn::Linear>()->forward(torch::ones({1, kRows}, device));
     bench::synchronize(device);

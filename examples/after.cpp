@@ -60,13 +60,13 @@ int main(int argc, char** argv) {
   torch::manual_seed(0);
   Net model;
   for (auto& block : *model->blocks) {
-    tessera::fully_shard(*block.ptr());
+    tessera::fully_shard(block);
   }
-  tessera::fully_shard(*model);
-  tessera::optim::AdamW optimizer(tessera::parameters(*model), 1e-3);
+  tessera::fully_shard(model);
+  tessera::optim::AdamW optimizer(tessera::parameters(model), 1e-3);
 
-  tessera::TrainingState training(*model, {optimizer});
-  tessera::CheckpointManager checkpoints("checkpoints");
+  tessera::TrainingState training(model, {optimizer});
+  tessera::checkpoint::Manager checkpoints("checkpoints");
   const int64_t first = checkpoints.load_latest(training).value_or(0);
 
   for (int64_t step = first; step < steps; ++step) {
@@ -76,7 +76,7 @@ int main(int argc, char** argv) {
     auto loss = torch::mse_loss(model->forward(input), target);
     optimizer.zero_grad();
     loss.backward();
-    tessera::clip_grad_norm_(*model, 1.0);
+    tessera::clip_grad_norm_(model, 1.0);
     optimizer.step();
     if ((step + 1) % 20 == 0) {
       auto mean = loss.detach().clone();

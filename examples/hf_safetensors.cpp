@@ -184,7 +184,7 @@ std::string hugging_face_name(const std::string& name) {
 /// The model's state with their names. Shares the model's memory.
 tessera::StateDict hugging_face_state(Llama& model) {
   tessera::StateDict renamed;
-  for (const auto& [name, value] : tessera::get_model_state_dict(*model)) {
+  for (const auto& [name, value] : tessera::get_model_state_dict(model)) {
     renamed.set(hugging_face_name(name.name()), value);
   }
   return renamed;
@@ -244,7 +244,7 @@ tessera::checkpoint::LoadReport load(
     Llama& model,
     const fs::path& folder,
     const tessera::Group& group) {
-  auto state = tessera::get_model_state_dict(*model);
+  auto state = tessera::get_model_state_dict(model);
   return tessera::checkpoint::load(
       state,
       folder,
@@ -265,9 +265,9 @@ Llama make_sharded(const Config& config, const torch::Device& device) {
     model->to(device);
   }
   for (const auto& layer : *model->layers) {
-    tessera::fully_shard(*layer);
+    tessera::fully_shard(layer);
   }
-  tessera::fully_shard(*model); // what is left: embedding, norm and head
+  tessera::fully_shard(model); // what is left: embedding, norm and head
   return model;
 }
 
@@ -320,7 +320,7 @@ bool fine_tune(Llama& model, const tessera::Group& world, const Tensor& ids) {
         "there are " + std::to_string(ids.size(0)) +
         " rows to learn from: run on as many ranks at most.");
   }
-  tessera::optim::AdamW optimizer(tessera::parameters(*model), 3e-3);
+  tessera::optim::AdamW optimizer(tessera::parameters(model), 3e-3);
   // Each rank learns from its own rows.
   const auto own = torch::tensor_split(ids, world.size(), 0)[world.rank()];
   double first = 0;
@@ -328,7 +328,7 @@ bool fine_tune(Llama& model, const tessera::Group& world, const Tensor& ids) {
   for (int step = 0; step < 20; ++step) {
     const auto loss = loss_of(model, own);
     loss.backward();
-    tessera::clip_grad_norm_(*model, 1.0);
+    tessera::clip_grad_norm_(model, 1.0);
     optimizer.step();
     optimizer.zero_grad();
     const auto mean = loss.detach().clone();
@@ -352,7 +352,7 @@ void print_memory(
     const tessera::checkpoint::LoadReport& report,
     const tessera::Group& world) {
   int64_t own = 0;
-  for (const auto& shard : tessera::parameters(*model)) {
+  for (const auto& shard : tessera::parameters(model)) {
     own += static_cast<int64_t>(shard.nbytes());
   }
   auto all = torch::tensor({own});

@@ -61,7 +61,7 @@ void on_rank_0(const tessera::Group& world, const std::function<void()>& work) {
 /// trains: two processes would write over each other.
 std::optional<gpt::FileLock> prepare(const gpt::Settings& settings) {
   std::optional<gpt::FileLock> lock;
-  if (settings.mode == gpt::Mode::kTrain) {
+  if (settings.mode == gpt::Mode::Train) {
     lock = gpt::FileLock::if_free(settings.run / ".lock");
     if (!lock) {
       throw std::runtime_error(
@@ -75,7 +75,7 @@ std::optional<gpt::FileLock> prepare(const gpt::Settings& settings) {
           settings.data, settings.tokens_folder(), settings.has_checkpoints())
           .c_str());
   std::fflush(stdout);
-  if (settings.mode == gpt::Mode::kTrain) {
+  if (settings.mode == gpt::Mode::Train) {
     gpt::keep_settings(settings);
   }
   return lock;
@@ -83,19 +83,19 @@ std::optional<gpt::FileLock> prepare(const gpt::Settings& settings) {
 
 void run(const tessera::Group& world, const gpt::Settings& settings) {
   using gpt::Mode;
-  if ((settings.mode == Mode::kEvaluate || settings.mode == Mode::kSample) &&
+  if ((settings.mode == Mode::Evaluate || settings.mode == Mode::Sample) &&
       !std::filesystem::exists(settings.run / "checkpoints")) {
     throw gpt::UsageError(
         "\"" + settings.run.string() + "\" has no checkpoint. Train first.");
   }
   std::optional<gpt::FileLock> lock; // until training ends
   on_rank_0(world, [&] { lock = prepare(settings); });
-  if (settings.mode == Mode::kPrepare) {
+  if (settings.mode == Mode::Prepare) {
     return;
   }
   gpt::Trainer trainer(
       world, settings, gpt::open_corpus(settings.tokens_folder()));
-  if (settings.mode == Mode::kTrain) {
+  if (settings.mode == Mode::Train) {
     trainer.train();
     return;
   }
@@ -103,7 +103,7 @@ void run(const tessera::Group& world, const gpt::Settings& settings) {
     throw gpt::UsageError(
         "\"" + settings.run.string() + "\" has no checkpoint. Train first.");
   }
-  if (settings.mode == Mode::kSample) {
+  if (settings.mode == Mode::Sample) {
     trainer.write_sample();
     return;
   }

@@ -17,7 +17,7 @@ using torch::optim::OptimizerParamGroup;
 Gpt make_model(const GptConfig& config, const Settings& settings) {
   torch::manual_seed(settings.seed);
   std::optional<tessera::DeferredInit> deferred;
-  if (settings.strategy == Strategy::kFsdp) {
+  if (settings.strategy == Strategy::Fsdp) {
     deferred.emplace();
   }
   return Gpt(config);
@@ -38,9 +38,9 @@ Parallel::Parallel(
     num_parameters_ += parameter.numel();
   }
   if (settings.recompute) {
-    tessera::apply_activation_checkpointing<Block>(*model_);
+    tessera::apply_activation_checkpointing<Block>(model_);
   }
-  if (strategy_ == Strategy::kFsdp) {
+  if (strategy_ == Strategy::Fsdp) {
     shard(settings);
   } else {
     ddp_ = std::make_unique<tessera::DistributedDataParallel<GptImpl>>(
@@ -55,7 +55,7 @@ void Parallel::shard(const Settings& settings) {
   auto options = tessera::FullyShardOptions()
                      .policy(tessera::module_wrap_policy<Block>())
                      .reshard_after_forward(!settings.keep_gathered);
-  if (precision_ == Precision::kBFloat16) {
+  if (precision_ == Precision::BFloat16) {
     options.mp_policy(tessera::MixedPrecisionPolicy()
                           .param_dtype(torch::kBFloat16)
                           .reduce_dtype(torch::kFloat));
@@ -63,7 +63,7 @@ void Parallel::shard(const Settings& settings) {
   if (settings.offload) {
     options.offload_policy(tessera::CPUOffloadPolicy());
   }
-  tessera::fully_shard(*model_, options);
+  tessera::fully_shard(model_, options);
 }
 
 void Parallel::make_optimizer(const Settings& settings) {
@@ -72,7 +72,7 @@ void Parallel::make_optimizer(const Settings& settings) {
   std::vector<torch::Tensor> decayed;
   std::vector<torch::Tensor> kept;
   const auto whole = model_->parameters();
-  const auto own = tessera::parameters(*model_);
+  const auto own = tessera::parameters(model_);
   for (size_t i = 0; i < whole.size(); ++i) {
     (whole[i].dim() >= 2 ? decayed : kept).push_back(own[i]);
   }
@@ -85,7 +85,7 @@ void Parallel::make_optimizer(const Settings& settings) {
   groups.emplace_back(
       kept,
       std::make_unique<AdamWOptions>(AdamWOptions(options).weight_decay(0)));
-  if (strategy_ == Strategy::kZero) {
+  if (strategy_ == Strategy::Zero) {
     optimizer_ = std::make_unique<tessera::ZeroRedundancyOptimizer>(
         groups, tessera::optimizer_class<AdamW>(options));
   } else {
@@ -99,7 +99,7 @@ torch::Tensor Parallel::loss(
   // Sharded parameters are gathered in the precision to compute in; whole ones
   // are cast by LibTorch.
   std::optional<Autocast> autocast;
-  if (precision_ == Precision::kBFloat16 && strategy_ != Strategy::kFsdp) {
+  if (precision_ == Precision::BFloat16 && strategy_ != Strategy::Fsdp) {
     autocast.emplace(inputs.device().type(), torch::kBFloat16);
   }
   return loss_of(model_, inputs, targets);
@@ -109,7 +109,7 @@ void Parallel::set_syncs_gradients(bool on) {
   if (ddp_) {
     ddp_->set_requires_gradient_sync(on);
   } else {
-    tessera::set_requires_gradient_sync(*model_, on);
+    tessera::set_requires_gradient_sync(model_, on);
   }
 }
 

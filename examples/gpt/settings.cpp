@@ -276,10 +276,10 @@ void add_run(CLI::App& app, Settings& s) {
       app,
       "--mode",
       s.mode,
-      {{"train", Mode::kTrain},
-       {"eval", Mode::kEvaluate},
-       {"sample", Mode::kSample},
-       {"prepare", Mode::kPrepare}},
+      {{"train", Mode::Train},
+       {"eval", Mode::Evaluate},
+       {"sample", Mode::Sample},
+       {"prepare", Mode::Prepare}},
       "What to do");
   app.add_option("--run", s.run, "Folder of the run: log, checkpoints, report");
   app.add_option("--seed", s.seed, "Of the weights and the order of the data")
@@ -343,15 +343,15 @@ void add_parallel(CLI::App& app, Settings& s) {
       app,
       "--strategy",
       s.strategy,
-      {{"fsdp", Strategy::kFsdp},
-       {"ddp", Strategy::kDdp},
-       {"zero", Strategy::kZero}},
+      {{"fsdp", Strategy::Fsdp},
+       {"ddp", Strategy::Ddp},
+       {"zero", Strategy::Zero}},
       "Everything sharded; copies; copies, but optimizer state sharded");
   add_choice<Precision>(
       app,
       "--precision",
       s.precision,
-      {{"fp32", Precision::kFloat32}, {"bf16", Precision::kBFloat16}},
+      {{"fp32", Precision::Float32}, {"bf16", Precision::BFloat16}},
       "What to compute in; parameters are kept in fp32");
   app.add_flag(
       "--recompute",
@@ -375,9 +375,9 @@ void add_checkpoints(CLI::App& app, Settings& s) {
       app,
       "--resume",
       s.resume,
-      {{"auto", Resume::kAuto},
-       {"never", Resume::kNever},
-       {"must", Resume::kMust}},
+      {{"auto", Resume::Auto},
+       {"never", Resume::Never},
+       {"must", Resume::Must}},
       "From the newest checkpoint of the run: if there is one; never; always");
 }
 
@@ -528,7 +528,7 @@ void check(Settings& s, int num_ranks) {
         text(s.model.heads) + ".");
   }
   const int64_t at_once = s.rows(num_ranks) * num_ranks;
-  if (s.mode == Mode::kTrain && s.batch % at_once != 0) {
+  if (s.mode == Mode::Train && s.batch % at_once != 0) {
     throw UsageError(
         "--batch " + text(s.batch) + " cannot be divided among " +
         text(num_ranks) + " ranks" +
@@ -552,7 +552,7 @@ void check(Settings& s, int num_ranks) {
   if (s.min_lr > s.lr) {
     throw UsageError("--min-lr is above --lr.");
   }
-  if (s.strategy != Strategy::kFsdp && (s.keep_gathered || s.offload)) {
+  if (s.strategy != Strategy::Fsdp && (s.keep_gathered || s.offload)) {
     throw UsageError("--keep-gathered and --offload are for --strategy fsdp.");
   }
 }

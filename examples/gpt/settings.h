@@ -21,15 +21,15 @@ struct DataSettings {
   std::vector<std::filesystem::path> left_out;
 };
 
-enum class Mode { kTrain, kEvaluate, kSample, kPrepare };
-enum class Strategy { kFsdp, kDdp, kZero };
-enum class Precision { kFloat32, kBFloat16 };
-enum class Resume { kAuto, kNever, kMust };
+enum class Mode { Train, Evaluate, Sample, Prepare };
+enum class Strategy { Fsdp, Ddp, Zero };
+enum class Precision { Float32, BFloat16 };
+enum class Resume { Auto, Never, Must };
 
 /// Everything that flags and the configuration file can change; settings.cpp
 /// says what each is.
 struct Settings {
-  Mode mode = Mode::kTrain;
+  Mode mode = Mode::Train;
   std::filesystem::path run = "runs/gpt";
   uint64_t seed = 0;
 
@@ -46,8 +46,8 @@ struct Settings {
   double weight_decay = 0.1;
   double clip = 1.0;
 
-  Strategy strategy = Strategy::kFsdp;
-  Precision precision = Precision::kFloat32;
+  Strategy strategy = Strategy::Fsdp;
+  Precision precision = Precision::Float32;
   bool recompute = false;
   bool keep_gathered = false;
   bool offload = false;
@@ -56,7 +56,7 @@ struct Settings {
   int64_t checkpoint_every = 100;
   int64_t keep = 3;
   bool wait_for_saves = false;
-  Resume resume = Resume::kAuto;
+  Resume resume = Resume::Auto;
 
   int64_t eval_every = 100;
   int64_t eval_windows = 64;

@@ -11,14 +11,14 @@ namespace {
 
 constexpr int32_t kBytes = 256;
 
-enum class Kind { kWord, kBlank, kOther };
+enum class Kind { Word, Blank, Other };
 
 Kind kind_of(char character) {
   const auto byte = static_cast<unsigned char>(character);
   if (byte >= 128 || std::isalnum(byte) != 0 || byte == '_') {
-    return Kind::kWord;
+    return Kind::Word;
   }
-  return std::isspace(byte) != 0 ? Kind::kBlank : Kind::kOther;
+  return std::isspace(byte) != 0 ? Kind::Blank : Kind::Other;
 }
 
 struct Word {
@@ -81,7 +81,7 @@ std::vector<std::string_view> words_of(std::string_view text) {
   while (begin < text.size()) {
     size_t end = begin + 1;
     if (text[begin] == ' ' && end < text.size() &&
-        kind_of(text[end]) != Kind::kBlank) {
+        kind_of(text[end]) != Kind::Blank) {
       ++end; // the blank belongs to what follows
     }
     const Kind kind = kind_of(text[end - 1]);
@@ -89,7 +89,7 @@ std::vector<std::string_view> words_of(std::string_view text) {
       ++end;
     }
     // The last of several blanks begins the next word.
-    if (kind == Kind::kBlank && end < text.size() && end - begin > 1 &&
+    if (kind == Kind::Blank && end < text.size() && end - begin > 1 &&
         text[end - 1] == ' ') {
       --end;
     }

@@ -84,11 +84,11 @@ Trainer::Trainer(
           settings.model.length,
           settings.seed),
       parallel_(settings, corpus_.tokenizer.vocabulary(), device_),
-      state_(*parallel_.model(), {parallel_.optimizer()}),
+      state_(parallel_.model(), {parallel_.optimizer()}),
       checkpoints_(
           settings.run / "checkpoints",
-          tessera::ManagerOptions().keep_last(settings.keep)),
-      monitor_(*parallel_.model(), {parallel_.optimizer()}),
+          tessera::checkpoint::ManagerOptions().keep_last(settings.keep)),
+      monitor_(parallel_.model(), {parallel_.optimizer()}),
       live_(world.rank(), settings.steps) {
   // Every rank its own numbers for dropout; the weights are made by now.
   torch::manual_seed(settings.seed + 1 + static_cast<uint64_t>(world.rank()));
@@ -134,14 +134,14 @@ void Trainer::announce(bool resumed) {
 void Trainer::train() {
   std::signal(SIGTERM, request_stop);
   std::signal(SIGINT, request_stop);
-  if (settings_.resume == Resume::kNever && checkpoints_.latest()) {
+  if (settings_.resume == Resume::Never && checkpoints_.latest()) {
     throw UsageError(
         "\"" + checkpoints_.folder().string() +
         "\" has checkpoints of an earlier run. Choose another --run, or let "
         "it --resume.");
   }
   const bool resumed = resume();
-  if (!resumed && settings_.resume == Resume::kMust) {
+  if (!resumed && settings_.resume == Resume::Must) {
     throw UsageError(
         "\"" + checkpoints_.folder().string() +
         "\" has no checkpoint to resume from.");
@@ -217,7 +217,7 @@ Trainer::StepResult Trainer::train_step() {
     sum_of_losses += loss.detach();
   }
   const double norm =
-      tessera::clip_grad_norm_(*parallel_.model(), settings_.clip);
+      tessera::clip_grad_norm_(parallel_.model(), settings_.clip);
   if (!std::isfinite(norm)) {
     throw std::runtime_error(
         "the gradients of step " + std::to_string(step_ + 1) +
@@ -337,7 +337,7 @@ std::string Trainer::sample() {
 void Trainer::write_sample() {
   const auto text = sample();
   live_.print_written(settings_.prompt + text);
-  if (settings_.mode == Mode::kTrain) {
+  if (settings_.mode == Mode::Train) {
     log_->sample(step_, settings_.prompt, text);
   }
 }
@@ -345,7 +345,7 @@ void Trainer::write_sample() {
 /// On all ranks. What is saved must be worth resuming from.
 bool Trainer::has_finite_parameters() {
   auto is_finite = torch::ones({}, torch::kDouble);
-  for (const auto& parameter : tessera::parameters(*parallel_.model())) {
+  for (const auto& parameter : tessera::parameters(parallel_.model())) {
     if (!torch::isfinite(parameter.detach().sum()).item<bool>()) {
       is_finite.zero_();
     }

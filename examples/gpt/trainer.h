@@ -69,11 +69,11 @@ class Trainer {
   const Windows validation_windows_;
   Parallel parallel_;
   tessera::TrainingState state_;
-  tessera::CheckpointManager checkpoints_;
+  tessera::checkpoint::Manager checkpoints_;
   tessera::StepMonitor monitor_;
   std::optional<tessera::RunLog> log_; // while training
   Live live_;
-  std::optional<tessera::Trace> trace_;
+  std::optional<tessera::StepTrace> trace_;
 
   int64_t step_ = 0; // done
   int64_t windows_seen_ = 0;

@@ -19,6 +19,7 @@
 #include <tessera/fsdp/fully_shard.h>
 #include <tessera/fsdp/summon.h>
 #include <tessera/fsdp/wrap_policy.h>
+#include <tessera/module_ref.h>
 #include <tessera/optim/adagrad.h>
 #include <tessera/optim/adam.h>
 #include <tessera/optim/adamw.h>

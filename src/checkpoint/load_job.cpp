@@ -47,8 +47,10 @@ std::string dtype_name(at::ScalarType dtype) {
 }
 
 /// The part that two boxes share, or nothing.
-std::optional<Box> intersect(const Box& a, const StoredBox& b) {
-  Box shared;
+std::optional<ShardedTensor::Box> intersect(
+    const ShardedTensor::Box& a,
+    const StoredBox& b) {
+  ShardedTensor::Box shared;
   for (size_t dim = 0; dim < a.sizes.size(); ++dim) {
     const int64_t begin = std::max(a.offsets[dim], b.offsets[dim]);
     const int64_t end =
@@ -260,7 +262,7 @@ void LoadJob::match_tensor(
 
 void LoadJob::add_reads(
     const StoredTensor& stored,
-    const Box& box,
+    const ShardedTensor::Box& box,
     const at::Tensor& to) {
   for (const StoredBox& from : stored.boxes) {
     const auto shared = intersect(box, from);

@@ -63,7 +63,7 @@ class LoadJob {
   void complain(const LoadOptions& options) const;
   void add_reads(
       const StoredTensor& stored,
-      const Box& box,
+      const ShardedTensor::Box& box,
       const at::Tensor& to);
   void in_threads(
       const std::function<void(const Read& read, BlockReader& reader)>& body);

@@ -16,6 +16,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/byte_vector.h"
 #include "checkpoint/disk/checksums.h"
 #include "checkpoint/disk/files.h"
 #include "checkpoint/disk/folder_writer.h"
@@ -24,14 +25,11 @@
 #include "checkpoint/peers.h"
 #include "checkpoint/wire.h"
 
-namespace tessera {
+namespace tessera::checkpoint {
 
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::CheckpointError;
-using checkpoint::LoadOptions;
-using checkpoint::Peers;
 
 constexpr std::string_view kPrefix = "step_";
 constexpr std::string_view kAside = ".old";
@@ -106,19 +104,18 @@ std::optional<Identity> find_step(const fs::path& path) {
   if (auto found = identity_of(path)) {
     return found;
   }
-  return identity_of(checkpoint::FolderWriter::aside_of(path));
+  return identity_of(FolderWriter::aside_of(path));
 }
 
 [[noreturn]] void fail_to_list(const fs::path& folder, int error) {
-  raise<checkpoint::CheckpointAccessError>(
-      {.call = "CheckpointManager", .path = folder.native()},
-      fmt::format(
-          "cannot list this folder: {}.", checkpoint::system_reason(error)));
+  raise<CheckpointAccessError>(
+      {.call = "checkpoint::Manager", .path = folder.native()},
+      fmt::format("cannot list this folder: {}.", system_reason(error)));
 }
 
 /// Names in a folder; nothing if it is not there (any more).
 std::optional<std::vector<std::string>> names_in(const fs::path& folder) {
-  if (const int error = checkpoint::opening_fault(folder)) {
+  if (const int error = opening_fault(folder)) {
     fail_to_list(folder, error);
   }
   std::vector<std::string> names;
@@ -142,7 +139,7 @@ bool is_ours(const fs::path& folder) {
   const auto names = names_in(folder);
   return names &&
       std::any_of(names->begin(), names->end(), [](const fs::path& name) {
-           return name == ".metadata" || name == checkpoint::kChecksumsName ||
+           return name == ".metadata" || name == kChecksumsName ||
                name.extension() == ".distcp";
          });
 }
@@ -215,7 +212,7 @@ std::vector<Step> settled_steps_in(const fs::path& folder) {
 
 std::string problem_with(const fs::path& path) {
   try {
-    checkpoint::Source::open(path);
+    Source::open(path);
     return "";
   } catch (const std::exception& error) {
     return error.what();
@@ -238,7 +235,8 @@ void tolerating(const fs::path& path, const Body& body) {
   try {
     body();
   } catch (const std::exception& error) {
-    TORCH_WARN("CheckpointManager: ", path.string(), " stays: ", error.what());
+    TORCH_WARN(
+        "checkpoint::Manager: ", path.string(), " stays: ", error.what());
   }
 }
 
@@ -253,11 +251,11 @@ void remove_leftovers(const fs::path& folder) {
     const fs::path path = folder / name;
     tolerating(path, [&] {
       if (name.find(kRemoved) != std::string::npos) {
-        checkpoint::remove_path(path);
+        remove_path(path);
       } else if (name.ends_with(".partial")) {
-        checkpoint::PartialFolder::remove_if_stale(path);
+        PartialFolder::remove_if_stale(path);
       } else if (name.ends_with(kAside)) {
-        checkpoint::FolderWriter::recover(
+        FolderWriter::recover(
             folder / name.substr(1, name.size() - 1 - kAside.size()));
       }
     });
@@ -276,9 +274,9 @@ void set_aside_above(const fs::path& folder, int64_t saved) {
     }
     tolerating(step.path, [&] {
       const fs::path aside = unused(step.path, ".superseded");
-      checkpoint::rename_path(step.path, aside);
+      rename_path(step.path, aside);
       TORCH_WARN(
-          "CheckpointManager: step ",
+          "checkpoint::Manager: step ",
           saved,
           " was saved after step ",
           step.step,
@@ -312,7 +310,7 @@ int64_t newest_sound(const fs::path& folder) {
 /// What rank 0 lists, on every rank; where it was found, on rank 0.
 std::vector<Step> steps_of_root(const Peers& peers, const fs::path& folder) {
   std::vector<Step> steps;
-  checkpoint::WireWriter out;
+  WireWriter out;
   settle(peers, [&] {
     if (peers.is_root()) {
       steps = settled_steps_in(folder);
@@ -323,7 +321,7 @@ std::vector<Step> steps_of_root(const Peers& peers, const fs::path& folder) {
     }
   });
   const Bytes bytes = peers.broadcast(out.take(), "checkpoints");
-  checkpoint::WireReader in(bytes);
+  WireReader in(bytes);
   const uint64_t count = in.number();
   for (uint64_t i = 0; !peers.is_root() && i < count; ++i) {
     const auto step = static_cast<int64_t>(in.number());
@@ -334,7 +332,7 @@ std::vector<Step> steps_of_root(const Peers& peers, const fs::path& folder) {
 
 /// Whether rank 0 finds another one than it listed. Collective.
 bool has_changed(const Peers& peers, const Step& step) {
-  checkpoint::WireWriter out;
+  WireWriter out;
   settle(peers, [&] {
     if (peers.is_root()) {
       out.number(step.has_changed() ? 1 : 0);
@@ -342,14 +340,12 @@ bool has_changed(const Peers& peers, const Step& step) {
   });
   const Bytes bytes =
       peers.broadcast(out.take(), "is a checkpoint still there");
-  return checkpoint::WireReader(bytes).number() != 0;
+  return WireReader(bytes).number() != 0;
 }
 
 } // namespace
 
-CheckpointManager::CheckpointManager(
-    fs::path folder,
-    const ManagerOptions& options)
+Manager::Manager(fs::path folder, const ManagerOptions& options)
     : folder_(fs::absolute(folder).lexically_normal()), options_(options) {
   const Peers peers(options_.group());
   settle(peers, [&] {
@@ -358,7 +354,7 @@ CheckpointManager::CheckpointManager(
       fs::create_directories(folder_, error);
       if (error) {
         raise<CheckpointError>(
-            {.call = "CheckpointManager", .path = folder_.native()},
+            {.call = "checkpoint::Manager", .path = folder_.native()},
             fmt::format("cannot make this folder: {}.", error.message()));
       }
     }
@@ -366,7 +362,7 @@ CheckpointManager::CheckpointManager(
   settle(peers, [&] {
     if (!fs::is_directory(folder_)) {
       raise<CheckpointError>(
-          {.call = "CheckpointManager",
+          {.call = "checkpoint::Manager",
            .rank = peers.rank(),
            .path = folder_.native()},
           "rank 0 has this folder, and this rank does not see it. Use a file system that all hosts share.");
@@ -374,45 +370,45 @@ CheckpointManager::CheckpointManager(
   });
 }
 
-CheckpointManager::~CheckpointManager() = default;
+Manager::~Manager() = default;
 
-fs::path CheckpointManager::path_of(int64_t step) const {
+fs::path Manager::path_of(int64_t step) const {
   if (step < 0) {
     raise<c10::ValueError>(
-        {.call = "CheckpointManager"},
+        {.call = "checkpoint::Manager"},
         fmt::format("step {} is negative. Count from 0.", step));
   }
   return folder_ / name_of_step(step);
 }
 
-checkpoint::SaveOptions CheckpointManager::save_options() const {
-  return checkpoint::SaveOptions()
+SaveOptions Manager::save_options() const {
+  return SaveOptions()
       .group(options_.group())
       .overwrite(true)
       .files_per_rank(options_.files_per_rank());
 }
 
-void CheckpointManager::save(int64_t step, const StateDict& state) {
+void Manager::save(int64_t step, const StateDict& state) {
   wait();
   checkpoint::save(state, path_of(step), save_options());
   prune(step);
 }
 
-void CheckpointManager::save(int64_t step, checkpoint::Stateful& state) {
+void Manager::save(int64_t step, Stateful& state) {
   save(step, state.state_dict());
 }
 
-void CheckpointManager::async_save(int64_t step, const StateDict& state) {
+void Manager::async_save(int64_t step, const StateDict& state) {
   wait();
   under_way_ = checkpoint::async_save(state, path_of(step), save_options());
   to_prune_ = step;
 }
 
-void CheckpointManager::async_save(int64_t step, checkpoint::Stateful& state) {
+void Manager::async_save(int64_t step, Stateful& state) {
   async_save(step, state.state_dict());
 }
 
-void CheckpointManager::wait() {
+void Manager::wait() {
   const auto step = std::exchange(to_prune_, std::nullopt);
   under_way_.wait();
   under_way_ = {};
@@ -421,7 +417,7 @@ void CheckpointManager::wait() {
   }
 }
 
-void CheckpointManager::prune(int64_t saved) {
+void Manager::prune(int64_t saved) {
   if (!Peers(options_.group()).is_root()) {
     return;
   }
@@ -431,11 +427,11 @@ void CheckpointManager::prune(int64_t saved) {
     set_aside_above(folder_, saved);
     remove_old();
   } catch (const std::exception& error) {
-    TORCH_WARN("CheckpointManager: old checkpoints stay: ", error.what());
+    TORCH_WARN("checkpoint::Manager: old checkpoints stay: ", error.what());
   }
 }
 
-void CheckpointManager::remove_old() const {
+void Manager::remove_old() const {
   const auto keep = static_cast<size_t>(options_.keep_last());
   if (options_.keep_last() <= 0) {
     return;
@@ -453,13 +449,13 @@ void CheckpointManager::remove_old() const {
     // Under another name first: nobody takes what is left for whole.
     tolerating(step->path, [&] {
       const fs::path gone = doomed(step->path);
-      checkpoint::rename_path(step->path, gone);
-      checkpoint::remove_path(gone);
+      rename_path(step->path, gone);
+      remove_path(gone);
     });
   }
 }
 
-std::vector<CheckpointManager::Entry> CheckpointManager::list() const {
+std::vector<Manager::Entry> Manager::list() const {
   std::map<int64_t, std::pair<Identity, std::string>> known; // looked at
   while (true) {
     std::vector<Entry> entries;
@@ -482,22 +478,21 @@ std::vector<CheckpointManager::Entry> CheckpointManager::list() const {
   }
 }
 
-std::optional<int64_t> CheckpointManager::latest() const {
+std::optional<int64_t> Manager::latest() const {
   const Peers peers(options_.group());
-  checkpoint::WireWriter out;
+  WireWriter out;
   settle(peers, [&] {
     if (peers.is_root()) {
       out.number(static_cast<uint64_t>(newest_sound(folder_)));
     }
   });
   const Bytes bytes = peers.broadcast(out.take(), "the latest checkpoint");
-  const auto step =
-      static_cast<int64_t>(checkpoint::WireReader(bytes).number());
+  const auto step = static_cast<int64_t>(WireReader(bytes).number());
   return step < 0 ? std::nullopt : std::optional(step);
 }
 
 template <class Target>
-std::optional<int64_t> CheckpointManager::load_newest(
+std::optional<int64_t> Manager::load_newest(
     Target& target,
     LoadOptions options) {
   wait();
@@ -517,7 +512,7 @@ std::optional<int64_t> CheckpointManager::load_newest(
         if (!must_list_again) {
           throw;
         }
-      } catch (const checkpoint::CheckpointAccessError&) {
+      } catch (const CheckpointAccessError&) {
         must_list_again = has_changed(peers, *step);
         if (!must_list_again) {
           throw; // it may be sound: an older one would be a step back
@@ -549,32 +544,26 @@ std::optional<int64_t> CheckpointManager::load_newest(
   }
 }
 
-std::optional<int64_t> CheckpointManager::load_latest(
+std::optional<int64_t> Manager::load_latest(
     StateDict& target,
     LoadOptions options) {
   return load_newest(target, std::move(options));
 }
 
-std::optional<int64_t> CheckpointManager::load_latest(
-    checkpoint::Stateful& target,
+std::optional<int64_t> Manager::load_latest(
+    Stateful& target,
     LoadOptions options) {
   return load_newest(target, std::move(options));
 }
 
-void CheckpointManager::load(
-    int64_t step,
-    StateDict& target,
-    LoadOptions options) {
+void Manager::load(int64_t step, StateDict& target, LoadOptions options) {
   wait();
   checkpoint::load(target, path_of(step), options.group(options_.group()));
 }
 
-void CheckpointManager::load(
-    int64_t step,
-    checkpoint::Stateful& target,
-    LoadOptions options) {
+void Manager::load(int64_t step, Stateful& target, LoadOptions options) {
   wait();
   checkpoint::load(target, path_of(step), options.group(options_.group()));
 }
 
-} // namespace tessera
+} // namespace tessera::checkpoint

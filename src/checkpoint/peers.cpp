@@ -72,27 +72,27 @@ Outcome Outcome::of(const std::function<Bytes()>& body) {
   try {
     outcome.result = body();
   } catch (const DisagreementError& error) {
-    outcome.kind = Kind::kDisagreement;
+    outcome.kind = Kind::Disagreement;
     outcome.text = error.what_without_backtrace();
   } catch (const c10::DistError&) {
     throw; // a peer is gone
   } catch (const c10::ValueError& error) {
-    outcome.kind = Kind::kValueError;
+    outcome.kind = Kind::ValueError;
     outcome.text = error.what_without_backtrace();
   } catch (const CheckpointAccessError& error) {
-    outcome.kind = Kind::kAccess;
+    outcome.kind = Kind::Access;
     outcome.text = error.what_without_backtrace();
   } catch (const CheckpointError& error) {
-    outcome.kind = Kind::kError;
+    outcome.kind = Kind::Error;
     outcome.text = error.what_without_backtrace();
   } catch (const FileError& error) {
-    outcome.kind = Kind::kError;
+    outcome.kind = Kind::Error;
     outcome.text = error.what();
   } catch (const c10::Error& error) {
-    outcome.kind = Kind::kOther;
+    outcome.kind = Kind::Other;
     outcome.text = error.what_without_backtrace();
   } catch (const std::exception& error) { // no memory, a callback of the user's
-    outcome.kind = Kind::kOther;
+    outcome.kind = Kind::Other;
     outcome.text = error.what();
   }
   return outcome;
@@ -118,17 +118,17 @@ Bytes Outcome::to_bytes() const {
 
 void Outcome::raise() const {
   switch (kind) {
-    case Kind::kOk:
+    case Kind::Ok:
       return;
-    case Kind::kDisagreement:
+    case Kind::Disagreement:
       tessera::raise<DisagreementError>({}, text);
-    case Kind::kValueError:
+    case Kind::ValueError:
       tessera::raise<c10::ValueError>({}, text);
-    case Kind::kOther:
+    case Kind::Other:
       tessera::raise({}, text);
-    case Kind::kAccess:
+    case Kind::Access:
       tessera::raise<CheckpointAccessError>({}, text);
-    case Kind::kError:
+    case Kind::Error:
       tessera::raise<CheckpointError>({}, text);
   }
 }
@@ -149,7 +149,7 @@ void settle(const Peers& peers, const std::function<void()>& body) {
   }
   worst = Outcome::from_bytes(
       peers.broadcast(worst.to_bytes(), "checkpoint: the worst error"));
-  if (worst.kind != Outcome::Kind::kOk && mine.kind == worst.kind) {
+  if (worst.kind != Outcome::Kind::Ok && mine.kind == worst.kind) {
     mine.raise();
   }
   worst.raise();

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/byte_vector.h"
+
 namespace tessera::checkpoint {
 
 class Peers {
@@ -44,15 +46,15 @@ class Peers {
 struct Outcome {
   /// From what may be another rank's fault to what is this one's.
   enum class Kind : uint8_t {
-    kOk,
-    kError,
-    kAccess,
-    kOther,
-    kValueError,
-    kDisagreement,
+    Ok,
+    Error,
+    Access,
+    Other,
+    ValueError,
+    Disagreement,
   };
 
-  Kind kind = Kind::kOk;
+  Kind kind = Kind::Ok;
   std::string text;
   Bytes result;
 

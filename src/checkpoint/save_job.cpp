@@ -274,7 +274,7 @@ void SaveJob::add_units(StateDict& state) {
 void SaveJob::add_tensor(Claim claim, const StateValue& value) {
   refuse_part(value, claim.name);
   const at::Tensor data = savable(value.tensor(), claim.name);
-  claim.kind = ClaimKind::kWhole;
+  claim.kind = ClaimKind::Whole;
   claim.is_of_any_rank = value.is_of_any_rank();
   claim.is_on_host = data.is_cpu();
   claim.dtype = *to_format(data.scalar_type());
@@ -300,7 +300,7 @@ void SaveJob::add_tensor(Claim claim, const StateValue& value) {
 }
 
 void SaveJob::add_sharded(Claim claim, const ShardedTensor& tensor) {
-  claim.kind = ClaimKind::kSharded;
+  claim.kind = ClaimKind::Sharded;
   const auto dtype = to_format(tensor.dtype());
   if (!dtype) {
     raise<c10::ValueError>(
@@ -560,7 +560,7 @@ void SaveJob::commit(const std::vector<Bytes>& results) {
   std::string errors;
   for (size_t rank = 0; rank < results.size(); ++rank) {
     const Outcome outcome = Outcome::from_bytes(results[rank]);
-    if (outcome.kind == Outcome::Kind::kOk) {
+    if (outcome.kind == Outcome::Kind::Ok) {
       written.push_back(unpack_result(outcome.result));
     } else {
       errors += fmt::format("\n  rank {}: {}", rank, outcome.text);

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/byte_vector.h"
 #include "checkpoint/disk/folder_writer.h"
 #include "checkpoint/disk/item_file.h"
 #include "checkpoint/format/value.h"

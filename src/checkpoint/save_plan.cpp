@@ -20,12 +20,12 @@ constexpr uint64_t kFrameBytes = 1300;
 constexpr size_t kMaxLines = 8;
 
 std::string describe(const Claim& claim) {
-  if (claim.kind == ClaimKind::kValue) {
+  if (claim.kind == ClaimKind::Value) {
     return "a plain value";
   }
   return fmt::format(
       "a {}tensor of {}, [{}]",
-      claim.kind == ClaimKind::kSharded ? "sharded " : "",
+      claim.kind == ClaimKind::Sharded ? "sharded " : "",
       format::info(claim.dtype).torch_name,
       fmt::join(claim.sizes, ", "));
 }
@@ -34,7 +34,7 @@ std::string describe(const Claim& claim) {
   raise<DisagreementError>({.call = "save", .parameter = name}, what);
 }
 
-bool boxes_overlap(const Box& a, const Box& b) {
+bool boxes_overlap(const ShardedTensor::Box& a, const ShardedTensor::Box& b) {
   for (size_t dim = 0; dim < a.sizes.size(); ++dim) {
     if (a.offsets[dim] + a.sizes[dim] <= b.offsets[dim] ||
         b.offsets[dim] + b.sizes[dim] <= a.offsets[dim]) {
@@ -44,13 +44,13 @@ bool boxes_overlap(const Box& a, const Box& b) {
   return true;
 }
 
-void pack_box(WireWriter& wire, const Box& box) {
+void pack_box(WireWriter& wire, const ShardedTensor::Box& box) {
   wire.numbers(box.offsets);
   wire.numbers(box.sizes);
 }
 
-Box unpack_box(WireReader& wire) {
-  Box box;
+ShardedTensor::Box unpack_box(WireReader& wire) {
+  ShardedTensor::Box box;
   box.offsets = wire.numbers();
   box.sizes = wire.numbers();
   return box;
@@ -97,7 +97,7 @@ Bytes pack(const std::vector<Claim>& claims) {
     wire.number(static_cast<uint64_t>(claim.dtype));
     wire.numbers(claim.sizes);
     wire.number(claim.boxes.size());
-    for (const Box& box : claim.boxes) {
+    for (const ShardedTensor::Box& box : claim.boxes) {
       pack_box(wire, box);
     }
     wire.number(claim.is_of_any_rank ? 1 : 0);
@@ -118,7 +118,7 @@ std::vector<Claim> unpack_claims(std::span<const uint8_t> bytes) {
     claim.dtype = static_cast<format::DType>(wire.number());
     claim.sizes = wire.numbers();
     claim.boxes.resize(wire.number());
-    for (Box& box : claim.boxes) {
+    for (ShardedTensor::Box& box : claim.boxes) {
       box = unpack_box(wire);
     }
     claim.is_of_any_rank = wire.number() == 1;
@@ -204,7 +204,7 @@ void SavePlan::merge(const Claim& claim, int rank, size_t first_unit) {
   entry.is_of_any_rank = entry.is_of_any_rank || claim.is_of_any_rank;
   entry.is_mixed = entry.is_mixed || claim.is_on_host != first.is_on_host;
   if (claim.kind != first.kind ||
-      (claim.kind != ClaimKind::kValue &&
+      (claim.kind != ClaimKind::Value &&
        (claim.dtype != first.dtype || claim.sizes != first.sizes))) {
     disagree(
         claim.name,
@@ -215,7 +215,7 @@ void SavePlan::merge(const Claim& claim, int rank, size_t first_unit) {
             rank,
             describe(claim)));
   }
-  if (claim.kind == ClaimKind::kValue && claim.value_sum != first.value_sum) {
+  if (claim.kind == ClaimKind::Value && claim.value_sum != first.value_sum) {
     disagree(
         claim.name,
         fmt::format(
@@ -224,11 +224,12 @@ void SavePlan::merge(const Claim& claim, int rank, size_t first_unit) {
             rank));
   }
   for (size_t i = 0; i < claim.num_units(); ++i) {
-    const Box box = claim.kind == ClaimKind::kValue ? Box{} : claim.boxes[i];
+    const ShardedTensor::Box box =
+        claim.kind == ClaimKind::Value ? ShardedTensor::Box{} : claim.boxes[i];
     const auto [unit, is_new_box] =
         entry.by_offset.try_emplace(box.offsets, entry.units.size());
     if (is_new_box) {
-      const uint64_t data = claim.kind == ClaimKind::kValue
+      const uint64_t data = claim.kind == ClaimKind::Value
           ? claim.value_bytes
           : static_cast<uint64_t>(
                 box.numel() * format::element_bytes(claim.dtype));
@@ -245,7 +246,7 @@ void SavePlan::merge(const Claim& claim, int rank, size_t first_unit) {
 }
 
 void SavePlan::check_cover(const Entry& entry) const {
-  if (entry.claim->kind != ClaimKind::kSharded) {
+  if (entry.claim->kind != ClaimKind::Sharded) {
     return;
   }
   int64_t covered = 0;
@@ -257,19 +258,21 @@ void SavePlan::check_cover(const Entry& entry) const {
       sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
   bool overlap = false;
   // By offset, so on dim 0: only neighbours that share rows are compared.
-  std::vector<const Box*> open;
+  std::vector<const ShardedTensor::Box*> open;
   for (const auto& [offsets, index] : entry.by_offset) {
-    const Box& box = entry.units[index].box;
+    const ShardedTensor::Box& box = entry.units[index].box;
     if (box.offsets.empty()) {
       break;
     }
-    std::erase_if(open, [&](const Box* other) {
+    std::erase_if(open, [&](const ShardedTensor::Box* other) {
       return other->offsets[0] + other->sizes[0] <= box.offsets[0];
     });
     overlap =
-        overlap || std::any_of(open.begin(), open.end(), [&](const Box* other) {
-          return boxes_overlap(*other, box);
-        });
+        overlap ||
+        std::any_of(
+            open.begin(), open.end(), [&](const ShardedTensor::Box* other) {
+              return boxes_overlap(*other, box);
+            });
     open.push_back(&box);
   }
   if (overlap || covered != numel) {
@@ -298,7 +301,7 @@ void SavePlan::assign(size_t num_ranks) {
         continue;
       }
       shared.push_back(&unit);
-      if (entry.claim->kind != ClaimKind::kValue) {
+      if (entry.claim->kind != ClaimKind::Value) {
         for (const Holder& holder : unit.holders) {
           duty_of(holder).compares = true;
           duty_of(holder).compares_on_host = entry.is_mixed;
@@ -400,7 +403,7 @@ format::DcpMetadata SavePlan::metadata(
   for (const Entry& entry : entries_) {
     const Claim& claim = *entry.claim;
     metadata.paths->push_back({claim.name, claim.keys});
-    if (claim.kind == ClaimKind::kValue) {
+    if (claim.kind == ClaimKind::Value) {
       metadata.bytes.push_back({claim.name, storage_of(entry.units.front())});
       continue;
     }

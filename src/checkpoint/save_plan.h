@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/byte_vector.h"
 #include "checkpoint/disk/checksums.h"
 #include "checkpoint/format/dcp_metadata.h"
 #include "checkpoint/format/dtype.h"
@@ -16,24 +17,24 @@
 
 namespace tessera::checkpoint {
 
-enum class ClaimKind : uint8_t { kValue, kWhole, kSharded };
+enum class ClaimKind : uint8_t { Value, Whole, Sharded };
 
 /// What a rank has under a name. Its units, the boxes of a tensor or the one
 /// value, are what a rank writes or leaves to another.
 struct Claim {
   std::string name;
   std::vector<format::DcpPath::Key> keys;
-  ClaimKind kind = ClaimKind::kValue;
+  ClaimKind kind = ClaimKind::Value;
   uint64_t value_sum = 0; // of a value's pickle
   uint64_t value_bytes = 0;
-  format::DType dtype = format::DType::kFloat32;
+  format::DType dtype = format::DType::Float32;
   std::vector<int64_t> sizes;
-  std::vector<Box> boxes;
+  std::vector<ShardedTensor::Box> boxes;
   bool is_of_any_rank = false; // see StateValue::of_any_rank()
   bool is_on_host = true; // where its values are
 
   size_t num_units() const {
-    return kind == ClaimKind::kValue ? 1 : boxes.size();
+    return kind == ClaimKind::Value ? 1 : boxes.size();
   }
 };
 
@@ -102,7 +103,7 @@ class SavePlan {
     size_t unit; // of that rank
   };
   struct Unit {
-    Box box; // of tensors
+    ShardedTensor::Box box; // of tensors
     uint64_t bytes = 0;
     std::vector<Holder> holders; // by rank; the first that is left writes it
     Holder writer{};

@@ -11,47 +11,47 @@ namespace tessera::checkpoint {
 inline c10::ScalarType scalar_type(format::DType dtype) {
   using format::DType;
   switch (dtype) {
-    case DType::kBool:
+    case DType::Bool:
       return c10::kBool;
-    case DType::kUInt8:
+    case DType::UInt8:
       return c10::kByte;
-    case DType::kInt8:
+    case DType::Int8:
       return c10::kChar;
-    case DType::kUInt16:
+    case DType::UInt16:
       return c10::kUInt16;
-    case DType::kInt16:
+    case DType::Int16:
       return c10::kShort;
-    case DType::kUInt32:
+    case DType::UInt32:
       return c10::kUInt32;
-    case DType::kInt32:
+    case DType::Int32:
       return c10::kInt;
-    case DType::kUInt64:
+    case DType::UInt64:
       return c10::kUInt64;
-    case DType::kInt64:
+    case DType::Int64:
       return c10::kLong;
-    case DType::kFloat8E4M3FN:
+    case DType::Float8E4M3FN:
       return c10::kFloat8_e4m3fn;
-    case DType::kFloat8E4M3FNUZ:
+    case DType::Float8E4M3FNUZ:
       return c10::kFloat8_e4m3fnuz;
-    case DType::kFloat8E5M2:
+    case DType::Float8E5M2:
       return c10::kFloat8_e5m2;
-    case DType::kFloat8E5M2FNUZ:
+    case DType::Float8E5M2FNUZ:
       return c10::kFloat8_e5m2fnuz;
-    case DType::kFloat8E8M0FNU:
+    case DType::Float8E8M0FNU:
       return c10::kFloat8_e8m0fnu;
-    case DType::kBFloat16:
+    case DType::BFloat16:
       return c10::kBFloat16;
-    case DType::kFloat16:
+    case DType::Float16:
       return c10::kHalf;
-    case DType::kFloat32:
+    case DType::Float32:
       return c10::kFloat;
-    case DType::kFloat64:
+    case DType::Float64:
       return c10::kDouble;
-    case DType::kComplex32:
+    case DType::Complex32:
       return c10::kComplexHalf;
-    case DType::kComplex64:
+    case DType::Complex64:
       return c10::kComplexFloat;
-    case DType::kComplex128:
+    case DType::Complex128:
       return c10::kComplexDouble;
   }
   return c10::ScalarType::Undefined;

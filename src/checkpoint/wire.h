@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/byte_vector.h"
+
 namespace tessera::checkpoint {
 
 class WireWriter {

@@ -50,8 +50,8 @@ Action add_inspect(CLI::App& app) {
         << (settings->json ? inspect_json(*source)
                            : inspect_text(
                                  *source,
-                                 settings->boxes ? checkpoint::ShowBoxes::kYes
-                                                 : checkpoint::ShowBoxes::kNo));
+                                 settings->boxes ? checkpoint::ShowBoxes::Yes
+                                                 : checkpoint::ShowBoxes::No));
     return 0;
   };
 }

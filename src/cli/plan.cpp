@@ -33,14 +33,14 @@ using plan::TrainingSetup;
 constexpr int kError = 2;
 
 const std::map<std::string, DType> kDtypes{
-    {"float32", DType::kFloat32},
-    {"fp32", DType::kFloat32},
-    {"bfloat16", DType::kBFloat16},
-    {"bf16", DType::kBFloat16},
-    {"float16", DType::kFloat16},
-    {"fp16", DType::kFloat16},
-    {"float64", DType::kFloat64},
-    {"fp64", DType::kFloat64}};
+    {"float32", DType::Float32},
+    {"fp32", DType::Float32},
+    {"bfloat16", DType::BFloat16},
+    {"bf16", DType::BFloat16},
+    {"float16", DType::Float16},
+    {"fp16", DType::Float16},
+    {"float64", DType::Float64},
+    {"fp64", DType::Float64}};
 
 const std::map<std::string, plan::Optimizer> kOptimizers{
     {"adamw", plan::Optimizer::AdamW},
@@ -242,7 +242,7 @@ GptSubject gpt_of(const Settings& settings, std::vector<std::string>& notes) {
   take(subject.shape.length, settings.length, 1024, "length");
   take(subject.run.batch, settings.batch, 1, "batch");
   subject.run.recomputes = settings.recompute;
-  subject.run.loss_dtype = settings.loss_dtype.value_or(DType::kFloat32);
+  subject.run.loss_dtype = settings.loss_dtype.value_or(DType::Float32);
   if (!settings.loss_dtype) {
     notes.push_back("--loss-dtype float32: the loss is computed in it");
   }

@@ -75,7 +75,7 @@ struct Announcement {
 
 } // namespace
 
-struct DdpHandle::Impl {
+struct DDPHandle::Impl {
   std::shared_ptr<torch::nn::Module> module;
   DDPOptions options;
   Group group;
@@ -170,7 +170,7 @@ struct DdpHandle::Impl {
   }
 };
 
-DdpHandle::DdpHandle(
+DDPHandle::DDPHandle(
     std::shared_ptr<torch::nn::Module> module,
     const DDPOptions& options)
     : impl_(std::make_unique<Impl>()) {
@@ -204,9 +204,9 @@ DdpHandle::DdpHandle(
       [&impl] { return impl.unknown_params(); });
 }
 
-DdpHandle::~DdpHandle() = default;
+DDPHandle::~DDPHandle() = default;
 
-void DdpHandle::announce(bool reduces, bool sends_buffers) {
+void DDPHandle::announce(bool reduces, bool sends_buffers) {
   Join::notify_join_context(*this);
   const Announcement all =
       Announcement{
@@ -220,11 +220,11 @@ void DdpHandle::announce(bool reduces, bool sends_buffers) {
   }
 }
 
-bool DdpHandle::is_joined() const {
+bool DDPHandle::is_joined() const {
   return active_join() != nullptr && active_join()->options().enable();
 }
 
-void DdpHandle::before_forward() {
+void DDPHandle::before_forward() {
   Impl& impl = *impl_;
   const bool sends_buffers = impl.options.broadcast_buffers() &&
       impl.buffers_are_due && impl.group.size() > 1 &&
@@ -242,27 +242,27 @@ void DdpHandle::before_forward() {
   impl.buffers_are_due = impl.reducer->syncs();
 }
 
-void DdpHandle::before_reduction() {
+void DDPHandle::before_reduction() {
   if (is_joined() && !impl_->is_announced) {
     announce(true, false);
   }
   impl_->is_announced = false;
 }
 
-void DdpHandle::set_requires_gradient_sync(bool on) {
+void DDPHandle::set_requires_gradient_sync(bool on) {
   impl_->reducer->set_sync(on);
 }
 
-DdpHandle::NoSync::NoSync(DdpHandle& handle)
+DDPHandle::NoSync::NoSync(DDPHandle& handle)
     : handle_(handle), before_(handle.impl_->reducer->syncs()) {
   handle_.set_requires_gradient_sync(false);
 }
 
-DdpHandle::NoSync::~NoSync() {
+DDPHandle::NoSync::~NoSync() {
   handle_.set_requires_gradient_sync(before_);
 }
 
-void DdpHandle::register_comm_hook(CommHook hook) {
+void DDPHandle::register_comm_hook(CommHook hook) {
   if (impl_->reducer->has_hook() || hook == nullptr) {
     raise<c10::ValueError>(
         impl_->site(),
@@ -275,14 +275,14 @@ void DdpHandle::register_comm_hook(CommHook hook) {
       impl_->group.split(0, impl_->group.rank(), "ddp hooks").value());
 }
 
-bool DdpHandle::has_rebuilt_buckets() const {
+bool DDPHandle::has_rebuilt_buckets() const {
   return impl_->reducer->has_rebuilt();
 }
 
 /// What a rank without inputs does.
-class DdpHandle::Hook : public JoinHook {
+class DDPHandle::Hook : public JoinHook {
  public:
-  explicit Hook(DdpHandle& handle) : impl_(*handle.impl_) {}
+  explicit Hook(DDPHandle& handle) : impl_(*handle.impl_) {}
 
   void main_hook() override {
     const Announcement all = Announcement{}.over_ranks(impl_.group);
@@ -307,7 +307,7 @@ class DdpHandle::Hook : public JoinHook {
   Impl& impl_;
 };
 
-std::unique_ptr<JoinHook> DdpHandle::join_hook(const JoinArguments& arguments) {
+std::unique_ptr<JoinHook> DDPHandle::join_hook(const JoinArguments& arguments) {
   const auto divides = arguments.find("divide_by_initial_world_size");
   if (divides != arguments.end() && !std::any_cast<bool>(divides->second)) {
     raise<c10::NotImplementedError>(
@@ -317,11 +317,11 @@ std::unique_ptr<JoinHook> DdpHandle::join_hook(const JoinArguments& arguments) {
   return std::make_unique<Hook>(*this);
 }
 
-at::Device DdpHandle::join_device() const {
+at::Device DDPHandle::join_device() const {
   return distinct_parameters(*impl_->module).front().tensor.device();
 }
 
-Group DdpHandle::join_process_group() const {
+Group DDPHandle::join_process_group() const {
   return impl_->group;
 }
 

@@ -130,7 +130,7 @@ void Join::notify() {
   }
 }
 
-void join(
+void Join::run(
     std::vector<Joinable*> joinables,
     const std::function<void()>& body,
     JoinOptions options) {

@@ -108,12 +108,12 @@ bool is_deferred(const at::Tensor& tensor) {
   return engine::find_deferred(tensor) != nullptr;
 }
 
-void materialize(torch::nn::Module& module) {
+void materialize(ModuleRef module) {
   engine::StorageGroups groups;
-  for (const auto& item : module.named_parameters()) {
+  for (const auto& item : module->named_parameters()) {
     groups.add(item.key(), item.value());
   }
-  for (const auto& item : module.named_buffers()) {
+  for (const auto& item : module->named_buffers()) {
     groups.add(item.key(), item.value());
   }
   for (const engine::StorageGroup& group : groups.all()) {

@@ -10,10 +10,10 @@ namespace {
 void cut(
     const Shape& shape,
     size_t dim,
-    Box place,
+    ShardedTensor::Box place,
     int64_t begin,
     int64_t end,
-    std::vector<Box>& boxes) {
+    std::vector<ShardedTensor::Box>& boxes) {
   const int64_t inner = std::accumulate(
       shape.begin() + static_cast<std::ptrdiff_t>(dim) + 1,
       shape.end(),
@@ -21,14 +21,14 @@ void cut(
       std::multiplies<>());
   const auto rows = [&](int64_t first, int64_t last) {
     if (first < last) {
-      Box box = place;
+      ShardedTensor::Box box = place;
       box.offsets[dim] = first;
       box.sizes[dim] = last - first;
       boxes.push_back(std::move(box));
     }
   };
   const auto part_of_row = [&](int64_t row, int64_t from, int64_t to) {
-    Box box = place;
+    ShardedTensor::Box box = place;
     box.offsets[dim] = row;
     box.sizes[dim] = 1;
     cut(shape, dim + 1, std::move(box), from, to, boxes);
@@ -54,12 +54,15 @@ void cut(
 
 } // namespace
 
-std::vector<Box> boxes_of(const Shape& shape, int64_t begin, int64_t numel) {
-  std::vector<Box> boxes;
+std::vector<ShardedTensor::Box> boxes_of(
+    const Shape& shape,
+    int64_t begin,
+    int64_t numel) {
+  std::vector<ShardedTensor::Box> boxes;
   if (numel == 0) {
     return boxes;
   }
-  Box whole{std::vector<int64_t>(shape.size(), 0), shape};
+  ShardedTensor::Box whole{std::vector<int64_t>(shape.size(), 0), shape};
   if (shape.empty()) {
     boxes.push_back(std::move(whole));
   } else {
@@ -68,7 +71,7 @@ std::vector<Box> boxes_of(const Shape& shape, int64_t begin, int64_t numel) {
   return boxes;
 }
 
-at::Tensor view_of(const at::Tensor& whole, const Box& box) {
+at::Tensor view_of(const at::Tensor& whole, const ShardedTensor::Box& box) {
   at::Tensor view = whole;
   for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
     view = view.narrow(

@@ -15,9 +15,12 @@ namespace tessera::engine {
 /// The boxes that make up elements [begin, begin + numel) of a flattened tensor
 /// of this shape, in that order: at most 2 * ndim - 1 of them, each contiguous
 /// in it. None for an empty range.
-std::vector<Box> boxes_of(const Shape& shape, int64_t begin, int64_t numel);
+std::vector<ShardedTensor::Box> boxes_of(
+    const Shape& shape,
+    int64_t begin,
+    int64_t numel);
 
 /// That box of `whole`.
-at::Tensor view_of(const at::Tensor& whole, const Box& box);
+at::Tensor view_of(const at::Tensor& whole, const ShardedTensor::Box& box);
 
 } // namespace tessera::engine

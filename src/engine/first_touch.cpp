@@ -124,7 +124,7 @@ void refuse_clip_by_a_part(
       is_data_of_gradient(self.toTensor())) {
     raise(
         {.call = "clip_grad_norm_"},
-        "this scales the gradients of shards by what one rank knows of them, as torch::nn::utils::clip_grad_norm_ does, and each rank by another factor. Clip with tessera::clip_grad_norm_(*model, max_norm); with a factor that is the same on all ranks, multiply the gradient itself and not its data().");
+        "this scales the gradients of shards by what one rank knows of them, as torch::nn::utils::clip_grad_norm_ does, and each rank by another factor. Clip with tessera::clip_grad_norm_(model, max_norm); with a factor that is the same on all ranks, multiply the gradient itself and not its data().");
   }
 }
 

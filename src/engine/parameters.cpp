@@ -99,7 +99,7 @@ NamedTensors engine::list_parameters(
 }
 
 NamedTensors named_parameters(
-    torch::nn::Module& module,
+    ModuleRef module,
     const std::string& prefix,
     bool recurse) {
   watch_plain(module);
@@ -107,7 +107,7 @@ NamedTensors named_parameters(
 }
 
 NamedTensors named_buffers(
-    torch::nn::Module& module,
+    ModuleRef module,
     const std::string& prefix,
     bool recurse) {
   NamedTensors result;
@@ -126,7 +126,7 @@ NamedTensors named_buffers(
   return result;
 }
 
-std::vector<at::Tensor> parameters(torch::nn::Module& module) {
+std::vector<at::Tensor> parameters(ModuleRef module) {
   std::vector<at::Tensor> result;
   for (auto& [name, tensor] : named_parameters(module)) {
     result.push_back(std::move(tensor));

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/byte_vector.h"
 #include "engine/plain_params.h"
 #include "engine/start.h"
 #include "engine/unit.h"

@@ -17,6 +17,7 @@
 #include <string>
 #include <utility>
 
+#include "base/byte_vector.h"
 #include "comm/raw_access.h"
 #include "engine/boxes.h"
 
@@ -28,14 +29,16 @@ int64_t product(const std::vector<int64_t>& sizes) {
       sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
-std::string describe(const Box& box) {
+std::string describe(const ShardedTensor::Box& box) {
   return fmt::format(
       "box at [{}] of sizes [{}]",
       fmt::join(box.offsets, ", "),
       fmt::join(box.sizes, ", "));
 }
 
-bool is_inside(const Box& box, const std::vector<int64_t>& sizes) {
+bool is_inside(
+    const ShardedTensor::Box& box,
+    const std::vector<int64_t>& sizes) {
   if (box.offsets.size() != sizes.size() || box.sizes.size() != sizes.size()) {
     return false;
   }
@@ -48,7 +51,7 @@ bool is_inside(const Box& box, const std::vector<int64_t>& sizes) {
   return true;
 }
 
-bool overlap(const Box& a, const Box& b) {
+bool overlap(const ShardedTensor::Box& a, const ShardedTensor::Box& b) {
   if (a.numel() == 0 || b.numel() == 0) {
     return false;
   }
@@ -82,7 +85,7 @@ Bytes to_bytes(const std::vector<ShardedTensor::Piece>& pieces) {
   return bytes;
 }
 
-std::vector<Box> from_bytes(
+std::vector<ShardedTensor::Box> from_bytes(
     const Bytes& bytes,
     size_t ndim,
     int64_t& device_type) {
@@ -90,9 +93,9 @@ std::vector<Box> from_bytes(
   std::memcpy(numbers.data(), bytes.data(), bytes.size());
   device_type = std::max(device_type, *(numbers.end() - 2));
   const auto count = static_cast<size_t>(numbers.back());
-  std::vector<Box> boxes(count);
+  std::vector<ShardedTensor::Box> boxes(count);
   const int64_t* next = numbers.data();
-  for (Box& box : boxes) {
+  for (ShardedTensor::Box& box : boxes) {
     box.offsets.assign(next, next + ndim);
     box.sizes.assign(next + ndim, next + 2 * ndim);
     next += 2 * ndim;
@@ -102,16 +105,16 @@ std::vector<Box> from_bytes(
 
 /// Why the boxes of all ranks are not the tensor, each element once.
 std::optional<std::string> objection_to(
-    const std::vector<std::vector<Box>>& by_rank,
+    const std::vector<std::vector<ShardedTensor::Box>>& by_rank,
     const std::vector<int64_t>& sizes) {
   int64_t covered = 0;
-  std::vector<const Box*> all;
+  std::vector<const ShardedTensor::Box*> all;
   for (const auto& boxes : by_rank) {
-    for (const Box& box : boxes) {
+    for (const ShardedTensor::Box& box : boxes) {
       if (!is_inside(box, sizes)) {
         return describe(box) + " is not inside it.";
       }
-      for (const Box* other : all) {
+      for (const ShardedTensor::Box* other : all) {
         if (overlap(box, *other)) {
           return fmt::format(
               "{} and {} overlap.", describe(box), describe(*other));
@@ -130,7 +133,7 @@ std::optional<std::string> objection_to(
 
 } // namespace
 
-int64_t Box::numel() const {
+int64_t ShardedTensor::Box::numel() const {
   return product(sizes);
 }
 
@@ -190,14 +193,14 @@ void ShardedTensor::before_raw_write(const char* call) const {
 }
 
 at::Tensor ShardedTensor::full_tensor() const {
-  std::vector<std::vector<Box>> by_rank;
+  std::vector<std::vector<ShardedTensor::Box>> by_rank;
   int64_t largest = 0;
   int64_t device_type = 0;
   for (const Bytes& bytes :
        group_.all_gather_bytes(to_bytes(pieces_), "boxes")) {
     by_rank.push_back(from_bytes(bytes, sizes_.size(), device_type));
     int64_t numel = 0;
-    for (const Box& box : by_rank.back()) {
+    for (const ShardedTensor::Box& box : by_rank.back()) {
       numel += box.numel();
     }
     largest = std::max(largest, numel);
@@ -222,7 +225,7 @@ at::Tensor ShardedTensor::full_tensor() const {
   at::Tensor whole = at::empty(sizes_, options);
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     int64_t begin = 0;
-    for (const Box& box : by_rank[rank]) {
+    for (const ShardedTensor::Box& box : by_rank[rank]) {
       const int64_t numel = box.numel();
       engine::view_of(whole, box)
           .copy_(all[static_cast<int64_t>(rank)]

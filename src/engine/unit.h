@@ -176,7 +176,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   struct LeafParam {
     std::string name; // below the module of the root unit
     std::vector<int64_t> sizes; // of the whole parameter
-    std::vector<Box> boxes; // this rank's, in the order of the leaf's elements
+    std::vector<ShardedTensor::Box>
+        boxes; // this rank's, in the order of the leaf's elements
   };
   /// Nothing for a tensor that is no leaf of the unit, and for the one leaf of
   /// all parameters.

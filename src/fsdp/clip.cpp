@@ -170,10 +170,7 @@ double plain_power(const Gradients& gradients, double p) {
 
 } // namespace
 
-double clip_grad_norm_(
-    torch::nn::Module& module,
-    double max_norm,
-    double norm_type) {
+double clip_grad_norm_(ModuleRef module, double max_norm, double norm_type) {
   if (!(norm_type > 0)) {
     raise<c10::ValueError>(
         {.call = "clip_grad_norm_"},

@@ -23,23 +23,23 @@ namespace {
 
 const char* name_of(ShardingStrategy strategy) {
   switch (strategy) {
-    case ShardingStrategy::FULL_SHARD:
-      return "FULL_SHARD";
-    case ShardingStrategy::SHARD_GRAD_OP:
-      return "SHARD_GRAD_OP";
-    case ShardingStrategy::NO_SHARD:
-      return "NO_SHARD";
-    case ShardingStrategy::HYBRID_SHARD:
-      return "HYBRID_SHARD";
-    case ShardingStrategy::HYBRID_SHARD_ZERO2:
-      return "HYBRID_SHARD_ZERO2";
+    case ShardingStrategy::FullShard:
+      return "FullShard";
+    case ShardingStrategy::ShardGradOp:
+      return "ShardGradOp";
+    case ShardingStrategy::NoShard:
+      return "NoShard";
+    case ShardingStrategy::HybridShard:
+      return "HybridShard";
+    case ShardingStrategy::HybridShardZero2:
+      return "HybridShardZero2";
   }
   return "unknown";
 }
 
 bool is_hybrid(ShardingStrategy strategy) {
-  return strategy == ShardingStrategy::HYBRID_SHARD ||
-      strategy == ShardingStrategy::HYBRID_SHARD_ZERO2;
+  return strategy == ShardingStrategy::HybridShard ||
+      strategy == ShardingStrategy::HybridShardZero2;
 }
 
 std::string describe(const FSDPOptions& options, ShardingStrategy strategy) {
@@ -80,7 +80,7 @@ engine::Groups groups_for(
   const Group group = options.device_mesh() ? options.device_mesh()->group()
       : options.process_group()             ? *options.process_group()
                                             : world();
-  if (strategy != ShardingStrategy::NO_SHARD) {
+  if (strategy != ShardingStrategy::NoShard) {
     return {.all = group, .shard = group};
   }
   engine::Groups groups{.all = group, .shard = group.alone()};
@@ -149,36 +149,36 @@ void initialize_meta(
 
 } // namespace
 
-FsdpUnit::FsdpUnit(
+FSDPUnit::FSDPUnit(
     std::shared_ptr<engine::Unit> unit,
     torch::nn::Module& module)
     : unit_(std::move(unit)), module_(&module) {}
 
-const std::string& FsdpUnit::name() const {
+const std::string& FSDPUnit::name() const {
   return unit_->name();
 }
 
-bool FsdpUnit::is_root() const {
+bool FSDPUnit::is_root() const {
   return unit_->is_root();
 }
 
-bool FsdpUnit::uses_sharded_strategy() const {
+bool FSDPUnit::uses_sharded_strategy() const {
   return unit_->groups().shard.size() > 1;
 }
 
-bool FsdpUnit::offloads_params() const {
+bool FSDPUnit::offloads_params() const {
   return unit_->options().offload;
 }
 
-bool FsdpUnit::use_orig_params() const {
+bool FSDPUnit::use_orig_params() const {
   return !unit_->options().one_leaf;
 }
 
-at::Tensor FsdpUnit::flat_param() const {
+at::Tensor FSDPUnit::flat_param() const {
   return unit_->flat_param();
 }
 
-int64_t FsdpUnit::sharded_numel() const {
+int64_t FSDPUnit::sharded_numel() const {
   int64_t numel = 0;
   for (const engine::Bundle& bundle : unit_->bundles()) {
     numel += bundle.layout().shard_numel();
@@ -186,7 +186,7 @@ int64_t FsdpUnit::sharded_numel() const {
   return numel;
 }
 
-int64_t FsdpUnit::unsharded_numel() const {
+int64_t FSDPUnit::unsharded_numel() const {
   int64_t numel = 0;
   for (const engine::Bundle& bundle : unit_->bundles()) {
     numel += use_orig_params() ? bundle.layout().full_numel()
@@ -195,12 +195,12 @@ int64_t FsdpUnit::unsharded_numel() const {
   return numel;
 }
 
-int64_t FsdpUnit::allocated_numel() const {
+int64_t FSDPUnit::allocated_numel() const {
   return unit_->allocated_numel();
 }
 
-std::vector<FsdpUnit> fsdp_modules(torch::nn::Module& module, bool root_only) {
-  std::vector<FsdpUnit> result;
+std::vector<FSDPUnit> fsdp_units(ModuleRef module, bool root_only) {
+  std::vector<FSDPUnit> result;
   const auto units = engine::units_in(module);
   const auto add = [&](torch::nn::Module& one) {
     for (const auto& unit : units) {
@@ -210,7 +210,7 @@ std::vector<FsdpUnit> fsdp_modules(torch::nn::Module& module, bool root_only) {
     }
   };
   add(module);
-  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+  for (const auto& item : module->named_modules("", /*include_self=*/false)) {
     add(*item.value());
   }
   return result;
@@ -218,7 +218,7 @@ std::vector<FsdpUnit> fsdp_modules(torch::nn::Module& module, bool root_only) {
 
 namespace detail {
 
-FsdpHandle::FsdpHandle(
+FSDPHandle::FSDPHandle(
     std::shared_ptr<torch::nn::Module> module,
     const FSDPOptions& options)
     : module_(std::move(module)),
@@ -227,12 +227,12 @@ FsdpHandle::FsdpHandle(
   const Group group = options_.device_mesh() ? options_.device_mesh()->group()
       : options_.process_group()             ? *options_.process_group()
                                              : world();
-  if (group.size() == 1 && strategy_ != ShardingStrategy::NO_SHARD) {
+  if (group.size() == 1 && strategy_ != ShardingStrategy::NoShard) {
     TORCH_WARN_ONCE(
-        "FSDP is switching to use `NO_SHARD` instead of ",
+        "FSDP is switching to use `NoShard` instead of ",
         name_of(strategy_),
         " since the world size is 1.");
-    strategy_ = ShardingStrategy::NO_SHARD;
+    strategy_ = ShardingStrategy::NoShard;
   }
   const MixedPrecision& precision = options_.mixed_precision();
   fsdp::ShardRequest request{
@@ -244,8 +244,8 @@ FsdpHandle::FsdpHandle(
            // Python's: 16 bytes of the compute dtype, so that sizes agree.
            .alignment = {.param = 1, .shard = 1},
            .param_alignment_bytes = options_.use_orig_params() ? 16 : 0,
-           .reshard_after_forward = strategy_ == ShardingStrategy::FULL_SHARD ||
-               strategy_ == ShardingStrategy::HYBRID_SHARD,
+           .reshard_after_forward = strategy_ == ShardingStrategy::FullShard ||
+               strategy_ == ShardingStrategy::HybridShard,
            .param_dtype = precision.param_dtype(),
            .reduce_dtype = precision.reduce_dtype() ? precision.reduce_dtype()
                                                     : precision.param_dtype(),
@@ -256,7 +256,7 @@ FsdpHandle::FsdpHandle(
       .policy = options_.auto_wrap_policy(),
       .sync_buffers = options_.sync_module_states(),
       .uniform = true,
-      .state_dict_type = StateDictType::FULL_STATE_DICT};
+      .state_dict_type = StateDictType::FullStateDict};
   for (const auto& ignored : options_.ignored_modules()) {
     request.ignored_modules.insert(ignored.get());
     for (const auto& item : ignored->named_modules()) {
@@ -286,20 +286,20 @@ FsdpHandle::FsdpHandle(
   }
 }
 
-FsdpHandle::ForwardScope::ForwardScope(const FsdpHandle& handle) {
+FSDPHandle::ForwardScope::ForwardScope(const FSDPHandle& handle) {
   if (auto unit = engine::unit_at(*handle.module_)) {
     unit->schedule().enter_forward(*unit);
     units_.push_back(std::move(unit));
   }
 }
 
-FsdpHandle::ForwardScope::~ForwardScope() {
+FSDPHandle::ForwardScope::~ForwardScope() {
   for (const auto& unit : units_) {
     unit->schedule().leave_forward(*unit);
   }
 }
 
-at::Tensor FsdpHandle::cast_tensor(const at::Tensor& input) const {
+at::Tensor FSDPHandle::cast_tensor(const at::Tensor& input) const {
   const MixedPrecision& precision = options_.mixed_precision();
   return precision.param_dtype() && precision.cast_root_forward_inputs() &&
           input.defined() && input.is_floating_point()

@@ -31,7 +31,7 @@ std::string describe(const FullyShardOptions& options) {
 
 } // namespace
 
-void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
+void fully_shard(ModuleRef module, const FullyShardOptions& options) {
   if (options.group() && options.mesh()) {
     raise(
         {.call = "fully_shard"},
@@ -65,23 +65,23 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
   }
 }
 
-void unshard(torch::nn::Module& module) {
+void unshard(ModuleRef module) {
   for (const auto& unit : engine::units_not_summoned(module, "unshard")) {
     unit->schedule().gather(*unit);
   }
 }
 
-void reshard(torch::nn::Module& module) {
+void reshard(ModuleRef module) {
   engine::reshard_units(module, "reshard");
 }
 
-void set_requires_gradient_sync(torch::nn::Module& module, bool on) {
+void set_requires_gradient_sync(ModuleRef module, bool on) {
   for (const auto& unit : engine::units_in(module)) {
     unit->set_syncs_gradients(on);
   }
 }
 
-void set_requires_all_reduce(torch::nn::Module& module, bool on) {
+void set_requires_all_reduce(ModuleRef module, bool on) {
   for (const auto& unit : engine::units_in(module)) {
     unit->set_all_reduces(on);
   }
@@ -91,7 +91,7 @@ struct NoSync::Data {
   std::vector<std::shared_ptr<engine::Unit>> units; // those that it turned off
 };
 
-NoSync::NoSync(torch::nn::Module& module) : data_(std::make_unique<Data>()) {
+NoSync::NoSync(ModuleRef module) : data_(std::make_unique<Data>()) {
   for (const auto& unit : engine::units_in(module)) {
     if (unit->syncs_gradients()) {
       unit->set_syncs_gradients(false);
@@ -106,7 +106,7 @@ NoSync::~NoSync() {
   }
 }
 
-void recover(torch::nn::Module& module) {
+void recover(ModuleRef module) {
   for (const auto& unit : engine::units_in(module)) {
     unit->schedule().recover();
   }

@@ -32,7 +32,7 @@ struct ShardRequest {
   /// ones.
   bool uniform = false;
   /// What state dicts of the units hold at first.
-  StateDictType state_dict_type = StateDictType::SHARDED_STATE_DICT;
+  StateDictType state_dict_type = StateDictType::ShardedStateDict;
 };
 
 /// Makes `module` a unit, and before it the submodules that the policy names.

@@ -131,9 +131,7 @@ void SummonGuard::close() {
   }
 }
 
-SummonGuard summon_full_params(
-    torch::nn::Module& module,
-    const SummonOptions& options) {
+SummonGuard summon_full_params(ModuleRef module, const SummonOptions& options) {
   const Units units = units_to_summon(module, options.recurse());
   check_moment(units);
   agree_on(units, options);

@@ -105,8 +105,8 @@ void Attempt::start_ranks() {
             plan_.attempt,
             local_rank,
             plan_.log_dir ? 0 : frontend_->console.live_columns()),
-        .stdout_fd = output->rank_fd(Stream::kStdout),
-        .stderr_fd = output->rank_fd(Stream::kStderr),
+        .stdout_fd = output->rank_fd(Stream::Stdout),
+        .stderr_fd = output->rank_fd(Stream::Stderr),
         .signal_mask = frontend_->signals.rank_mask()};
     ranks_.push_back(Rank{
         .process = Process::spawn(request),
@@ -137,7 +137,7 @@ void Attempt::step() {
   // A slow console slows the ranks down instead of filling memory.
   for (size_t i = 0; i < ranks_.size() && !frontend_->console.congested();
        ++i) {
-    for (Stream stream : {Stream::kStdout, Stream::kStderr}) {
+    for (Stream stream : {Stream::Stdout, Stream::Stderr}) {
       const int fd = ranks_[i].output->read_fd(stream);
       if (fd >= 0) {
         readable.emplace_back(i, stream);
@@ -173,7 +173,7 @@ int Attempt::poll_timeout_ms() const {
   auto wake_by = [&](Clock::time_point time) {
     wake = wake ? std::min(*wake, time) : time;
   };
-  if (phase_ != Phase::kRunning) {
+  if (phase_ != Phase::Running) {
     wake_by(deadline_);
   }
   if (nodes_ != nullptr && !channel_lost_) {
@@ -234,8 +234,8 @@ void Attempt::take_signal(int signal) {
   }
   ++num_interrupts_;
   cause_.may_restart = false;
-  if (phase_ == Phase::kRunning) {
-    set_cause(Ending::kInterrupted, 128 + signal);
+  if (phase_ == Phase::Running) {
+    set_cause(Ending::Interrupted, 128 + signal);
     begin_stop(signal, options_.interrupt_grace);
   } else if (signal == SIGINT && num_interrupts_ > 1) {
     kill_all();
@@ -257,7 +257,7 @@ void Attempt::take_exits(const std::vector<size_t>& ready) {
   std::stable_partition(order.begin(), order.end(), [&](size_t i) {
     return ranks_[i].process.pid() == first_to_end_;
   });
-  const bool was_running = phase_ == Phase::kRunning;
+  const bool was_running = phase_ == Phase::Running;
   for (size_t i : order) {
     Rank& rank = ranks_[i];
     const std::optional<ExitStatus> status = rank.process.poll_exit();
@@ -267,18 +267,18 @@ void Attempt::take_exits(const std::vector<size_t>& ready) {
     rank.ended = Clock::now();
     RankEnd end{
         .rank = options_.global_rank(static_cast<int>(i)),
-        .kind = RankEnd::Kind::kStopped,
+        .kind = RankEnd::Kind::Stopped,
         .status = *status,
         .stop_seconds = 0};
     if (!was_running) {
       end.stop_seconds = to_seconds(rank.ended - stop_began_);
     } else if (status->ok()) {
-      end.kind = RankEnd::Kind::kFinished;
+      end.kind = RankEnd::Kind::Finished;
     } else {
-      end.kind = RankEnd::Kind::kFailed;
+      end.kind = RankEnd::Kind::Failed;
       if (!failed_first_) {
         failed_first_ = i;
-        set_cause(Ending::kFailed, status->exit_code());
+        set_cause(Ending::Failed, status->exit_code());
         // Who hangs up does not want it started again.
         if (has_hung_up_ && status->signal == SIGHUP) {
           cause_.may_restart = false;
@@ -294,7 +294,7 @@ void Attempt::take_exits(const std::vector<size_t>& ready) {
 
 void Attempt::check_console() {
   const std::string error = frontend_->console.error();
-  if (!error.empty() && phase_ == Phase::kRunning) {
+  if (!error.empty() && phase_ == Phase::Running) {
     fail_with(error, kExitLauncherError);
   }
 }
@@ -306,8 +306,8 @@ void Attempt::check_nodes() {
   next_node_check_ = Clock::now() + kNodeCheckInterval;
   try {
     // Also while stopping: the call is this node's sign of life.
-    if (nodes_->stop_requested(plan_.attempt) && phase_ == Phase::kRunning) {
-      set_cause(Ending::kStopped, kExitLauncherError);
+    if (nodes_->stop_requested(plan_.attempt) && phase_ == Phase::Running) {
+      set_cause(Ending::Stopped, kExitLauncherError);
       begin_stop(
           SIGTERM,
           nodes_->was_interrupted(plan_.attempt) ? options_.interrupt_grace
@@ -324,20 +324,20 @@ void Attempt::check_deadline() {
     return;
   }
   switch (phase_) {
-    case Phase::kStopping:
+    case Phase::Stopping:
       kill_all();
       return;
-    case Phase::kKilling:
-      phase_ = Phase::kAbandoned;
+    case Phase::Killing:
+      phase_ = Phase::Abandoned;
       return;
-    case Phase::kRunning:
-    case Phase::kAbandoned:
+    case Phase::Running:
+    case Phase::Abandoned:
       return;
   }
 }
 
 bool Attempt::is_over() {
-  if (phase_ == Phase::kAbandoned) {
+  if (phase_ == Phase::Abandoned) {
     return true;
   }
   if (num_running() > 0) {
@@ -348,13 +348,13 @@ bool Attempt::is_over() {
   if (num_left == 0) {
     return true;
   }
-  if (phase_ == Phase::kRunning) {
+  if (phase_ == Phase::Running) {
     frontend_->say(
         "all ranks have finished; stopping " + std::to_string(num_left) +
         " process(es) that they left running.");
     begin_stop(SIGTERM, options_.stop_grace);
   }
-  if (phase_ == Phase::kKilling) {
+  if (phase_ == Phase::Killing) {
     // Again and again: a process may have forked since the last look.
     signal_strays(SIGKILL);
     signal_ranks(SIGKILL);
@@ -365,7 +365,7 @@ bool Attempt::is_over() {
 }
 
 void Attempt::begin_stop(int signal, milliseconds grace) {
-  phase_ = Phase::kStopping;
+  phase_ = Phase::Stopping;
   stop_began_ = Clock::now();
   deadline_ = stop_began_ + grace * 9 / 10;
   signal_ranks(signal);
@@ -375,19 +375,19 @@ void Attempt::begin_stop(int signal, milliseconds grace) {
 }
 
 void Attempt::kill_all() {
-  phase_ = Phase::kKilling;
+  phase_ = Phase::Killing;
   deadline_ = Clock::now() + kUnkillableAfter;
   signal_ranks(SIGKILL);
   signal_strays(SIGKILL);
 }
 
 void Attempt::fail_with(const std::string& message, int exit_code) {
-  if (cause_.ending == Ending::kSucceeded) {
-    set_cause(Ending::kError, exit_code);
+  if (cause_.ending == Ending::Succeeded) {
+    set_cause(Ending::Error, exit_code);
     cause_.text = message;
     cause_.may_restart = false;
   }
-  if (phase_ == Phase::kRunning) {
+  if (phase_ == Phase::Running) {
     begin_stop(SIGTERM, options_.stop_grace);
   }
 }
@@ -400,7 +400,7 @@ void Attempt::set_cause(Ending ending, int exit_code) {
 
 void Attempt::tell_nodes() {
   if (nodes_ == nullptr || channel_lost_ ||
-      cause_.ending == Ending::kSucceeded) {
+      cause_.ending == Ending::Succeeded) {
     return;
   }
   try {
@@ -466,13 +466,13 @@ AttemptResult Attempt::make_result() {
     if (!rank.end) {
       rank.end = RankEnd{
           .rank = options_.global_rank(static_cast<int>(i)),
-          .kind = RankEnd::Kind::kUnkillable,
+          .kind = RankEnd::Kind::Unkillable,
           .status = {},
           .stop_seconds = 0};
     }
     result.ends.push_back(*rank.end);
   }
-  if (phase_ == Phase::kAbandoned) {
+  if (phase_ == Phase::Abandoned) {
     for (const ProcessInfo& process : live_descendants()) {
       unkillable += " " + std::to_string(process.pid);
     }
@@ -482,10 +482,10 @@ AttemptResult Attempt::make_result() {
 
   const std::string stopped = stopped_text(result.ends);
   switch (cause_.ending) {
-    case Ending::kFailed:
+    case Ending::Failed:
       cause_.text = failure_summary();
       break;
-    case Ending::kInterrupted:
+    case Ending::Interrupted:
       cause_.text = "interrupted by " + signal_name(cause_.exit_code - 128) +
           (options_.num_nodes > 1
                ? " on node " + std::to_string(options_.node_rank)
@@ -493,13 +493,13 @@ AttemptResult Attempt::make_result() {
           (stopped.empty() ? "."
                            : "; the ranks were stopped: " + stopped + ".");
       break;
-    case Ending::kError:
+    case Ending::Error:
       if (!stopped.empty()) {
         cause_.text += "\n  the ranks were stopped: " + stopped + ".";
       }
       break;
-    case Ending::kSucceeded:
-    case Ending::kStopped:
+    case Ending::Succeeded:
+    case Ending::Stopped:
       break;
   }
   if (!unkillable.empty()) {

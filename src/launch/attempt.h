@@ -68,10 +68,10 @@ class Attempt {
   using Clock = std::chrono::steady_clock;
 
   enum class Phase {
-    kRunning, ///< No reason to stop has been seen.
-    kStopping, ///< Asked to end; SIGKILL follows at deadline_.
-    kKilling, ///< SIGKILL was sent; given up at deadline_.
-    kAbandoned, ///< Something does not die; it is left behind.
+    Running, ///< No reason to stop has been seen.
+    Stopping, ///< Asked to end; SIGKILL follows at deadline_.
+    Killing, ///< SIGKILL was sent; given up at deadline_.
+    Abandoned, ///< Something does not die; it is left behind.
   };
 
   struct Rank {
@@ -117,7 +117,7 @@ class Attempt {
 
   std::vector<std::unique_ptr<RankOutput>> outputs_;
   std::vector<Rank> ranks_;
-  Phase phase_ = Phase::kRunning;
+  Phase phase_ = Phase::Running;
   Clock::time_point stop_began_;
   Clock::time_point deadline_;
   Clock::time_point next_node_check_;

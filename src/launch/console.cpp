@@ -113,10 +113,10 @@ void Console::write(Stream stream, std::string_view lines) {
     out_->append(kWipeLine);
   }
   switch (stream) {
-    case Stream::kStdout:
+    case Stream::Stdout:
       out_->append(lines);
       break;
-    case Stream::kStderr:
+    case Stream::Stderr:
       err_->append(lines);
       break;
   }

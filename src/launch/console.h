@@ -11,7 +11,7 @@
 
 namespace tessera::launch {
 
-enum class Stream { kStdout, kStderr };
+enum class Stream { Stdout, Stderr };
 
 /// Buffered lines on their way to one file, written without blocking.
 class ConsoleSink {

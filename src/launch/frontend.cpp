@@ -33,7 +33,7 @@ int wait_once(Frontend* frontend, int timeout_ms) {
 } // namespace
 
 void Frontend::say(const std::string& message) {
-  console.write(Stream::kStderr, "tessera run: " + message + "\n");
+  console.write(Stream::Stderr, "tessera run: " + message + "\n");
 }
 
 void Frontend::pause(std::chrono::milliseconds duration) {

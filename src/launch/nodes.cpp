@@ -51,7 +51,7 @@ std::string seconds_text(std::chrono::steady_clock::duration duration) {
 NodeReport lost_report(const std::string& text) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return NodeReport{
-      .ending = Ending::kError,
+      .ending = Ending::Error,
       .exit_code = 1,
       .may_restart = false,
       .time_us =
@@ -263,7 +263,7 @@ void Nodes::wait(milliseconds duration) {
 void Nodes::request_stop(int attempt, Ending ending) {
   set_unless_set( // the first cause counts
       attempt_key(attempt, "stop"),
-      ending == Ending::kInterrupted ? kInterrupted : kFailed);
+      ending == Ending::Interrupted ? kInterrupted : kFailed);
 }
 
 bool Nodes::was_interrupted(int attempt) {
@@ -309,11 +309,11 @@ Nodes::Clock::duration Nodes::answer_time() const {
 }
 
 Verdict Nodes::agree(int attempt, const NodeReport& mine) {
-  if (mine.ending == Ending::kInterrupted) {
+  if (mine.ending == Ending::Interrupted) {
     patience_ = kInterruptPatience; // the user waits
   }
   set(report_key(attempt, options_.node_rank), encode(mine));
-  if (mine.ending != Ending::kSucceeded) {
+  if (mine.ending != Ending::Succeeded) {
     request_stop(attempt, mine.ending);
   }
   return is_node0() ? collect(attempt, mine) : await_verdict(attempt);
@@ -327,7 +327,7 @@ Verdict Nodes::collect(int attempt, const NodeReport& mine) {
     throw_if_aborted();
     const bool stopping = stop_requested(attempt);
     if (stopping && !deadline) {
-      request_stop(attempt, Ending::kFailed);
+      request_stop(attempt, Ending::Failed);
       deadline = Clock::now() + answer_time();
     }
     bool complete = true;

@@ -16,9 +16,9 @@ constexpr int kMaxDrainReads = 64;
 
 const char* log_name(Stream stream) {
   switch (stream) {
-    case Stream::kStdout:
+    case Stream::Stdout:
       return "stdout.log";
-    case Stream::kStderr:
+    case Stream::Stderr:
       return "stderr.log";
   }
   return "";
@@ -34,8 +34,8 @@ OutputError log_error(const std::filesystem::path& path, const char* reason) {
 
 RankOutput::RankOutput(const OutputPlan& plan, Console* console)
     : prefix_(rank_prefix(plan.rank, plan.world_size)), console_(console) {
-  open(Stream::kStdout, plan);
-  open(Stream::kStderr, plan);
+  open(Stream::Stdout, plan);
+  open(Stream::Stderr, plan);
 }
 
 void RankOutput::open(Stream stream, const OutputPlan& plan) {
@@ -103,9 +103,9 @@ void RankOutput::read_some(Stream stream) {
 
 void RankOutput::drain() {
   close_rank_ends();
-  for (Stream stream : {Stream::kStdout, Stream::kStderr}) {
+  for (Stream stream : {Stream::Stdout, Stream::Stderr}) {
     for (int i = 0; i < kMaxDrainReads; ++i) {
-      if (read_once(stream) == ReadResult::kNothing) {
+      if (read_once(stream) == ReadResult::Nothing) {
         break;
       }
     }
@@ -117,7 +117,7 @@ void RankOutput::drain() {
 RankOutput::ReadResult RankOutput::read_once(Stream stream) {
   Pipe& source = pipe(stream);
   if (!source.read_end) {
-    return ReadResult::kNothing;
+    return ReadResult::Nothing;
   }
   char buffer[kReadBytes];
   ssize_t num_bytes = 0;
@@ -128,13 +128,13 @@ RankOutput::ReadResult RankOutput::read_once(Stream stream) {
     const std::string_view bytes(buffer, static_cast<size_t>(num_bytes));
     source.splitter->append(bytes);
     write_log(source, bytes);
-    return ReadResult::kData;
+    return ReadResult::Data;
   }
   if (num_bytes == 0 || errno != EAGAIN) {
     source.splitter->finish();
     source.read_end.reset();
   }
-  return ReadResult::kNothing;
+  return ReadResult::Nothing;
 }
 
 void RankOutput::write_log(const Pipe& source, std::string_view bytes) const {
@@ -150,8 +150,8 @@ void RankOutput::write_log(const Pipe& source, std::string_view bytes) const {
 }
 
 Stream RankOutput::telling_stream() const {
-  return pipe(Stream::kStderr).tail.lines().empty() ? Stream::kStdout
-                                                    : Stream::kStderr;
+  return pipe(Stream::Stderr).tail.lines().empty() ? Stream::Stdout
+                                                   : Stream::Stderr;
 }
 
 std::vector<std::string> RankOutput::last_lines() const {

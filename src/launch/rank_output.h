@@ -67,7 +67,7 @@ class RankOutput {
     std::optional<LineSplitter> splitter;
     LineTail tail;
   };
-  enum class ReadResult { kData, kNothing };
+  enum class ReadResult { Data, Nothing };
 
   void open(Stream stream, const OutputPlan& plan);
   void write_log(const Pipe& pipe, std::string_view bytes) const;

@@ -70,7 +70,7 @@ std::string status_text(const ExitStatus& status) {
 }
 
 std::string stopped_text(std::span<const RankEnd> ends) {
-  return list_text(ends, RankEnd::Kind::kStopped, stop_text);
+  return list_text(ends, RankEnd::Kind::Stopped, stop_text);
 }
 
 std::string command_text(const RunOptions& options) {
@@ -118,16 +118,16 @@ std::string failure_text(
   };
   const auto nothing = [](const RankEnd&) { return std::string(); };
   append_line(
-      &text, "also failed", list_text(others, RankEnd::Kind::kFailed, status));
+      &text, "also failed", list_text(others, RankEnd::Kind::Failed, status));
   append_line(
       &text,
       "had finished",
-      list_text(others, RankEnd::Kind::kFinished, nothing));
+      list_text(others, RankEnd::Kind::Finished, nothing));
   append_line(&text, "the other ranks were stopped", stopped_text(others));
   append_line(
       &text,
       "still there after SIGKILL",
-      list_text(others, RankEnd::Kind::kUnkillable, nothing));
+      list_text(others, RankEnd::Kind::Unkillable, nothing));
   if (!report.log_path.empty()) {
     text += "\n  logs: " + report.log_path;
   }

@@ -14,14 +14,14 @@ namespace tessera::launch {
 /// How one rank ended, seen from the launcher.
 struct RankEnd {
   enum class Kind {
-    kFinished, ///< Exited 0 while the run was going on.
-    kFailed, ///< Failed while the run was going on.
-    kStopped, ///< Ended after the launcher had begun to stop the ranks.
-    kUnkillable, ///< Still there after SIGKILL.
+    Finished, ///< Exited 0 while the run was going on.
+    Failed, ///< Failed while the run was going on.
+    Stopped, ///< Ended after the launcher had begun to stop the ranks.
+    Unkillable, ///< Still there after SIGKILL.
   };
 
   int rank = 0;
-  Kind kind = Kind::kFinished;
+  Kind kind = Kind::Finished;
   ExitStatus status;
   /// kStopped: seconds from the beginning of the stop to the end.
   double stop_seconds = 0;

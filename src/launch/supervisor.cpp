@@ -74,7 +74,7 @@ class Supervisor {
       for (int attempt = 0;; ++attempt) {
         const auto began = std::chrono::steady_clock::now();
         const Verdict verdict = run_attempt(attempt);
-        if (verdict.action != Action::kRestart) {
+        if (verdict.action != Action::Restart) {
           return verdict.exit_code;
         }
         const bool failed_early =
@@ -130,7 +130,7 @@ class Supervisor {
         Attempt(options_, std::move(plan), tree_, &frontend_, nodes_.get())
             .run();
     const Verdict verdict = agree(attempt, result);
-    if (verdict.action != Action::kDone) {
+    if (verdict.action != Action::Done) {
       std::string text = verdict.text;
       const std::string stopped = stopped_text(result.ends);
       if (verdict.node_rank != options_.node_rank && !stopped.empty()) {
@@ -154,7 +154,7 @@ class Supervisor {
         throw;
       }
       return Verdict{
-          .action = Action::kFail,
+          .action = Action::Fail,
           .exit_code = std::max(1, result.report.exit_code),
           .node_rank = options_.node_rank,
           .text = result.report.text};

@@ -25,12 +25,12 @@ int64_t to_integer(const std::string& text, int64_t min, int64_t max) {
 
 bool is_cause(const NodeReport& report) {
   switch (report.ending) {
-    case Ending::kFailed:
-    case Ending::kInterrupted:
-    case Ending::kError:
+    case Ending::Failed:
+    case Ending::Interrupted:
+    case Ending::Error:
       return true;
-    case Ending::kSucceeded:
-    case Ending::kStopped:
+    case Ending::Succeeded:
+    case Ending::Stopped:
       return false;
   }
   return false;
@@ -44,7 +44,7 @@ Verdict decide(
     int max_restarts) {
   const bool succeeded =
       std::all_of(reports.begin(), reports.end(), [](const NodeReport& r) {
-        return r.ending == Ending::kSucceeded;
+        return r.ending == Ending::Succeeded;
       });
   if (succeeded) {
     return Verdict{};
@@ -59,7 +59,7 @@ Verdict decide(
     }
   }
   Verdict verdict{
-      .action = Action::kFail,
+      .action = Action::Fail,
       .exit_code = 1,
       .node_rank = -1,
       .text = "a node stopped its ranks and did not say why."};
@@ -69,11 +69,11 @@ Verdict decide(
   verdict.node_rank = static_cast<int>(cause);
   verdict.exit_code = reports[cause].exit_code;
   verdict.text = reports[cause].text;
-  if (reports.size() > 1 && reports[cause].ending == Ending::kError) {
+  if (reports.size() > 1 && reports[cause].ending == Ending::Error) {
     verdict.text = "node " + std::to_string(cause) + ": " + verdict.text;
   }
   for (size_t node = 0; node < reports.size(); ++node) {
-    if (node != cause && reports[node].ending == Ending::kError) {
+    if (node != cause && reports[node].ending == Ending::Error) {
       verdict.text +=
           "\n  node " + std::to_string(node) + ": " + reports[node].text;
     }
@@ -82,9 +82,9 @@ Verdict decide(
       std::all_of(reports.begin(), reports.end(), [](const NodeReport& r) {
         return r.may_restart;
       });
-  if (reports[cause].ending == Ending::kFailed && may_restart &&
+  if (reports[cause].ending == Ending::Failed && may_restart &&
       attempt < max_restarts) {
-    verdict.action = Action::kRestart;
+    verdict.action = Action::Restart;
   }
   return verdict;
 }
@@ -130,7 +130,7 @@ NodeReport decode_report(std::string_view bytes) {
   const std::vector<std::string> fields = decode_fields(bytes, 5);
   return NodeReport{
       .ending = static_cast<Ending>(
-          to_integer(fields[0], 0, static_cast<int>(Ending::kError))),
+          to_integer(fields[0], 0, static_cast<int>(Ending::Error))),
       .exit_code = static_cast<int>(to_integer(fields[1], 0, 255)),
       .may_restart = to_integer(fields[2], 0, 1) == 1,
       .time_us = to_integer(fields[3], 0, INT64_MAX),
@@ -149,7 +149,7 @@ Verdict decode_verdict(std::string_view bytes) {
   const std::vector<std::string> fields = decode_fields(bytes, 4);
   return Verdict{
       .action = static_cast<Action>(
-          to_integer(fields[0], 0, static_cast<int>(Action::kFail))),
+          to_integer(fields[0], 0, static_cast<int>(Action::Fail))),
       .exit_code = static_cast<int>(to_integer(fields[1], 0, 255)),
       .node_rank = static_cast<int>(to_integer(fields[2], -1, INT32_MAX)),
       .text = fields[3]};

@@ -10,16 +10,16 @@ namespace tessera::launch {
 
 /// How an attempt ended on one node.
 enum class Ending {
-  kSucceeded, ///< Every rank exited 0.
-  kFailed, ///< A rank failed by itself; the others were stopped.
-  kInterrupted, ///< The user stopped this launcher.
-  kStopped, ///< Another node asked for the stop.
-  kError, ///< The launcher could not go on (program, console, logs).
+  Succeeded, ///< Every rank exited 0.
+  Failed, ///< A rank failed by itself; the others were stopped.
+  Interrupted, ///< The user stopped this launcher.
+  Stopped, ///< Another node asked for the stop.
+  Error, ///< The launcher could not go on (program, console, logs).
 };
 
 /// What a node tells the others about an attempt.
 struct NodeReport {
-  Ending ending = Ending::kSucceeded;
+  Ending ending = Ending::Succeeded;
   /// 0 exactly if kSucceeded.
   int exit_code = 0;
   /// False if something happened here that a restart cannot mend.
@@ -30,11 +30,11 @@ struct NodeReport {
   std::string text;
 };
 
-enum class Action { kDone, kRestart, kFail };
+enum class Action { Done, Restart, Fail };
 
 /// What all nodes do after an attempt.
 struct Verdict {
-  Action action = Action::kDone;
+  Action action = Action::Done;
   int exit_code = 0;
   /// The node whose report is the cause; -1 if kDone.
   int node_rank = -1;

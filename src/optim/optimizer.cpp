@@ -31,7 +31,7 @@ void refuse_face(
   raise<c10::ValueError>(
       {.call = name, .unit = unit->name()},
       fmt::format(
-          "parameter {} of param group {} is sharded, and an optimizer steps the shards. Make it after sharding, of those: optim::{} optimizer(tessera::parameters(*model), ...).",
+          "parameter {} of param group {} is sharded, and an optimizer steps the shards. Make it after sharding, of those: optim::{} optimizer(tessera::parameters(model), ...).",
           index,
           group,
           name));

@@ -52,9 +52,8 @@ bool is_cut_as(const ShardedTensor& sharded, const LeafParam& leaf) {
              pieces.end(),
              leaf.boxes.begin(),
              leaf.boxes.end(),
-             [](const ShardedTensor::Piece& piece, const Box& box) {
-               return piece.box == box;
-             });
+             [](const ShardedTensor::Piece& piece,
+                const ShardedTensor::Box& box) { return piece.box == box; });
 }
 
 at::Tensor local_part(const ShardedTensor& sharded, const at::Tensor& param) {

@@ -10,7 +10,7 @@ namespace tessera::plan {
 
 struct BucketItem {
   int64_t bytes = 0;
-  format::DType dtype = format::DType::kFloat32;
+  format::DType dtype = format::DType::Float32;
 };
 
 /// Bytes of the buckets that gradients which come in this order are put into,

@@ -125,8 +125,8 @@ std::string selected_prefix(
 }
 
 bool is_trainable(format::DType dtype) {
-  return is_floating(dtype) || dtype == format::DType::kComplex32 ||
-      dtype == format::DType::kComplex64 || dtype == format::DType::kComplex128;
+  return is_floating(dtype) || dtype == format::DType::Complex32 ||
+      dtype == format::DType::Complex64 || dtype == format::DType::Complex128;
 }
 
 } // namespace

@@ -14,7 +14,7 @@ namespace tessera::plan {
 struct Param {
   std::string name; // below its unit
   engine::Shape shape;
-  format::DType dtype = format::DType::kFloat32;
+  format::DType dtype = format::DType::Float32;
 
   int64_t numel() const; // throws TooLarge
 };

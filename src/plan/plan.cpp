@@ -100,7 +100,7 @@ Plan walk(
 
 Plan plan_of(const GptSubject& subject, const TrainingSetup& setup) {
   const Model model = model_of(subject.shape);
-  const format::DType stored = setup.dtype.value_or(format::DType::kFloat32);
+  const format::DType stored = setup.dtype.value_or(format::DType::Float32);
   const GptProgram program(
       subject.shape,
       subject.run,

@@ -30,7 +30,7 @@ class ReplicatedRank : public Rank {
  private:
   struct Param {
     int64_t bytes = 0;
-    format::DType dtype = format::DType::kFloat32;
+    format::DType dtype = format::DType::Float32;
     bool has_gradient = false;
     bool came = false; // in this backward
   };

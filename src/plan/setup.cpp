@@ -21,15 +21,15 @@ void check_ranks(const char* what, int64_t count) {
 
 bool is_floating(format::DType dtype) {
   switch (dtype) {
-    case format::DType::kBFloat16:
-    case format::DType::kFloat16:
-    case format::DType::kFloat32:
-    case format::DType::kFloat64:
-    case format::DType::kFloat8E4M3FN:
-    case format::DType::kFloat8E4M3FNUZ:
-    case format::DType::kFloat8E5M2:
-    case format::DType::kFloat8E5M2FNUZ:
-    case format::DType::kFloat8E8M0FNU:
+    case format::DType::BFloat16:
+    case format::DType::Float16:
+    case format::DType::Float32:
+    case format::DType::Float64:
+    case format::DType::Float8E4M3FN:
+    case format::DType::Float8E4M3FNUZ:
+    case format::DType::Float8E5M2:
+    case format::DType::Float8E5M2FNUZ:
+    case format::DType::Float8E8M0FNU:
       return true;
     default:
       return false;

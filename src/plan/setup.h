@@ -30,7 +30,7 @@ struct TrainingSetup {
   /// Copies of the model, and ranks that share one. Ddp and Zero: shards is 1.
   int64_t copies = 1;
   int64_t shards = 1;
-  /// NO_SHARD: more ranks are more copies, not more shards.
+  /// NoShard: more ranks are more copies, not more shards.
   bool is_whole = false;
   bool reshard_after_forward = true;
   engine::Layout::Kind layout = engine::Layout::Kind::Flat;

@@ -493,7 +493,7 @@ void wrap_elements(
 } // namespace
 
 int64_t apply_activation_checkpointing(
-    Module& module,
+    ModuleRef module,
     const std::function<bool(const Module&)>& which,
     const RecomputeOptions& options) {
   const Changes changes = Finder(which).find(module);

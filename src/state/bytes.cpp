@@ -11,6 +11,8 @@
 #include <cstring>
 #include <limits>
 
+#include "base/byte_vector.h"
+
 namespace tessera {
 namespace {
 
@@ -207,7 +209,7 @@ class Reader {
  private:
   [[noreturn]] void refuse(const std::string& what) {
     raise<c10::ValueError>(
-        {.call = "state_from_bytes"},
+        {.call = "state_dict_from_bytes"},
         fmt::format("byte {}: {}.", all_.size() - rest_.size(), what));
   }
   std::span<const uint8_t> raw(uint64_t size) {
@@ -353,14 +355,14 @@ class Reader {
 
 } // namespace
 
-Bytes to_bytes(const StateDict& dict) {
+Bytes state_dict_to_bytes(const StateDict& dict) {
   Writer writer;
   writer.raw(kMagic, sizeof kMagic - 1);
   writer.dict(dict);
   return writer.take();
 }
 
-StateDict state_from_bytes(
+StateDict state_dict_from_bytes(
     std::span<const uint8_t> bytes,
     const std::optional<Group>& group) {
   Reader reader(bytes, group);

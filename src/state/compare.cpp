@@ -51,7 +51,7 @@ bool same_pieces(const ShardedTensor& a, const ShardedTensor& b) {
 /// Collects lines for what differs.
 class Differ {
  public:
-  Differ(const Tolerance& tolerance, size_t max_lines)
+  Differ(const DiffTolerance& tolerance, size_t max_lines)
       : tolerance_(tolerance), max_lines_(max_lines) {}
 
   void compare(
@@ -198,7 +198,7 @@ class Differ {
                               : ""));
   }
 
-  const Tolerance tolerance_;
+  const DiffTolerance tolerance_;
   const size_t max_lines_;
   size_t num_lines_ = 0;
   std::string text_;
@@ -254,10 +254,10 @@ bool StateDict::operator==(const StateDict& other) const {
   return true;
 }
 
-std::string diff(
+std::string diff_state_dicts(
     const StateDict& a,
     const StateDict& b,
-    const Tolerance& tolerance,
+    const DiffTolerance& tolerance,
     size_t max_lines) {
   Differ differ(tolerance, max_lines);
   differ.compare("", a, b);

@@ -109,7 +109,7 @@ struct Flattening {
     }
     if (!paths.insert(path).second) {
       raise<c10::ValueError>(
-          {.call = "flatten"},
+          {.call = "flatten_state_dict"},
           fmt::format(
               "two values have the path \"{}\": keys that contain dots, or 0 beside \"0\". Rename one.",
               path));
@@ -120,7 +120,8 @@ struct Flattening {
 
 [[noreturn]] void refuse_leaf(const FlatState::Leaf& leaf, const char* what) {
   raise<c10::ValueError>(
-      {.call = "unflatten"}, fmt::format("\"{}\": {}", leaf.path, what));
+      {.call = "unflatten_state_dict"},
+      fmt::format("\"{}\": {}", leaf.path, what));
 }
 
 } // namespace
@@ -149,7 +150,7 @@ const StateValue& StateDict::at_path(std::string_view path) const {
                     path.substr(search.reached))));
 }
 
-FlatState flatten(const StateDict& dict) {
+FlatState flatten_state_dict(const StateDict& dict) {
   Flattening flattening;
   for (const auto& [key, value] : dict) {
     flattening.descend(key, /*list=*/false, value);
@@ -157,7 +158,7 @@ FlatState flatten(const StateDict& dict) {
   return std::move(flattening.result);
 }
 
-StateDict unflatten(const FlatState& flat) {
+StateDict unflatten_state_dict(const FlatState& flat) {
   StateValue root = StateDict();
   for (const FlatState::Leaf& leaf : flat.leaves) {
     if (leaf.keys.empty() || leaf.keys.size() != leaf.in_list.size() ||

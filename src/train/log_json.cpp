@@ -83,11 +83,11 @@ Json json_of(const std::vector<UnitInfo>& units) {
   return list;
 }
 
-Json json_of(const std::vector<Span>& spans) {
+Json json_of(const std::vector<TimelineSpan>& spans) {
   Json list = Json::array();
-  for (const Span& span : spans) {
+  for (const TimelineSpan& span : spans) {
     list.push_back(
-        {{"lane", name_of(span.lane)},
+        {{"lane", lane_name(span.lane)},
          {"name", span.name},
          {"start", json_of(span.start)},
          {"end", json_of(span.end)}});

@@ -21,7 +21,7 @@ Json json_of(double value);
 Json json_of(const StateDict& dict);
 Json json_of(const MemoryByKind& memory);
 Json json_of(const std::vector<UnitInfo>& units);
-Json json_of(const std::vector<Span>& spans);
+Json json_of(const std::vector<TimelineSpan>& spans);
 /// Nothing for text that is not JSON.
 std::optional<Json> parse_json(std::string_view text);
 /// On one line; bytes that are not UTF-8 become U+FFFD.

@@ -107,7 +107,7 @@ class MemoryCensus::Stock {
   std::unordered_set<const c10::StorageImpl*> seen_;
 };
 
-MemoryCensus::MemoryCensus(torch::nn::Module& model, Optimizers optimizers)
+MemoryCensus::MemoryCensus(torch::nn::Module& model, OptimizerRefs optimizers)
     : model_(model),
       optimizers_(std::move(optimizers)),
       units_(engine::units_in(model)) {

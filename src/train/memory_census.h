@@ -23,7 +23,7 @@ namespace tessera::train {
 /// leaves and optimizers have. (Activations leave no such trace.)
 class MemoryCensus {
  public:
-  MemoryCensus(torch::nn::Module& model, Optimizers optimizers);
+  MemoryCensus(torch::nn::Module& model, OptimizerRefs optimizers);
 
   at::Device device() const {
     return device_;
@@ -61,7 +61,7 @@ class MemoryCensus {
   void for_each_gradient(const See& see) const;
 
   torch::nn::Module& model_;
-  const Optimizers optimizers_;
+  const OptimizerRefs optimizers_;
   const std::vector<std::shared_ptr<engine::Unit>> units_;
   std::vector<engine::Schedule*> schedules_; // of the units, each once
   std::vector<at::Tensor> plain_params_;

@@ -35,15 +35,15 @@ UnitInfo info_of(const engine::Unit& unit) {
 
 } // namespace
 
-const char* name_of(Lane lane) {
+const char* lane_name(TimelineLane lane) {
   switch (lane) {
-    case Lane::Compute:
+    case TimelineLane::Compute:
       return "compute";
-    case Lane::Gather:
+    case TimelineLane::Gather:
       return "gather";
-    case Lane::Reduce:
+    case TimelineLane::Reduce:
       return "reduce";
-    case Lane::Wait:
+    case TimelineLane::Wait:
       return "wait";
   }
   TESSERA_INTERNAL_ASSERT(false, "a lane without a name");
@@ -56,7 +56,7 @@ struct StepMonitor::Impl {
     std::optional<train::Timeline> timeline;
   };
 
-  Impl(torch::nn::Module& module, Optimizers optimizers)
+  Impl(torch::nn::Module& module, OptimizerRefs optimizers)
       : model(module), holdings(module, std::move(optimizers)) {
     if (holdings.device().is_cpu()) {
       train::CpuMemory::instance(); // counts from now on
@@ -79,7 +79,7 @@ struct StepMonitor::Impl {
   std::optional<Step> step;
 };
 
-StepMonitor::StepMonitor(torch::nn::Module& model, Optimizers optimizers)
+StepMonitor::StepMonitor(ModuleRef model, OptimizerRefs optimizers)
     : impl_(std::make_unique<Impl>(model, std::move(optimizers))) {}
 
 StepMonitor::~StepMonitor() = default;
@@ -120,7 +120,8 @@ StepReport StepMonitor::end_step() {
   if (step.timeline) {
     report.spans = step.timeline->finish();
   }
-  for (const Span& span : report.spans) { // of the GPU, to its last kernel
+  for (const TimelineSpan& span :
+       report.spans) { // of the GPU, to its last kernel
     report.seconds = std::max(report.seconds, span.end);
   }
   report.memory = step.peak->finish();

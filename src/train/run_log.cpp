@@ -12,6 +12,7 @@
 #include <span>
 #include <utility>
 
+#include "base/byte_vector.h"
 #include "train/log_file.h"
 #include "train/log_json.h"
 
@@ -248,7 +249,7 @@ void RunLog::checkpoint(
   impl_->write(json);
 }
 
-void RunLog::timeline(int64_t step, const std::vector<Span>& spans) {
+void RunLog::timeline(int64_t step, const std::vector<TimelineSpan>& spans) {
   const std::string mine = train::line_of(json_of(spans));
   const auto* bytes = reinterpret_cast<const uint8_t*>(mine.data());
   std::vector<Bytes> all{Bytes(bytes, bytes + mine.size())};

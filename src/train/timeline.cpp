@@ -65,16 +65,16 @@ bool is_in_place(const at::RecordFunction& function) {
 /// What is left of [start, end] without the waits, which are sorted and do not
 /// overlap.
 void cut_out(
-    const Span& span,
-    const std::vector<Span>& waits,
-    std::vector<Span>& result) {
+    const TimelineSpan& span,
+    const std::vector<TimelineSpan>& waits,
+    std::vector<TimelineSpan>& result) {
   double start = span.start;
   const auto add = [&](double end) {
     if (end - start > kShortest) {
       result.push_back({span.lane, span.name, start, end});
     }
   };
-  for (const Span& wait : waits) {
+  for (const TimelineSpan& wait : waits) {
     if (wait.end > start && wait.start < span.end) {
       add(wait.start);
       start = wait.end;
@@ -83,9 +83,10 @@ void cut_out(
   add(span.end);
 }
 
-Lane lane_of(const comm::Call& call) {
-  return comm::verb_of(call) == std::string_view("reduce") ? Lane::Reduce
-                                                           : Lane::Gather;
+TimelineLane lane_of(const comm::Call& call) {
+  return comm::verb_of(call) == std::string_view("reduce")
+      ? TimelineLane::Reduce
+      : TimelineLane::Gather;
 }
 
 } // namespace
@@ -119,7 +120,7 @@ const Parts::Part* Parts::find(const at::Tensor& tensor) const {
 
 Timeline::Timeline(const torch::nn::Module& model, const MemoryCensus& holdings)
     : parts_(model, holdings), clock_(holdings.device()) {
-  current_ = {Lane::Compute, kOther, clock_.on_device(), std::nullopt};
+  current_ = {TimelineLane::Compute, kOther, clock_.on_device(), std::nullopt};
   Timeline* none = nullptr;
   TESSERA_INTERNAL_ASSERT(
       active_timeline.compare_exchange_strong(none, this),
@@ -203,7 +204,7 @@ void Timeline::become(Phase phase, std::string name) {
   const Moment now = clock_.on_device();
   current_.end = now;
   computed_.push_back(std::move(current_));
-  current_ = {Lane::Compute, std::move(name), now, std::nullopt};
+  current_ = {TimelineLane::Compute, std::move(name), now, std::nullopt};
   phase_ = phase;
 }
 
@@ -221,7 +222,7 @@ void Timeline::see_call(const comm::CallEvent& event) {
   }
   const Moment now = event.on_device ? clock_.on_device() : clock_.on_host();
   const std::scoped_lock lock(mutex_);
-  const auto make = [&](Lane lane) {
+  const auto make = [&](TimelineLane lane) {
     return Interval{lane, comm::subject_of(event.call), now, std::nullopt};
   };
   const auto call = calls_.find(event.id);
@@ -236,7 +237,7 @@ void Timeline::see_call(const comm::CallEvent& event) {
       }
       break;
     case Kind::WaitStarts:
-      waits_.emplace(event.id, make(Lane::Wait));
+      waits_.emplace(event.id, make(TimelineLane::Wait));
       break;
     case Kind::WaitEnded:
       if (wait != waits_.end()) {
@@ -248,7 +249,7 @@ void Timeline::see_call(const comm::CallEvent& event) {
   }
 }
 
-std::vector<Span> Timeline::finish() {
+std::vector<TimelineSpan> Timeline::finish() {
   stop_watching();
   current_.end = clock_.on_device();
   computed_.push_back(std::move(current_));
@@ -257,25 +258,26 @@ std::vector<Span> Timeline::finish() {
 }
 
 /// Nobody else comes here any more.
-std::vector<Span> Timeline::resolve() const {
+std::vector<TimelineSpan> Timeline::resolve() const {
   const double last = clock_.seconds(*computed_.back().end);
   const auto span_of = [&](const Interval& interval) {
     const double start = clock_.seconds(interval.start);
     const double end = interval.end ? clock_.seconds(*interval.end) : last;
-    return Span{interval.lane, interval.name, start, std::max(start, end)};
+    return TimelineSpan{
+        interval.lane, interval.name, start, std::max(start, end)};
   };
-  const auto by_start = [](const Span& a, const Span& b) {
+  const auto by_start = [](const TimelineSpan& a, const TimelineSpan& b) {
     return a.start < b.start;
   };
-  std::vector<Span> waits;
+  std::vector<TimelineSpan> waits;
   for (const Interval& interval : waited_) {
-    const Span span = span_of(interval);
+    const TimelineSpan span = span_of(interval);
     if (span.end - span.start > kShortest) {
       waits.push_back(span);
     }
   }
   std::sort(waits.begin(), waits.end(), by_start);
-  std::vector<Span> spans = waits;
+  std::vector<TimelineSpan> spans = waits;
   for (const auto& [id, interval] : calls_) {
     spans.push_back(span_of(interval));
   }

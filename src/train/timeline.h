@@ -68,12 +68,12 @@ class Timeline {
 
   void phase(const std::string& name);
   /// Ends it. Waits for the device.
-  std::vector<Span> finish();
+  std::vector<TimelineSpan> finish();
 
  private:
   enum class Phase { Other, Named, Forward, Backward, Optimizer };
   struct Interval {
-    Lane lane = Lane::Compute;
+    TimelineLane lane = TimelineLane::Compute;
     std::string name;
     Moment start;
     std::optional<Moment> end;
@@ -86,7 +86,7 @@ class Timeline {
   void see_call(const comm::CallEvent& event);
   void become(Phase phase, std::string name);
   void stop_watching();
-  std::vector<Span> resolve() const;
+  std::vector<TimelineSpan> resolve() const;
 
   // Constant after construction.
   const Parts parts_;

@@ -46,7 +46,7 @@ std::set<ActivityType> activities() {
 
 } // namespace
 
-struct Trace::Impl {
+struct StepTrace::Impl {
   Impl(
       const std::filesystem::path& folder,
       int64_t first_step,
@@ -86,7 +86,7 @@ struct Trace::Impl {
     }
     if (error || !std::filesystem::exists(path, error)) {
       TORCH_WARN(
-          "Trace: ",
+          "StepTrace: ",
           path.string(),
           " cannot be written",
           error ? " (" + error.message() + ")" : std::string(),
@@ -102,14 +102,14 @@ struct Trace::Impl {
   std::optional<at::RecordFunction> range; // the step under way
 };
 
-Trace::Trace(
+StepTrace::StepTrace(
     std::filesystem::path folder,
     int64_t first_step,
     int64_t last_step)
     : impl_(std::make_unique<Impl>(folder, first_step, last_step)) {
   if (first_step > last_step) {
     raise<c10::ValueError>(
-        {.call = "Trace"},
+        {.call = "StepTrace"},
         fmt::format(
             "the first step, {}, comes after the last one, {}. Both are part of the trace.",
             first_step,
@@ -117,15 +117,15 @@ Trace::Trace(
   }
 }
 
-Trace::~Trace() {
+StepTrace::~StepTrace() {
   try {
     close();
   } catch (const std::exception& error) {
-    TORCH_WARN("Trace: ", error.what());
+    TORCH_WARN("StepTrace: ", error.what());
   }
 }
 
-void Trace::at_step(int64_t step) {
+void StepTrace::at_step(int64_t step) {
   if (impl_->is_over) {
     return;
   }
@@ -140,11 +140,11 @@ void Trace::at_step(int64_t step) {
   }
 }
 
-void Trace::close() {
+void StepTrace::close() {
   impl_->stop();
 }
 
-const std::filesystem::path& Trace::path() const {
+const std::filesystem::path& StepTrace::path() const {
   return impl_->path;
 }
 

@@ -69,7 +69,7 @@ void set_generator_states(
 
 } // namespace
 
-TrainingState::TrainingState(torch::nn::Module& model, Optimizers optimizers)
+TrainingState::TrainingState(ModuleRef model, OptimizerRefs optimizers)
     : model_(model), optimizers_(std::move(optimizers)) {}
 
 StateDict TrainingState::state_dict() {

@@ -165,7 +165,7 @@ class OptimizerLoad {
   OptimizerLoad(
       const char* call,
       torch::nn::Module& model,
-      const Optimizers& optimizers,
+      const OptimizerRefs& optimizers,
       const StateDict& dict,
       const StateDictOptions& options)
       : call_(call), optimizers_(optimizers) {
@@ -236,7 +236,7 @@ class OptimizerLoad {
   }
 
   const char* call_;
-  const Optimizers& optimizers_;
+  const OptimizerRefs& optimizers_;
   std::vector<Group> groups_;
   std::vector<StateDict> to_load_; // by optimizer
   transfer::Snapshots before_;
@@ -245,9 +245,9 @@ class OptimizerLoad {
 } // namespace
 
 StateDict get_model_state_dict(
-    torch::nn::Module& model,
+    ModuleRef model,
     const StateDictOptions& options,
-    const Submodules& submodules) {
+    const ModuleRefs& submodules) {
   constexpr const char* kCall = "get_model_state_dict";
   check_options(kCall, options);
   const ModelParams params(model, kCall);
@@ -275,10 +275,10 @@ StateDict get_model_state_dict(
 }
 
 StateDict get_optimizer_state_dict(
-    torch::nn::Module& model,
-    const Optimizers& optimizers,
+    ModuleRef model,
+    const OptimizerRefs& optimizers,
     const StateDictOptions& options,
-    const Submodules& submodules) {
+    const ModuleRefs& submodules) {
   constexpr const char* kCall = "get_optimizer_state_dict";
   check_options(kCall, options);
   const ModelParams params(model, kCall);
@@ -316,17 +316,17 @@ StateDict get_optimizer_state_dict(
 }
 
 ModelAndOptimizerState get_state_dict(
-    torch::nn::Module& model,
-    const Optimizers& optimizers,
+    ModuleRef model,
+    const OptimizerRefs& optimizers,
     const StateDictOptions& options,
-    const Submodules& submodules) {
+    const ModuleRefs& submodules) {
   return {
       get_model_state_dict(model, options, submodules),
       get_optimizer_state_dict(model, optimizers, options, submodules)};
 }
 
 IncompatibleKeys set_model_state_dict(
-    torch::nn::Module& model,
+    ModuleRef model,
     const StateDict& model_state_dict,
     const StateDictOptions& options) {
   constexpr const char* kCall = "set_model_state_dict";
@@ -353,8 +353,8 @@ IncompatibleKeys set_model_state_dict(
 }
 
 void set_optimizer_state_dict(
-    torch::nn::Module& model,
-    const Optimizers& optimizers,
+    ModuleRef model,
+    const OptimizerRefs& optimizers,
     const StateDict& optim_state_dict,
     const StateDictOptions& options) {
   OptimizerLoad load(
@@ -363,8 +363,8 @@ void set_optimizer_state_dict(
 }
 
 IncompatibleKeys set_state_dict(
-    torch::nn::Module& model,
-    const Optimizers& optimizers,
+    ModuleRef model,
+    const OptimizerRefs& optimizers,
     const ModelAndOptimizerState& state,
     const StateDictOptions& options) {
   OptimizerLoad load(

@@ -12,6 +12,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "base/byte_vector.h"
 #include "comm/group/all_or_none.h"
 #include "engine/start.h"
 #include "libtorch/huge_pages.h"
@@ -398,9 +399,9 @@ class Loader {
           }
         }
       }
-      bytes = to_bytes(skeleton);
+      bytes = state_dict_to_bytes(skeleton);
     }
-    return state_from_bytes(
+    return state_dict_from_bytes(
         group_.broadcast_bytes(bytes, 0, "optimizer state to load"), group_);
   }
 
@@ -668,7 +669,7 @@ StateDict load_optim_state(
 Snapshots load_together(
     const std::vector<Group>& groups,
     std::string_view call,
-    const Optimizers& optimizers,
+    const OptimizerRefs& optimizers,
     const std::vector<StateDict>& dicts) {
   Snapshots before;
   try {

@@ -57,7 +57,8 @@ ShardedTensor ModelParam::sharded(const at::Tensor& part) const {
   std::vector<ShardedTensor::Piece> pieces;
   int64_t begin = 0;
   const engine::Run range = run();
-  for (Box& box : engine::boxes_of(shape(), range.param_begin, range.numel)) {
+  for (ShardedTensor::Box& box :
+       engine::boxes_of(shape(), range.param_begin, range.numel)) {
     const int64_t numel = box.numel();
     at::Tensor piece = part.narrow(0, begin, numel).view(box.sizes);
     pieces.push_back({std::move(box), std::move(piece)});

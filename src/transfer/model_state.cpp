@@ -111,7 +111,7 @@ StateDict full_state(
 
 } // namespace
 
-StateDict state_dict(torch::nn::Module& module) {
+StateDict state_dict(ModuleRef module) {
   const transfer::ModelParams params(module, "state_dict");
   engine::reshard_units(module, "state_dict");
   const StateDictSettings settings =
@@ -128,7 +128,7 @@ StateDict state_dict(torch::nn::Module& module) {
 }
 
 IncompatibleKeys load_state_dict(
-    torch::nn::Module& module,
+    ModuleRef module,
     const StateDict& dict,
     bool strict) {
   const auto settings = transfer::settings_in(module, "load_state_dict");
@@ -138,7 +138,7 @@ IncompatibleKeys load_state_dict(
        .dict = dict,
        .strict = strict,
        .is_local =
-           settings && settings->type == StateDictType::LOCAL_STATE_DICT});
+           settings && settings->type == StateDictType::LocalStateDict});
 }
 
 } // namespace tessera

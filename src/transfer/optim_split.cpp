@@ -18,7 +18,7 @@ namespace tessera::transfer {
 Selection::Selection(
     std::string_view call,
     torch::nn::Module& model,
-    const Submodules& submodules,
+    const ModuleRefs& submodules,
     bool keep_prefixes)
     : keep_prefixes_(keep_prefixes), takes_all_(submodules.empty()) {
   for (torch::nn::Module& submodule : submodules) {
@@ -226,7 +226,7 @@ StateDict unflatten_osd(
               fmt::format(
                   "its param_groups values differ from those of \"{}\", which is in the same group of the optimizer:\n{}",
                   params.front().string(),
-                  diff(group, options->second)));
+                  diff_state_dicts(group, options->second)));
         }
         group = options->second;
         params.emplace_back(one.name);

@@ -25,7 +25,7 @@ class Selection {
   Selection(
       std::string_view call,
       torch::nn::Module& model,
-      const Submodules& submodules,
+      const ModuleRefs& submodules,
       bool keep_prefixes);
 
   /// The name to use, or nothing if it is not wanted.

@@ -33,16 +33,16 @@ TensorGroups groups_from(
     const char* call,
     torch::nn::Module& model,
     const LoadOptimStateOptions& options) {
-  if (options.optim_input) {
-    if (options.optim != nullptr) {
+  if (options.optim_input()) {
+    if (options.optim()) {
       raise<c10::ValueError>(
           {.call = call}, "Cannot set both `optim` and `optim_input`.");
     }
     warn_of_optim_input(call);
-    return options.optim_input->groups();
+    return options.optim_input()->groups();
   }
-  if (options.optim != nullptr) {
-    return transfer::tensors_of(*options.optim);
+  if (options.optim()) {
+    return transfer::tensors_of(*options.optim());
   }
   return {parameters(model)};
 }
@@ -122,7 +122,7 @@ class NumbersAndNames {
   std::vector<std::string> known_;
 };
 
-/// What LOCAL_STATE_DICT has as keys: the names of this rank's own tensors.
+/// What LocalStateDict has as keys: the names of this rank's own tensors.
 NumbersAndNames local_names(
     const char* call,
     torch::nn::Module& model,
@@ -170,7 +170,7 @@ StateDict local_to_load(
     const OptimStateToLoadOptions& options) {
   const NumbersAndNames names = local_names(call, model, optim);
   return with_keys(osd, [&](const StateKey& key) {
-    return names.change(key, /*to_ids=*/!options.is_named_optimizer);
+    return names.change(key, /*to_ids=*/!options.is_named_optimizer());
   });
 }
 
@@ -187,26 +187,26 @@ OptimInput::OptimInput(
 }
 
 StateDict full_optim_state_dict(
-    torch::nn::Module& model,
+    ModuleRef model,
     const torch::optim::Optimizer& optim,
     const FullOptimStateOptions& options) {
-  if (options.optim_input) {
+  if (options.optim_input()) {
     warn_of_optim_input("full_optim_state_dict");
   }
   return transfer::save_optim_state(
       model,
       {.call = "full_optim_state_dict",
        .osd = optim::state_dict(optim),
-       .tensors = options.optim_input ? options.optim_input->groups()
-                                      : transfer::tensors_of(optim),
+       .tensors = options.optim_input() ? options.optim_input()->groups()
+                                        : transfer::tensors_of(optim),
        .is_full = true,
-       .rank0_only = options.rank0_only,
+       .rank0_only = options.rank0_only(),
        .offload_to_cpu = true,
-       .group = options.group});
+       .group = options.group()});
 }
 
 StateDict sharded_optim_state_dict(
-    torch::nn::Module& model,
+    ModuleRef model,
     const torch::optim::Optimizer& optim,
     const std::optional<Group>& group) {
   return transfer::save_optim_state(
@@ -221,7 +221,7 @@ StateDict sharded_optim_state_dict(
 
 StateDict shard_full_optim_state_dict(
     const StateDict& full_optim_state_dict,
-    torch::nn::Module& model,
+    ModuleRef model,
     const LoadOptimStateOptions& options) {
   constexpr const char* kCall = "shard_full_optim_state_dict";
   return transfer::load_optim_state(
@@ -234,7 +234,7 @@ StateDict shard_full_optim_state_dict(
 
 StateDict scatter_full_optim_state_dict(
     const std::optional<StateDict>& full_optim_state_dict,
-    torch::nn::Module& model,
+    ModuleRef model,
     const LoadOptimStateOptions& options) {
   constexpr const char* kCall = "scatter_full_optim_state_dict";
   const StateDict none;
@@ -244,12 +244,12 @@ StateDict scatter_full_optim_state_dict(
        .osd = full_optim_state_dict ? *full_optim_state_dict : none,
        .tensors = groups_from(kCall, model, options),
        .from = LoadFrom::Rank0,
-       .group = options.group});
+       .group = options.group()});
 }
 
 StateDict flatten_sharded_optim_state_dict(
     const StateDict& sharded_optim_state_dict,
-    torch::nn::Module& model,
+    ModuleRef model,
     const torch::optim::Optimizer& optim) {
   return transfer::load_optim_state(
       model,
@@ -262,12 +262,12 @@ StateDict flatten_sharded_optim_state_dict(
 StateDict rekey_optim_state_dict(
     const StateDict& optim_state_dict,
     OptimStateKeyType key_type,
-    torch::nn::Module& model,
+    ModuleRef model,
     const LoadOptimStateOptions& options) {
   constexpr const char* kCall = "rekey_optim_state_dict";
   transfer::check_form(optim_state_dict, kCall);
   const TensorGroups groups = groups_from(kCall, model, options);
-  const bool to_ids = key_type == OptimStateKeyType::PARAM_ID;
+  const bool to_ids = key_type == OptimStateKeyType::ParamId;
   const StateDict& state = optim_state_dict.at("state").dict();
   size_t num_ids = 0;
   for (const auto& [key, entry] : state) {
@@ -295,16 +295,15 @@ StateDict rekey_optim_state_dict(
 }
 
 StateDict optim_state_dict(
-    torch::nn::Module& model,
+    ModuleRef model,
     const torch::optim::Optimizer& optim,
     const OptimStateOptions& options) {
   constexpr const char* kCall = "optim_state_dict";
   const StateDictSettings settings =
       transfer::settings_in(model, kCall).value_or(StateDictSettings());
-  const StateDict osd = options.optim_state_dict != nullptr
-      ? *options.optim_state_dict
-      : optim::state_dict(optim);
-  if (settings.type == StateDictType::LOCAL_STATE_DICT) {
+  const StateDict osd = options.optim_state_dict() ? *options.optim_state_dict()
+                                                   : optim::state_dict(optim);
+  if (settings.type == StateDictType::LocalStateDict) {
     const NumbersAndNames names = local_names(kCall, model, optim);
     const StateDict local = with_keys(osd, [&](const StateKey& key) {
       return names.change(key, /*to_ids=*/false);
@@ -327,11 +326,11 @@ StateDict optim_state_dict(
        .is_full = full != nullptr,
        .rank0_only = full != nullptr && full->rank0_only(),
        .offload_to_cpu = offload,
-       .group = options.group});
+       .group = options.group()});
 }
 
 StateDict optim_state_dict_to_load(
-    torch::nn::Module& model,
+    ModuleRef model,
     torch::optim::Optimizer& optim,
     const StateDict& optim_state_dict,
     const OptimStateToLoadOptions& options) {
@@ -343,7 +342,7 @@ StateDict optim_state_dict_to_load(
   const LoadFrom from = full == nullptr ? LoadFrom::Shards
       : full->rank0_only()              ? LoadFrom::Rank0
                                         : LoadFrom::EverywhereTogether;
-  StateDict result = settings.type == StateDictType::LOCAL_STATE_DICT
+  StateDict result = settings.type == StateDictType::LocalStateDict
       ? local_to_load(kCall, model, optim, optim_state_dict, options)
       : transfer::load_optim_state(
             model,
@@ -351,9 +350,9 @@ StateDict optim_state_dict_to_load(
              .osd = optim_state_dict,
              .tensors = transfer::tensors_of(optim),
              .from = from,
-             .keeps_names = options.is_named_optimizer,
-             .group = options.group});
-  if (options.load_directly) {
+             .keeps_names = options.is_named_optimizer(),
+             .group = options.group()});
+  if (options.load_directly()) {
     transfer::load_together(
         transfer::ModelParams(model, kCall).groups(), kCall, {optim}, {result});
   }

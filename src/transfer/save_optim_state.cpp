@@ -10,6 +10,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "base/byte_vector.h"
 #include "comm/group/all_or_none.h"
 #include "transfer/optim_transfer.h"
 
@@ -232,9 +233,9 @@ class Saver {
   /// See [Note: catalogues].
   void exchange(const Group& group) {
     std::vector<StateDict> by_rank;
-    for (const Bytes& bytes :
-         group.all_gather_bytes(to_bytes(catalogue_), "optimizer state")) {
-      by_rank.push_back(state_from_bytes(bytes));
+    for (const Bytes& bytes : group.all_gather_bytes(
+             state_dict_to_bytes(catalogue_), "optimizer state")) {
+      by_rank.push_back(state_dict_from_bytes(bytes));
     }
     check_flat(group, by_rank);
     for (const ModelParam& param : model_.all()) {
@@ -322,7 +323,7 @@ class Saver {
         continue;
       }
       const std::string difference =
-          diff(without_elements(*first), without_elements(*entry));
+          diff_state_dicts(without_elements(*first), without_elements(*entry));
       if (!difference.empty()) {
         raise<c10::ValueError>(
             {.call = request_.call, .parameter = name},

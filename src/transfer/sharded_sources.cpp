@@ -13,6 +13,7 @@
 #include <map>
 #include <string>
 
+#include "base/byte_vector.h"
 #include "comm/group/all_or_none.h"
 #include "engine/boxes.h"
 
@@ -41,7 +42,9 @@ bool lies_here(const ModelParam& param, const ShardedTensor& tensor) {
       boxes.end(),
       pieces.begin(),
       pieces.end(),
-      [](const Box& box, const auto& piece) { return box == piece.box; });
+      [](const ShardedTensor::Box& box, const auto& piece) {
+        return box == piece.box;
+      });
 }
 
 /// This rank's part of the parameter, flattened, if it lies here.

@@ -9,12 +9,12 @@ namespace {
 
 const char* name_of(StateDictType type) {
   switch (type) {
-    case StateDictType::FULL_STATE_DICT:
-      return "FULL_STATE_DICT";
-    case StateDictType::LOCAL_STATE_DICT:
-      return "LOCAL_STATE_DICT";
-    case StateDictType::SHARDED_STATE_DICT:
-      return "SHARDED_STATE_DICT";
+    case StateDictType::FullStateDict:
+      return "FullStateDict";
+    case StateDictType::LocalStateDict:
+      return "LocalStateDict";
+    case StateDictType::ShardedStateDict:
+      return "ShardedStateDict";
   }
   return "?";
 }
@@ -34,11 +34,11 @@ void check_config(StateDictType type, const Config& config, const char* what) {
 
 StateDictSettings StateDictSettings::of(StateDictType type) {
   switch (type) {
-    case StateDictType::LOCAL_STATE_DICT:
+    case StateDictType::LocalStateDict:
       return {type, LocalStateDictConfig(), LocalOptimStateDictConfig()};
-    case StateDictType::SHARDED_STATE_DICT:
+    case StateDictType::ShardedStateDict:
       return {type, ShardedStateDictConfig(), ShardedOptimStateDictConfig()};
-    case StateDictType::FULL_STATE_DICT:
+    case StateDictType::FullStateDict:
       break;
   }
   return {type, FullStateDictConfig(), FullOptimStateDictConfig()};
@@ -97,7 +97,7 @@ bool same(const StateDictSettings& a, const StateDictSettings& b) {
 } // namespace transfer
 
 StateDictSettings set_state_dict_type(
-    torch::nn::Module& module,
+    ModuleRef module,
     StateDictType type,
     std::optional<StateDictConfig> config,
     std::optional<OptimStateDictConfig> optim_config) {
@@ -112,7 +112,7 @@ StateDictSettings set_state_dict_type(
 }
 
 StateDictSettings set_state_dict_type(
-    torch::nn::Module& module,
+    ModuleRef module,
     const StateDictSettings& settings) {
   check_config(settings.type, settings.config, "config");
   check_config(settings.type, settings.optim_config, "optim_config");
@@ -123,7 +123,7 @@ StateDictSettings set_state_dict_type(
   return before;
 }
 
-StateDictSettings get_state_dict_type(torch::nn::Module& module) {
+StateDictSettings get_state_dict_type(ModuleRef module) {
   if (auto settings = transfer::settings_in(module, "get_state_dict_type")) {
     return *settings;
   }
@@ -133,7 +133,7 @@ StateDictSettings get_state_dict_type(torch::nn::Module& module) {
 }
 
 StateDictTypeGuard::StateDictTypeGuard(
-    torch::nn::Module& module,
+    ModuleRef module,
     StateDictType type,
     std::optional<StateDictConfig> config,
     std::optional<OptimStateDictConfig> optim_config)

@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/byte_vector.h"
 #include "comm/group/all_or_none.h"
 #include "engine/parameters.h"
 #include "engine/start.h"
@@ -110,9 +111,9 @@ class Writer {
   StateDict broadcast_skeleton() const {
     Bytes bytes;
     if (!receives_) {
-      bytes = to_bytes(skeleton_of(request_.dict, group_));
+      bytes = state_dict_to_bytes(skeleton_of(request_.dict, group_));
     }
-    return state_from_bytes(
+    return state_dict_from_bytes(
         group_.broadcast_bytes(bytes, 0, "model state"), group_);
   }
 

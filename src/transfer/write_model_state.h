@@ -14,7 +14,7 @@ struct WriteRequest {
   std::string_view call;
   const StateDict& dict;
   bool strict = true;
-  /// `dict` is in the form of LOCAL_STATE_DICT.
+  /// `dict` is in the form of LocalStateDict.
   bool is_local = false;
   /// Only rank 0's `dict` counts, and has full tensors.
   bool from_rank0 = false;

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/byte_vector.h"
+
 namespace tessera::zero {
 namespace {
 
@@ -54,7 +56,7 @@ Bytes write_manifest(
     const StateDict& own,
     bool (*is_apart)(const StateValue& value),
     std::vector<at::Tensor>& tensors) {
-  FlatState entries = flatten(own);
+  FlatState entries = flatten_state_dict(own);
   StateList large;
   for (size_t i = 0; i < entries.leaves.size(); ++i) {
     StateValue& value = entries.leaves[i].value;
@@ -69,13 +71,14 @@ Bytes write_manifest(
       value = StateValue();
     }
   }
-  return to_bytes(
-      {{"entries", unflatten(entries)}, {"large", std::move(large)}});
+  return state_dict_to_bytes(
+      {{"entries", unflatten_state_dict(entries)},
+       {"large", std::move(large)}});
 }
 
 Manifest read_manifest(const Bytes& bytes) {
-  const StateDict dict = state_from_bytes(bytes);
-  Manifest manifest{flatten(dict.at("entries").dict()), {}};
+  const StateDict dict = state_dict_from_bytes(bytes);
+  Manifest manifest{flatten_state_dict(dict.at("entries").dict()), {}};
   for (const StateValue& item : dict.at("large").list()) {
     const StateList& fields = item.list();
     Large large{
@@ -150,12 +153,13 @@ class Receiver {
     std::map<StateKey, StateValue> sorted;
     for (size_t rank = 0; rank < manifests_.size(); ++rank) {
       if (static_cast<int>(rank) != own_rank) {
-        for (const auto& [key, value] : unflatten(manifests_[rank].entries)) {
+        for (const auto& [key, value] :
+             unflatten_state_dict(manifests_[rank].entries)) {
           sorted.emplace(key, value);
         }
       }
     }
-    FlatState mine = flatten(own);
+    FlatState mine = flatten_state_dict(own);
     for (auto& leaf : mine.leaves) {
       if (leaf.value.is_tensor()) {
         const at::Tensor& tensor = leaf.value.tensor();
@@ -163,7 +167,7 @@ class Receiver {
             at::kCPU, tensor.scalar_type(), false, /*copy=*/true);
       }
     }
-    for (const auto& [key, value] : unflatten(mine)) {
+    for (const auto& [key, value] : unflatten_state_dict(mine)) {
       sorted.emplace(key, value);
     }
     StateDict result;
@@ -226,7 +230,7 @@ StateDict share_state(const Group& group, const StateDict& own) {
       theirs.entries.leaves[large.leaf].value =
           ShardedTensor(large.sizes, large.dtype, std::move(pieces), group);
     }
-    for (const auto& [key, value] : unflatten(theirs.entries)) {
+    for (const auto& [key, value] : unflatten_state_dict(theirs.entries)) {
       sorted.emplace(key, value);
     }
     ++rank;

@@ -322,7 +322,7 @@ namespace tessera {
 
 CommHook hook_with_zero_step(
     CommHook hook,
-    detail::DdpHandle& ddp,
+    detail::DDPHandle& ddp,
     ZeroRedundancyOptimizer& zero,
     bool shard_buckets) {
   return zero::Overlap::make_hook(
@@ -331,7 +331,7 @@ CommHook hook_with_zero_step(
 
 CommHook hook_with_zero_step_interleaved(
     CommHook hook,
-    detail::DdpHandle& ddp,
+    detail::DDPHandle& ddp,
     ZeroRedundancyOptimizer& zero,
     bool shard_buckets) {
   return zero::Overlap::make_hook(

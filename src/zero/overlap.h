@@ -54,7 +54,7 @@ class Overlap {
   /// What hook_with_zero_step() is given.
   struct Wiring {
     CommHook hook;
-    const detail::DdpHandle* ddp = nullptr;
+    const detail::DDPHandle* ddp = nullptr;
     bool shard_buckets = false;
     bool is_interleaved = false;
   };

@@ -90,9 +90,9 @@ namespace {
 namespace ckpt = tessera::checkpoint;
 
 /// Who writes to the tensors while they are saved.
-enum class Writer { kCaller, kOptimizer, kThread, kTwoThreads };
+enum class Writer { Caller, Optimizer, Thread, TwoThreads };
 /// Where the save ends.
-enum class End { kWait, kPoll, kDroppedElsewhere };
+enum class End { Wait, Poll, DroppedElsewhere };
 
 class Soak {
  public:
@@ -134,19 +134,19 @@ class Soak {
   std::vector<std::jthread> change(Writer writer) {
     std::vector<std::jthread> threads;
     switch (writer) {
-      case Writer::kCaller:
+      case Writer::Caller:
         add(0, tensors_.size());
         break;
-      case Writer::kOptimizer:
+      case Writer::Optimizer:
         for (at::Tensor& tensor : tensors_) {
           tensor.mutable_grad() = torch::ones_like(tensor);
         }
         torch::optim::SGD(tensors_, 0.5).step();
         break;
-      case Writer::kThread:
+      case Writer::Thread:
         threads.emplace_back([&] { add(0, kTensors); });
         break;
-      case Writer::kTwoThreads:
+      case Writer::TwoThreads:
         threads.emplace_back([&] { add(0, kTensors / 2); });
         threads.emplace_back([&] { add(kTensors / 2, kTensors); });
         break;
@@ -156,14 +156,14 @@ class Soak {
 
   static void finish(ckpt::AsyncSave saving, End end) {
     switch (end) {
-      case End::kWait:
+      case End::Wait:
         return saving.wait();
-      case End::kPoll:
+      case End::Poll:
         while (!saving.done()) {
           std::this_thread::yield();
         }
         return;
-      case End::kDroppedElsewhere:
+      case End::DroppedElsewhere:
         std::thread([dropped = std::move(saving)] {}).join();
         return;
     }
@@ -197,12 +197,11 @@ int main(int argc, char** argv) {
   int rounds = 0;
   do {
     for (const Writer writer :
-         {Writer::kCaller,
-          Writer::kOptimizer,
-          Writer::kThread,
-          Writer::kTwoThreads}) {
-      for (const End ending :
-           {End::kWait, End::kPoll, End::kDroppedElsewhere}) {
+         {Writer::Caller,
+          Writer::Optimizer,
+          Writer::Thread,
+          Writer::TwoThreads}) {
+      for (const End ending : {End::Wait, End::Poll, End::DroppedElsewhere}) {
         const std::string problem = soak.round(writer, ending);
         if (!problem.empty()) {
           std::cerr << "async_soak: round " << rounds << ": " << problem

@@ -73,7 +73,7 @@ class Gate {
  public:
   Gate() {
     checkpoint::set_file_fault([this](FileOp op, const fs::path&) {
-      if (op == FileOp::kCreate) {
+      if (op == FileOp::Create) {
         is_open_.wait(false);
       }
       return 0;
@@ -91,23 +91,23 @@ class Gate {
   std::atomic<bool> is_open_{false};
 };
 
-enum class Way { kPlain, kFlat, kDim0, kNoShard };
+enum class Way { Plain, Flat, Dim0, NoShard };
 
 template <class Optimizer>
 void check_snapshot(const Group& world, Way way) {
   SCOPED_TRACE(static_cast<int>(way));
   const TempFolder folder(world);
   torch::nn::Sequential model = make_model();
-  if (way == Way::kNoShard) {
-    FSDP(model, FSDPOptions().sharding_strategy(ShardingStrategy::NO_SHARD));
-  } else if (way != Way::kPlain) {
+  if (way == Way::NoShard) {
+    FSDP(model, FSDPOptions().sharding_strategy(ShardingStrategy::NoShard));
+  } else if (way != Way::Plain) {
     fully_shard(
         *model,
         FullyShardOptions().layout(
-            way == Way::kFlat ? ShardLayout::Flat : ShardLayout::Dim0));
+            way == Way::Flat ? ShardLayout::Flat : ShardLayout::Dim0));
   }
   Optimizer optimizer(
-      way == Way::kPlain ? model->parameters() : parameters(*model), 0.05);
+      way == Way::Plain ? model->parameters() : parameters(*model), 0.05);
   torch::manual_seed(11); // the same input on all ranks
   train(model, optimizer, 2);
 
@@ -122,20 +122,20 @@ void check_snapshot(const Group& world, Way way) {
     EXPECT_EQ(saving.staged_bytes(), 0);
   }
   train(model, optimizer, 3); // changes all of it
-  EXPECT_NE(diff(state_now(), expected), "");
+  EXPECT_NE(diff_state_dicts(state_now(), expected), "");
   saving.wait();
   EXPECT_TRUE(saving.done());
   saving.wait(); // again is fine
 
   StateDict loaded = state_now().clone();
   checkpoint::load(loaded, folder / "c");
-  EXPECT_EQ(diff(loaded, expected), "");
+  EXPECT_EQ(diff_state_dicts(loaded, expected), "");
   train(model, optimizer, 1); // and goes on
 }
 
 TEST(AsyncSaveTest, IsTheStateOfTheMoment) {
   on_ranks(2, [](const Group& world) {
-    for (const Way way : {Way::kPlain, Way::kFlat, Way::kDim0, Way::kNoShard}) {
+    for (const Way way : {Way::Plain, Way::Flat, Way::Dim0, Way::NoShard}) {
       check_snapshot<optim::AdamW>(world, way);
       check_snapshot<torch::optim::AdamW>(world, way);
     }
@@ -144,7 +144,7 @@ TEST(AsyncSaveTest, IsTheStateOfTheMoment) {
 
 TEST(AsyncSaveTest, OverGloo) {
   on_ranks({.size = 2, .backend = "gloo"}, [](const Group& world) {
-    check_snapshot<optim::AdamW>(world, Way::kFlat);
+    check_snapshot<optim::AdamW>(world, Way::Flat);
   });
 }
 
@@ -320,12 +320,11 @@ TEST(AsyncSaveTest, ErrorsOfTheWritingComeOnEveryRankFromWait) {
     const TempFolder folder(world);
     if (world.rank() == 1) {
       checkpoint::set_file_fault([](FileOp op, const fs::path&) {
-        return op == FileOp::kSync ? EIO : 0;
+        return op == FileOp::Sync ? EIO : 0;
       });
     }
     auto save = checkpoint::async_save(
-        {{"v",
-          testing::cut(torch::randn({30, 3}), testing::Cut::kRows, world)}},
+        {{"v", testing::cut(torch::randn({30, 3}), testing::Cut::Rows, world)}},
         folder / "c");
     const std::string error = error_of([&] { save.wait(); });
     checkpoint::set_file_fault({});

@@ -109,7 +109,7 @@ TEST(CopiesTest, PartsOfAModelAreRefusedByName) {
       leaves.set(name, leaf.detach());
     }
     expect_refused(world, leaves, refuses_part("0.weight"));
-    const StateDictTypeGuard guard(*model, StateDictType::LOCAL_STATE_DICT);
+    const StateDictTypeGuard guard(*model, StateDictType::LocalStateDict);
     expect_refused(world, state_dict(*model).clone(), refuses_part("0.weight"));
     load_state_dict(*model, state_dict(*model)); // in memory nothing changes
   });
@@ -150,14 +150,14 @@ TEST(CopiesTest, OneRankHasItAll) {
     const TempFolder folder(world);
     torch::manual_seed(1);
     torch::nn::Sequential model(torch::nn::Linear(16, 32));
-    FSDP(model, FSDPOptions().sharding_strategy(ShardingStrategy::NO_SHARD));
+    FSDP(model, FSDPOptions().sharding_strategy(ShardingStrategy::NoShard));
     optim::AdamW optimizer(parameters(*model), 0.1);
     make_gradients(model);
     optimizer.step();
     checkpoint::save(optimizer.state_dict(), folder / "c");
     StateDict loaded = optimizer.state_dict().clone();
     checkpoint::load(loaded, folder / "c");
-    EXPECT_EQ(diff(loaded, optimizer.state_dict()), "");
+    EXPECT_EQ(diff_state_dicts(loaded, optimizer.state_dict()), "");
   });
 }
 
@@ -197,7 +197,7 @@ TEST(CopiesTest, CopiesOfAPartAreComparedToo) {
     const at::Tensor whole = torch::full({8, 2}, world.rank() == 3 ? 1. : 0.);
     expect_refused(
         world,
-        {{"w", cut(whole, Cut::kRows, copy)}},
+        {{"w", cut(whole, Cut::Rows, copy)}},
         HasSubstr("\"w\": rank 3 against rank"));
   });
 }

@@ -23,7 +23,7 @@ int main(int argc, char** argv) {
         {{"v",
           tessera::testing::cut(
               torch::full({30, 3}, static_cast<float>(version)),
-              tessera::testing::Cut::kRows,
+              tessera::testing::Cut::Rows,
               world)},
          {"version", version}},
         folder,

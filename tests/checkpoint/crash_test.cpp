@@ -56,26 +56,25 @@ int64_t load_version(const fs::path& path) {
   StateDict target = state(-1);
   checkpoint::load(target, path);
   const int64_t version = target.at("version").to_int();
-  const std::string difference = diff(target, state(version));
+  const std::string difference = diff_state_dicts(target, state(version));
   if (!difference.empty()) {
     throw std::runtime_error("a mixture: " + difference);
   }
   return version;
 }
 
-enum class FileSystem { kLocal, kWithoutExchange };
+enum class FileSystem { Local, WithoutExchange };
 
 /// What NFS and Lustre say to RENAME_EXCHANGE.
 int refusal(FileSystem files, FileOp op) {
-  return files == FileSystem::kWithoutExchange && op == FileOp::kExchange
-      ? EINVAL
-      : 0;
+  return files == FileSystem::WithoutExchange && op == FileOp::Exchange ? EINVAL
+                                                                        : 0;
 }
 
 /// The operations of a save that replaces a checkpoint, in order.
 std::vector<FileOp> operations(
     const TempFolder& folder,
-    FileSystem files = FileSystem::kLocal) {
+    FileSystem files = FileSystem::Local) {
   save_version(folder / "count", 1);
   std::vector<FileOp> ops;
   checkpoint::set_file_fault([&](FileOp op, const fs::path&) {
@@ -95,7 +94,7 @@ bool dies_at(
     size_t point,
     const StateDict& state,
     const fs::path& path,
-    FileSystem files = FileSystem::kLocal) {
+    FileSystem files = FileSystem::Local) {
   const pid_t child = ::fork();
   if (child == 0) {
     size_t count = 0;
@@ -121,14 +120,14 @@ TEST(CrashTest, ASaveHasEveryKindOfOperation) {
   const TempFolder folder;
   const auto ops = operations(folder);
   for (const FileOp op :
-       {FileOp::kMakeFolder,
-        FileOp::kLock,
-        FileOp::kCreate,
-        FileOp::kWrite,
-        FileOp::kSync,
-        FileOp::kSyncFolder,
-        FileOp::kExchange,
-        FileOp::kRemove}) {
+       {FileOp::MakeFolder,
+        FileOp::Lock,
+        FileOp::Create,
+        FileOp::Write,
+        FileOp::Sync,
+        FileOp::SyncFolder,
+        FileOp::Exchange,
+        FileOp::Remove}) {
     EXPECT_NE(std::find(ops.begin(), ops.end(), op), ops.end()) << name_of(op);
   }
 }
@@ -176,7 +175,7 @@ TEST(CrashTest, KilledAtEveryPointOfReplacingWithoutExchange) {
   size_t point = 0;
   size_t num_aside = 0;
   const StateDict second = state(2);
-  while (dies_at(point, second, folder / "c", FileSystem::kWithoutExchange)) {
+  while (dies_at(point, second, folder / "c", FileSystem::WithoutExchange)) {
     SCOPED_TRACE("operation " + std::to_string(point));
     const bool is_aside = !fs::exists(folder / "c");
     num_aside += is_aside ? 1 : 0;
@@ -208,10 +207,10 @@ TEST(CrashTest, TheOldOneGetsItsNameBackIfTheNewOneCannotHaveIt) {
   for (const bool back : {true, false}) {
     int renames = 0;
     checkpoint::set_file_fault([&](FileOp op, const fs::path&) {
-      if (op == FileOp::kRename && ++renames >= 2) {
+      if (op == FileOp::Rename && ++renames >= 2) {
         return renames == 2 || !back ? EIO : 0;
       }
-      return refusal(FileSystem::kWithoutExchange, op);
+      return refusal(FileSystem::WithoutExchange, op);
     });
     const std::string text = error_of([&] { save_version(folder / "c", 2); });
     checkpoint::set_file_fault({});
@@ -245,18 +244,18 @@ struct TwoHosts {
       }
     };
     checkpoint::set_file_fault([&](FileOp op, const fs::path&) {
-      if (op == FileOp::kLock) {
+      if (op == FileOp::Lock) {
         return ENOLCK;
       }
-      if (op != FileOp::kWrite && op != FileOp::kCreate) {
+      if (op != FileOp::Write && op != FileOp::Create) {
         return 0;
       }
-      const int count = op == FileOp::kCreate ? ++num_creates : 0;
+      const int count = op == FileOp::Create ? ++num_creates : 0;
       if (count == 2) { // .checksums of the first
         checkpoint::PartialFolder::set_host_for_testing("bbbbbbbbbbbb");
         second = std::thread(save_second);
         second_has_begun.get_future().wait();
-      } else if (op == FileOp::kWrite && num_creates == 3) {
+      } else if (op == FileOp::Write && num_creates == 3) {
         num_creates = 4; // data of the second
         second_has_begun.set_value();
         first_has_ended.get_future().wait();
@@ -314,7 +313,7 @@ TEST(CrashTest, WhatAnotherHostIsWritingIsRemovedWhenItIsOld) {
   EXPECT_THAT(names_in(folder.path()), ElementsAre("c"));
 }
 
-void check_refusals(int error, FileSystem files = FileSystem::kLocal) {
+void check_refusals(int error, FileSystem files = FileSystem::Local) {
   const TempFolder folder;
   const size_t num_points = operations(folder, files).size();
   save_version(folder / "c", 1);
@@ -332,9 +331,8 @@ void check_refusals(int error, FileSystem files = FileSystem::kLocal) {
     EXPECT_THAT(text, HasSubstr(folder.path().string()));
     EXPECT_THAT(load_version(folder / "c"), AnyOf(1, 2));
     // What a crash of the system might bring back stays, too.
-    const bool may_leave = refused == FileOp::kRemove ||
-        (refused == FileOp::kSyncFolder &&
-         files == FileSystem::kWithoutExchange);
+    const bool may_leave = refused == FileOp::Remove ||
+        (refused == FileOp::SyncFolder && files == FileSystem::WithoutExchange);
     if (!may_leave) {
       EXPECT_THAT(names_in(folder.path()), ElementsAre("c"));
     }
@@ -345,7 +343,7 @@ void check_refusals(int error, FileSystem files = FileSystem::kLocal) {
 
 TEST(CrashTest, ADiskThatIsFullAtEveryPoint) {
   check_refusals(ENOSPC);
-  check_refusals(ENOSPC, FileSystem::kWithoutExchange);
+  check_refusals(ENOSPC, FileSystem::WithoutExchange);
 }
 
 TEST(CrashTest, ADiskThatFailsAtEveryPoint) {
@@ -378,7 +376,7 @@ TEST(CrashTest, TwoJobsAtOnePlace) {
   std::string error;
   bool tried = false;
   checkpoint::set_file_fault([&](FileOp op, const fs::path&) {
-    if (op == FileOp::kSync && !tried) {
+    if (op == FileOp::Sync && !tried) {
       tried = true;
       error = error_of([&] { save_version(folder / "c", 3); });
     }

@@ -47,7 +47,8 @@ TEST(DamageTest, AnyFlippedBitIsFoundAndNamed) {
             target, folder / "c", LoadOptions().verify(Verify::First));
       });
       ASSERT_THAT(error, HasSubstr(name)) << "byte " << at;
-      ASSERT_EQ(diff(target, small_state(0)), "") << name << " byte " << at;
+      ASSERT_EQ(diff_state_dicts(target, small_state(0)), "")
+          << name << " byte " << at;
       ++flipped;
     }
     testing::write_bytes(path, bytes);
@@ -55,7 +56,7 @@ TEST(DamageTest, AnyFlippedBitIsFoundAndNamed) {
   EXPECT_GT(flipped, 1500);
   StateDict target = small_state(0);
   checkpoint::load(target, folder / "c");
-  EXPECT_EQ(diff(target, small_state(1)), "");
+  EXPECT_EQ(diff_state_dicts(target, small_state(1)), "");
 }
 
 TEST(DamageTest, AnyTruncatedFileIsFoundAndNamed) {
@@ -70,7 +71,7 @@ TEST(DamageTest, AnyTruncatedFileIsFoundAndNamed) {
       const std::string error =
           error_of([&] { checkpoint::load(target, folder / "c"); });
       ASSERT_THAT(error, HasSubstr(name)) << "size " << size;
-      ASSERT_EQ(diff(target, small_state(0)), "");
+      ASSERT_EQ(diff_state_dicts(target, small_state(0)), "");
     }
     fs::remove(path);
     if (name != ".checksums") { // without it, it is one as others write
@@ -87,7 +88,7 @@ TEST(DamageTest, EveryRankIsToldWhileReading) {
   on_ranks(3, [](const Group& world) {
     const TempFolder folder(world);
     const at::Tensor whole = torch::randn({300, 50});
-    StateDict state{{"w", testing::cut(whole, testing::Cut::kRows, world)}};
+    StateDict state{{"w", testing::cut(whole, testing::Cut::Rows, world)}};
     checkpoint::save(state, folder / "c");
     if (world.rank() == 0) {
       std::string bytes = testing::read_bytes(folder / "c" / "__2_0.distcp");

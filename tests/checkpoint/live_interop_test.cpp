@@ -86,7 +86,7 @@ TEST(LiveInteropTest, PythonReadsEveryKindOfTensorAndValue) {
   }
   on_ranks(patient(3), [](const Group& world) {
     const TempFolder folder(world);
-    for (const Cut how : {Cut::kWhole, Cut::kRows, Cut::kFlat}) {
+    for (const Cut how : {Cut::Whole, Cut::Rows, Cut::Flat}) {
       StateDict tensors;
       for (const Named& tensor : tensors_of_every_kind()) {
         tensors.set(tensor.name, cut(tensor.whole, how, world));
@@ -155,7 +155,8 @@ struct Trial {
     fully_shard(*model->ptr(2), options);
     fully_shard(*model, options);
     optimizer = std::make_unique<optim::Adam>(parameters(*model), 0.05);
-    training = std::make_unique<TrainingState>(*model, Optimizers{*optimizer});
+    training =
+        std::make_unique<TrainingState>(*model, OptimizerRefs{*optimizer});
   }
 
   void step() {
@@ -176,7 +177,7 @@ struct Trial {
   std::string difference(const testing::fs::path& path) {
     StateDict other = state().clone();
     checkpoint::load(other, path);
-    return diff(state(), other, {.rtol = 1e-5, .atol = 1e-7});
+    return diff_state_dicts(state(), other, {.rtol = 1e-5, .atol = 1e-7});
   }
 
   torch::nn::Sequential model{nullptr};

@@ -19,11 +19,10 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 
-namespace tessera {
+namespace tessera::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::FileOp;
 using ::testing::AllOf;
 using testing::Cut;
 using testing::cut;
@@ -37,7 +36,7 @@ using testing::TempFolder;
 StateDict state_at(int64_t step, const Group& world) {
   return {
       {"w",
-       cut(torch::full({10, 4}, static_cast<float>(step)), Cut::kRows, world)},
+       cut(torch::full({10, 4}, static_cast<float>(step)), Cut::Rows, world)},
       {"step", step}};
 }
 
@@ -57,7 +56,7 @@ void damage(const fs::path& path) {
 TEST(CheckpointManagerTest, KeepsTheLastAndEveryKth) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
-    CheckpointManager manager(
+    Manager manager(
         folder / "run" / "checkpoints",
         ManagerOptions().keep_last(2).keep_every(30));
     EXPECT_EQ(manager.latest(), std::nullopt);
@@ -79,16 +78,16 @@ TEST(CheckpointManagerTest, KeepsTheLastAndEveryKth) {
     EXPECT_EQ(manager.latest(), 80);
     StateDict target = state_at(0, world);
     EXPECT_EQ(manager.load_latest(target), 80);
-    EXPECT_EQ(diff(target, state_at(80, world)), "");
+    EXPECT_EQ(diff_state_dicts(target, state_at(80, world)), "");
     manager.load(60, target);
-    EXPECT_EQ(diff(target, state_at(60, world)), "");
+    EXPECT_EQ(diff_state_dicts(target, state_at(60, world)), "");
   });
 }
 
 TEST(CheckpointManagerTest, AnEmptyFolderHasNothingToLoad) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
-    CheckpointManager manager(folder / "c");
+    Manager manager(folder / "c");
     StateDict target = state_at(5, world);
     EXPECT_EQ(manager.load_latest(target), std::nullopt);
     if (world.rank() == 0) { // a name that only looks like a step's
@@ -97,7 +96,7 @@ TEST(CheckpointManagerTest, AnEmptyFolderHasNothingToLoad) {
     world.barrier();
     EXPECT_EQ(manager.latest(), std::nullopt);
     EXPECT_EQ(manager.load_latest(target), std::nullopt);
-    EXPECT_EQ(diff(target, state_at(5, world)), "");
+    EXPECT_EQ(diff_state_dicts(target, state_at(5, world)), "");
     EXPECT_THAT(
         error_of([&] { manager.load(3, target); }), HasSubstr("step_00000003"));
   });
@@ -106,7 +105,7 @@ TEST(CheckpointManagerTest, AnEmptyFolderHasNothingToLoad) {
 TEST(CheckpointManagerTest, PassesOverWhatIsDamagedWithAReason) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
-    CheckpointManager manager(folder / "c", ManagerOptions().keep_last(0));
+    Manager manager(folder / "c", ManagerOptions().keep_last(0));
     for (const int64_t step : {1, 2, 3, 4, 5}) {
       manager.save(step, state_at(step, world));
     }
@@ -126,7 +125,7 @@ TEST(CheckpointManagerTest, PassesOverWhatIsDamagedWithAReason) {
 
     StateDict target = state_at(0, world);
     EXPECT_EQ(manager.load_latest(target), 2);
-    EXPECT_EQ(diff(target, state_at(2, world)), "");
+    EXPECT_EQ(diff_state_dicts(target, state_at(2, world)), "");
     if (world.rank() == 0) {
       damage(manager.path_of(1) / ".checksums");
       damage(manager.path_of(2) / ".checksums");
@@ -141,7 +140,7 @@ TEST(CheckpointManagerTest, PassesOverWhatIsDamagedWithAReason) {
 TEST(CheckpointManagerTest, WhatDoesNotFitIsAnErrorAndNotPassedOver) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
-    CheckpointManager manager(folder / "c");
+    Manager manager(folder / "c");
     manager.save(1, state_at(1, world));
     StateDict target{{"other", torch::zeros({2})}};
     EXPECT_THROW(manager.load_latest(target), c10::ValueError);
@@ -152,28 +151,27 @@ TEST(CheckpointManagerTest, WhatDoesNotFitIsAnErrorAndNotPassedOver) {
         error_of([&] {
           manager.load_latest(
               target,
-              checkpoint::LoadOptions().rename(
-                  [](const std::string& name) -> std::string {
-                    throw std::runtime_error("no name for " + name);
-                  }));
+              LoadOptions().rename([](const std::string& name) -> std::string {
+                throw std::runtime_error("no name for " + name);
+              }));
         }),
         HasSubstr("no name for w"));
-    EXPECT_EQ(diff(target, state_at(0, world)), "");
+    EXPECT_EQ(diff_state_dicts(target, state_at(0, world)), "");
   });
 }
 
 TEST(CheckpointManagerTest, AnErrorOfAnAsyncSaveSurfacesAtTheNextCall) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
-    CheckpointManager manager(folder / "c");
+    Manager manager(folder / "c");
     manager.save(1, state_at(1, world));
-    checkpoint::set_file_fault([](FileOp op, const fs::path&) {
-      return op == FileOp::kSync ? ENOSPC : 0;
+    set_file_fault([](FileOp op, const fs::path&) {
+      return op == FileOp::Sync ? ENOSPC : 0;
     });
     manager.async_save(2, state_at(2, world));
     const std::string error =
         error_of([&] { manager.async_save(3, state_at(3, world)); });
-    checkpoint::set_file_fault({});
+    set_file_fault({});
     EXPECT_THAT(error, AllOf(HasSubstr("step_00000002"), HasSubstr("space")));
     EXPECT_EQ(manager.latest(), 1);
     manager.save(4, state_at(4, world)); // goes on
@@ -187,10 +185,10 @@ TEST(CheckpointManagerTest, AnErrorOfAnAsyncSaveSurfacesAtTheNextCall) {
 TEST(CheckpointManagerTest, DamagedOnesDoNotCountAndSoundOnesStay) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
-    CheckpointManager manager(folder / "c", ManagerOptions().keep_last(1));
+    Manager manager(folder / "c", ManagerOptions().keep_last(1));
     manager.save(10, state_at(10, world));
     {
-      CheckpointManager all(folder / "c", ManagerOptions().keep_last(0));
+      Manager all(folder / "c", ManagerOptions().keep_last(0));
       all.save(20, state_at(20, world));
     }
     if (world.rank() == 0) {
@@ -212,7 +210,7 @@ TEST(CheckpointManagerTest, DamagedOnesDoNotCountAndSoundOnesStay) {
 TEST(CheckpointManagerTest, ARunThatGoesBackLeavesItsPastAside) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
-    CheckpointManager manager(folder / "c", ManagerOptions().keep_last(3));
+    Manager manager(folder / "c", ManagerOptions().keep_last(3));
     for (const int64_t step : {1, 2, 3, 4, 5}) {
       manager.save(step, state_at(step, world));
     }
@@ -232,7 +230,7 @@ TEST(CheckpointManagerTest, ARunThatGoesBackLeavesItsPastAside) {
 TEST(CheckpointManagerTest, LeavesAloneWhatItDidNotWrite) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
-    CheckpointManager manager(folder / "c", ManagerOptions().keep_last(1));
+    Manager manager(folder / "c", ManagerOptions().keep_last(1));
     if (world.rank() == 0) {
       testing::write_bytes(folder / "c" / "step_1", "mine");
       fs::create_directory(folder / "c" / "step_2");
@@ -260,14 +258,13 @@ TEST(CheckpointManagerTest, LeavesAloneWhatItDidNotWrite) {
 TEST(CheckpointManagerTest, WhatCannotBeRemovedIsNoErrorOfTheSave) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
-    CheckpointManager manager(folder / "c", ManagerOptions().keep_last(1));
+    Manager manager(folder / "c", ManagerOptions().keep_last(1));
     manager.save(1, state_at(1, world));
-    checkpoint::set_file_fault([](FileOp op, const fs::path& path) {
-      return op == FileOp::kRemove && path.extension() == ".removed" ? EBUSY
-                                                                     : 0;
+    set_file_fault([](FileOp op, const fs::path& path) {
+      return op == FileOp::Remove && path.extension() == ".removed" ? EBUSY : 0;
     });
     manager.save(2, state_at(2, world));
-    checkpoint::set_file_fault({});
+    set_file_fault({});
     EXPECT_EQ(manager.latest(), 2);
     manager.save(3, state_at(3, world));
     EXPECT_THAT(names_in(folder / "c", world), ElementsAre("step_00000003"));
@@ -277,15 +274,15 @@ TEST(CheckpointManagerTest, WhatCannotBeRemovedIsNoErrorOfTheSave) {
 TEST(CheckpointManagerTest, AFolderThatIsGoneIsToldOnEveryRank) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
-    CheckpointManager manager(folder / "c");
+    Manager manager(folder / "c");
     world.barrier();
     if (world.rank() == 0) {
       fs::remove_all(folder / "c");
     }
     world.barrier();
-    EXPECT_THROW(manager.latest(), checkpoint::CheckpointError);
+    EXPECT_THROW(manager.latest(), CheckpointError);
     StateDict target = state_at(0, world);
-    EXPECT_THROW(manager.load_latest(target), checkpoint::CheckpointError);
+    EXPECT_THROW(manager.load_latest(target), CheckpointError);
     world.barrier(); // the group lives
   });
 }
@@ -293,14 +290,13 @@ TEST(CheckpointManagerTest, AFolderThatIsGoneIsToldOnEveryRank) {
 TEST(CheckpointManagerTest, RanksThatLoadDifferentStepsAreTold) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
-    CheckpointManager manager(folder / "c");
+    Manager manager(folder / "c");
     manager.save(1, state_at(1, world));
     manager.save(2, state_at(2, world));
     StateDict target = state_at(0, world);
     EXPECT_THROW(manager.load(1 + world.rank(), target), DisagreementError);
     EXPECT_THROW(
-        checkpoint::save(
-            state_at(3, world), folder / std::to_string(world.rank())),
+        save(state_at(3, world), folder / std::to_string(world.rank())),
         DisagreementError);
   });
 }
@@ -308,7 +304,7 @@ TEST(CheckpointManagerTest, RanksThatLoadDifferentStepsAreTold) {
 TEST(CheckpointManagerTest, RemovesWhatACrashLeft) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
-    CheckpointManager manager(folder / "c");
+    Manager manager(folder / "c");
     if (world.rank() == 0) {
       fs::create_directory(folder / "c" / ".step_00000007.partial");
       fs::create_directory(folder / "c" / ".step_00000003.removed");
@@ -335,20 +331,20 @@ StateDict plain_state(int64_t step) {
       {"w", torch::full({10, 4}, static_cast<float>(step))}, {"step", step}};
 }
 
-enum class Moment { kBeforeListing, kBeforeOpening };
+enum class Moment { BeforeListing, BeforeOpening };
 
 /// Calls `act` before a step's folder is listed, or the first file in it is
 /// opened, for each of the first `times` steps that come.
 class Intruder {
  public:
   Intruder(Moment moment, int times, std::function<void()> act) : left_(times) {
-    checkpoint::set_file_fault(
+    set_file_fault(
         [this, moment, act = std::move(act)](FileOp op, const fs::path& path) {
           const bool is_folder = path.filename().string().starts_with("step_");
           const std::string step =
               (is_folder ? path : path.parent_path()).filename().string();
-          if (op == FileOp::kOpen && step.starts_with("step_") &&
-              is_folder == (moment == Moment::kBeforeListing) && !is_inside_ &&
+          if (op == FileOp::Open && step.starts_with("step_") &&
+              is_folder == (moment == Moment::BeforeListing) && !is_inside_ &&
               left_ > 0 && is_new(step)) {
             is_inside_ = true;
             --left_;
@@ -359,7 +355,7 @@ class Intruder {
         });
   }
   ~Intruder() {
-    checkpoint::set_file_fault({});
+    set_file_fault({});
   }
   Intruder(const Intruder&) = delete;
   Intruder& operator=(const Intruder&) = delete;
@@ -384,11 +380,11 @@ class Intruder {
 /// looked at.
 template <class Look>
 void check_beside_trainer(const Look& look) {
-  for (const Moment moment : {Moment::kBeforeListing, Moment::kBeforeOpening}) {
+  for (const Moment moment : {Moment::BeforeListing, Moment::BeforeOpening}) {
     SCOPED_TRACE(static_cast<int>(moment));
     const TempFolder folder;
-    CheckpointManager trainer(folder / "c", alone(1));
-    CheckpointManager reader(folder / "c", alone(0));
+    Manager trainer(folder / "c", alone(1));
+    Manager reader(folder / "c", alone(0));
     int64_t step = 10;
     trainer.save(step, plain_state(step));
     const Intruder intruder(moment, 4, [&] {
@@ -402,7 +398,7 @@ void check_beside_trainer(const Look& look) {
 }
 
 TEST(BesideATrainerTest, ListHasTheOneThatIsThere) {
-  check_beside_trainer([](CheckpointManager& reader) {
+  check_beside_trainer([](Manager& reader) {
     const auto entries = reader.list();
     ASSERT_EQ(entries.size(), 1U);
     EXPECT_EQ(entries[0].step, 50);
@@ -411,15 +407,14 @@ TEST(BesideATrainerTest, ListHasTheOneThatIsThere) {
 }
 
 TEST(BesideATrainerTest, LatestIsTheOneThatIsThere) {
-  check_beside_trainer(
-      [](CheckpointManager& reader) { EXPECT_EQ(reader.latest(), 50); });
+  check_beside_trainer([](Manager& reader) { EXPECT_EQ(reader.latest(), 50); });
 }
 
 TEST(BesideATrainerTest, LoadLatestLoadsTheOneThatIsThere) {
-  check_beside_trainer([](CheckpointManager& reader) {
+  check_beside_trainer([](Manager& reader) {
     StateDict target = plain_state(0);
     EXPECT_EQ(reader.load_latest(target), 50);
-    EXPECT_EQ(diff(target, plain_state(50)), "");
+    EXPECT_EQ(diff_state_dicts(target, plain_state(50)), "");
   });
 }
 
@@ -428,15 +423,15 @@ TEST(BesideATrainerTest, LoadLatestLoadsTheOneThatIsThere) {
 template <class Look>
 void check_between_renames(const Look& look) {
   const TempFolder folder;
-  CheckpointManager trainer(folder / "c", alone(1));
-  CheckpointManager reader(folder / "c", alone(0));
+  Manager trainer(folder / "c", alone(1));
+  Manager reader(folder / "c", alone(0));
   trainer.save(7, plain_state(1));
   int looks = 0;
-  checkpoint::set_file_fault([&](FileOp op, const fs::path& path) {
-    if (op == FileOp::kExchange) {
+  set_file_fault([&](FileOp op, const fs::path& path) {
+    if (op == FileOp::Exchange) {
       return EINVAL;
     }
-    if (op == FileOp::kRename && path.filename() == "step_00000007" &&
+    if (op == FileOp::Rename && path.filename() == "step_00000007" &&
         !fs::exists(path)) {
       ++looks;
       look(reader);
@@ -444,38 +439,38 @@ void check_between_renames(const Look& look) {
     return 0;
   });
   trainer.save(7, plain_state(2));
-  checkpoint::set_file_fault({});
+  set_file_fault({});
   EXPECT_EQ(looks, 1);
   StateDict target = plain_state(0);
   EXPECT_EQ(reader.load_latest(target), 7);
-  EXPECT_EQ(diff(target, plain_state(2)), "");
+  EXPECT_EQ(diff_state_dicts(target, plain_state(2)), "");
   EXPECT_THAT(testing::names_in(folder / "c"), ElementsAre("step_00000007"));
 }
 
 TEST(BesideATrainerTest, AStepIsThereWhileItIsReplaced) {
-  check_between_renames([](CheckpointManager& reader) {
+  check_between_renames([](Manager& reader) {
     EXPECT_EQ(reader.latest(), 7);
     ASSERT_EQ(reader.list().size(), 1U);
     EXPECT_EQ(reader.list()[0].problem, "");
     StateDict target = plain_state(0);
     EXPECT_EQ(reader.load_latest(target), 7);
-    EXPECT_EQ(diff(target, plain_state(1)), "");
+    EXPECT_EQ(diff_state_dicts(target, plain_state(1)), "");
   });
 }
 
 TEST(BesideATrainerTest, ARunThatWasKilledBetweenTheRenamesGoesOn) {
   const TempFolder folder;
   {
-    CheckpointManager trainer(folder / "c", alone(2));
+    Manager trainer(folder / "c", alone(2));
     trainer.save(7, plain_state(7));
     trainer.save(8, plain_state(8));
   }
   fs::rename(
       folder / "c" / "step_00000008", folder / "c" / ".step_00000008.old");
-  CheckpointManager trainer(folder / "c", alone(2));
+  Manager trainer(folder / "c", alone(2));
   StateDict target = plain_state(0);
   EXPECT_EQ(trainer.load_latest(target), 8);
-  EXPECT_EQ(diff(target, plain_state(8)), "");
+  EXPECT_EQ(diff_state_dicts(target, plain_state(8)), "");
   trainer.save(9, plain_state(9));
   EXPECT_THAT(
       testing::names_in(folder / "c"),
@@ -486,39 +481,37 @@ TEST(BesideATrainerTest, ARunThatWasKilledBetweenTheRenamesGoesOn) {
 TEST(BesideATrainerTest, RanksLoadTheSameOneWhileItIsReplaced) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
-    CheckpointManager manager(folder / "c");
+    Manager manager(folder / "c");
     manager.save(7, state_at(7, world));
     world.barrier();
     const Group self = world.alone();
     if (world.rank() == 1) { // opens it after another process has replaced it
       bool is_done = false;
-      checkpoint::set_file_fault([&](FileOp op, const fs::path&) {
-        if (op == FileOp::kOpen && !is_done) {
+      set_file_fault([&](FileOp op, const fs::path&) {
+        if (op == FileOp::Open && !is_done) {
           is_done = true;
-          checkpoint::save(
+          save(
               {{"w", torch::full({10, 4}, 8.0)}, {"step", 8}, {"more", 1}},
               manager.path_of(7),
-              checkpoint::SaveOptions().group(self).overwrite(true));
+              SaveOptions().group(self).overwrite(true));
         }
         return 0;
       });
     }
     StateDict target = state_at(0, world);
-    EXPECT_EQ(
-        manager.load_latest(target, checkpoint::LoadOptions().strict(false)),
-        7);
-    checkpoint::set_file_fault({});
-    EXPECT_EQ(diff(target, state_at(8, world)), "");
+    EXPECT_EQ(manager.load_latest(target, LoadOptions().strict(false)), 7);
+    set_file_fault({});
+    EXPECT_EQ(diff_state_dicts(target, state_at(8, world)), "");
   });
 }
 
 TEST(BesideATrainerTest, NeverSaysNoneInManyRounds) {
   const TempFolder folder;
-  CheckpointManager reader(folder / "c", alone(0));
+  Manager reader(folder / "c", alone(0));
   std::atomic<bool> ends = false;
   std::promise<void> first;
   std::thread training([&] {
-    CheckpointManager trainer(folder / "c", alone(1));
+    Manager trainer(folder / "c", alone(1));
     for (int64_t step = 1; !ends; ++step) {
       trainer.save(step, plain_state(step));
       if (step == 1) {
@@ -537,7 +530,7 @@ TEST(BesideATrainerTest, NeverSaysNoneInManyRounds) {
     StateDict target = plain_state(0);
     const auto loaded = reader.load_latest(target);
     EXPECT_TRUE(loaded.has_value());
-    EXPECT_EQ(diff(target, plain_state(loaded.value_or(0))), "");
+    EXPECT_EQ(diff_state_dicts(target, plain_state(loaded.value_or(0))), "");
   }
   ends = true;
   training.join();
@@ -545,18 +538,18 @@ TEST(BesideATrainerTest, NeverSaysNoneInManyRounds) {
 
 TEST(CheckpointManagerTest, OneThatCannotBeRemovedDoesNotStopPruning) {
   const TempFolder folder;
-  CheckpointManager all(folder / "c", alone(0));
+  Manager all(folder / "c", alone(0));
   for (const int64_t step : {1, 2, 3, 4}) {
     all.save(step, plain_state(step));
   }
   fs::create_directory(folder / "c" / ".step_00000000.removed");
-  CheckpointManager manager(folder / "c", alone(1));
-  checkpoint::set_file_fault([](FileOp op, const fs::path& path) {
+  Manager manager(folder / "c", alone(1));
+  set_file_fault([](FileOp op, const fs::path& path) {
     const std::string name = path.filename().string();
     const bool is_stuck =
-        (op == FileOp::kRemove && name == ".step_00000000.removed") ||
-        (op == FileOp::kRename && name == ".step_00000003.removed") ||
-        (op == FileOp::kRemove && name == ".step_00000002.removed");
+        (op == FileOp::Remove && name == ".step_00000000.removed") ||
+        (op == FileOp::Rename && name == ".step_00000003.removed") ||
+        (op == FileOp::Remove && name == ".step_00000002.removed");
     return is_stuck ? EPERM : 0;
   });
   manager.save(5, plain_state(5));
@@ -571,7 +564,7 @@ TEST(CheckpointManagerTest, OneThatCannotBeRemovedDoesNotStopPruning) {
   // Its name is taken when it is to go a second time.
   all.save(2, plain_state(2));
   manager.save(7, plain_state(7));
-  checkpoint::set_file_fault({});
+  set_file_fault({});
   EXPECT_THAT(
       testing::names_in(folder / "c"),
       ElementsAre(
@@ -583,4 +576,4 @@ TEST(CheckpointManagerTest, OneThatCannotBeRemovedDoesNotStopPruning) {
 }
 
 } // namespace
-} // namespace tessera
+} // namespace tessera::checkpoint

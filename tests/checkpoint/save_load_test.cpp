@@ -34,7 +34,7 @@ using testing::on_ranks;
 using testing::TempFolder;
 
 constexpr Cut kCuts[] =
-    {Cut::kWhole, Cut::kRows, Cut::kColumns, Cut::kFlat, Cut::kLast};
+    {Cut::Whole, Cut::Rows, Cut::Columns, Cut::Flat, Cut::Last};
 
 struct Named {
   std::string name;
@@ -65,7 +65,7 @@ StateDict state_of(Cut how, const Group& group, bool is_blank) {
   StateDict model;
   for (const Named& tensor : tensors()) {
     const Cut own =
-        tensor.whole.dim() == 3 && how == Cut::kFlat ? Cut::kRows : how;
+        tensor.whole.dim() == 3 && how == Cut::Flat ? Cut::Rows : how;
     const StateValue value = cut(tensor.whole, own, group);
     model.set(tensor.name, is_blank ? blank(value) : value);
   }
@@ -86,7 +86,7 @@ StateDict state_of(Cut how, const Group& group, bool is_blank) {
 
 /// This rank's view of a state, for comparisons.
 std::string difference(const StateDict& a, const StateDict& b) {
-  return diff(a, b);
+  return diff_state_dicts(a, b);
 }
 
 TEST(CheckpointTest, EveryCutLoadsIntoEveryOtherOnAnyNumberOfRanks) {
@@ -132,7 +132,7 @@ TEST(CheckpointTest, EveryCutLoadsIntoEveryOtherOnAnyNumberOfRanks) {
 TEST(CheckpointTest, ReadsAllOfItInOneProcess) {
   on_ranks(3, [](const Group& world) {
     const TempFolder folder(world);
-    checkpoint::save(state_of(Cut::kFlat, world, false), folder / "c");
+    checkpoint::save(state_of(Cut::Flat, world, false), folder / "c");
     const StateDict state = checkpoint::read(folder / "c");
     for (const Named& tensor : tensors()) {
       EXPECT_TRUE(torch::equal(
@@ -220,7 +220,7 @@ TEST(CheckpointTest, SavesTensorsOfAnyStrides) {
     target.set(key, torch::zeros_like(value.tensor()));
   }
   checkpoint::load(target, folder / "c");
-  EXPECT_EQ(diff(target, state), "");
+  EXPECT_EQ(diff_state_dicts(target, state), "");
   // Into strides, too.
   const at::Tensor wide = torch::zeros({8, 12});
   StateDict strided{{"transposed", wide.slice(1, 0, 12, 2)}};
@@ -296,7 +296,7 @@ TEST(CheckpointTest, TellsOnEveryRankWhatRanksDisagreeAbout) {
     EXPECT_THAT(
         error_of([&] {
           const at::Tensor whole = torch::ones({6, 2});
-          auto pieces = cut(whole, Cut::kRows, world).sharded().pieces();
+          auto pieces = cut(whole, Cut::Rows, world).sharded().pieces();
           if (rank == 1) {
             pieces.clear();
           }
@@ -466,8 +466,8 @@ TEST(CheckpointTest, ProgressReachesTheTotal) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
     StateDict state{
-        {"a", cut(torch::randn({64, 64}), Cut::kRows, world)},
-        {"b", cut(torch::randn({64, 64}), Cut::kRows, world)}};
+        {"a", cut(torch::randn({64, 64}), Cut::Rows, world)},
+        {"b", cut(torch::randn({64, 64}), Cut::Rows, world)}};
     uint64_t done = 0;
     uint64_t total = 0;
     const auto progress = [&](uint64_t d, uint64_t t) {
@@ -488,12 +488,13 @@ TEST(CheckpointTest, ProgressReachesTheTotal) {
 TEST(CheckpointTest, ManyFilesAndThreads) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
-    const StateDict state = state_of(Cut::kRows, world, false);
+    const StateDict state = state_of(Cut::Rows, world, false);
     checkpoint::save(state, folder / "c", SaveOptions().files_per_rank(3));
     EXPECT_TRUE(fs::exists(folder / "c" / "__1_2.distcp"));
-    StateDict target = state_of(Cut::kColumns, world, true);
+    StateDict target = state_of(Cut::Columns, world, true);
     checkpoint::load(target, folder / "c", LoadOptions().threads(3));
-    EXPECT_EQ(diff(target, state_of(Cut::kColumns, world, false)), "");
+    EXPECT_EQ(
+        diff_state_dicts(target, state_of(Cut::Columns, world, false)), "");
   });
 }
 

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "base/byte_vector.h"
+
 namespace tessera::testing {
 
 namespace fs = std::filesystem;
@@ -93,17 +95,17 @@ inline std::vector<std::string> names_in(const fs::path& folder) {
 }
 
 /// How a tensor lies on the ranks of a group.
-enum class Cut { kWhole, kRows, kColumns, kFlat, kLast };
+enum class Cut { Whole, Rows, Columns, Flat, Last };
 
 /// This rank's part of `whole`, in memory of its own.
 inline StateValue cut(const at::Tensor& whole, Cut how, const Group& group) {
   const int64_t n = group.size();
   const int64_t r = group.rank();
-  if (how == Cut::kWhole || whole.dim() == 0) {
+  if (how == Cut::Whole || whole.dim() == 0) {
     return whole.clone();
   }
   std::vector<ShardedTensor::Piece> pieces;
-  const auto add = [&](Box box) {
+  const auto add = [&](ShardedTensor::Box box) {
     at::Tensor part = whole;
     for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
       part = part.narrow(
@@ -115,22 +117,22 @@ inline StateValue cut(const at::Tensor& whole, Cut how, const Group& group) {
   };
   const auto sizes = whole.sizes().vec();
   const auto along = [&](size_t dim, int64_t begin, int64_t end) {
-    Box box{std::vector<int64_t>(sizes.size(), 0), sizes};
+    ShardedTensor::Box box{std::vector<int64_t>(sizes.size(), 0), sizes};
     box.offsets[dim] = std::min(begin, sizes[dim]);
     box.sizes[dim] = std::min(end, sizes[dim]) - box.offsets[dim];
     add(std::move(box));
   };
   const auto share = [&](int64_t size) { return (size + n - 1) / n; };
   switch (how) {
-    case Cut::kRows:
+    case Cut::Rows:
       along(0, r * share(sizes[0]), (r + 1) * share(sizes[0]));
       break;
-    case Cut::kColumns: {
+    case Cut::Columns: {
       const size_t dim = sizes.size() - 1;
       along(dim, r * share(sizes[dim]), (r + 1) * share(sizes[dim]));
       break;
     }
-    case Cut::kLast: // one rank has all of it
+    case Cut::Last: // one rank has all of it
       if (r == n - 1) {
         along(0, 0, sizes[0]);
       }
@@ -144,7 +146,7 @@ inline StateValue cut(const at::Tensor& whole, Cut how, const Group& group) {
         const int64_t row = at / columns;
         const int64_t column = at % columns;
         const int64_t rows = column == 0 ? (end - at) / columns : 0;
-        Box box{std::vector<int64_t>(sizes.size(), 0), sizes};
+        ShardedTensor::Box box{std::vector<int64_t>(sizes.size(), 0), sizes};
         box.offsets[0] = row;
         box.sizes[0] = std::max<int64_t>(rows, 1);
         int64_t taken = rows * columns;

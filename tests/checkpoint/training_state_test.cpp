@@ -57,7 +57,7 @@ struct Trial {
     }
     optimizer = std::make_unique<Optimizer>(
         sharded ? parameters(*net) : net->parameters(), 0.05);
-    training = std::make_unique<TrainingState>(*net, Optimizers{*optimizer});
+    training = std::make_unique<TrainingState>(*net, OptimizerRefs{*optimizer});
     training->values = {{"step", 0}, {"note", ""}};
     torch::manual_seed(seed + 100 + static_cast<uint64_t>(group.rank()));
   }
@@ -149,18 +149,19 @@ TEST(TrainingStateTest, GoesOnWithAnotherNumberOfRanksOrNone) {
         folder / "c",
         [](const std::string& name) { return name.rfind("model.", 0) == 0; });
     EXPECT_EQ(
-        diff(get_model_state_dict(*plain.net), expected.at("model").dict()),
+        diff_state_dicts(
+            get_model_state_dict(*plain.net), expected.at("model").dict()),
         "");
     const StateDict wide_state = get_model_state_dict(
         *wide.net, StateDictOptions().full_state_dict(true));
-    EXPECT_EQ(diff(wide_state, expected.at("model").dict()), "");
+    EXPECT_EQ(diff_state_dicts(wide_state, expected.at("model").dict()), "");
   });
 }
 
 TEST(TrainingStateTest, ThroughAManagerAndAsync) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
-    CheckpointManager manager(folder / "c");
+    checkpoint::Manager manager(folder / "c");
     std::vector<float> expected;
     {
       Trial<optim::AdamW> run(true, 1, world);
@@ -189,7 +190,7 @@ struct SharedTrial {
         net->parameters(),
         optimizer_class<optim::AdamW>(0.05),
         ZeroOptions().process_group(group));
-    training = std::make_unique<TrainingState>(*net, Optimizers{*zero});
+    training = std::make_unique<TrainingState>(*net, OptimizerRefs{*zero});
   }
 
   /// The same inputs on all ranks, so that gradients need no averaging.
@@ -227,18 +228,18 @@ TEST(TrainingStateTest, ASharedOptimizerIsSavedFromWhereItLies) {
         checkpoint::read(folder / "c", [](const std::string& name) {
           return name.rfind("model.", 0) == 0 || name.rfind("optim.", 0) == 0;
         });
-    EXPECT_EQ(diff(read, saved), "");
+    EXPECT_EQ(diff_state_dicts(read, saved), "");
 
     SharedTrial again(world, 2);
     checkpoint::load(*again.training, folder / "c");
-    EXPECT_EQ(diff(again.all(), saved), "");
+    EXPECT_EQ(diff_state_dicts(again.all(), saved), "");
 
     // Two ranks, and one without ZeRO; async, from the next steps' under way.
     const auto pair = world.split(world.rank() % 2);
     SharedTrial narrow(*pair, 3);
     checkpoint::load(
         *narrow.training, folder / "c", checkpoint::LoadOptions().group(*pair));
-    EXPECT_EQ(diff(narrow.all(), saved), "");
+    EXPECT_EQ(diff_state_dicts(narrow.all(), saved), "");
     Net net;
     optim::AdamW optimizer(net->parameters(), 0.5);
     TrainingState plain(*net, {optimizer});
@@ -246,7 +247,9 @@ TEST(TrainingStateTest, ASharedOptimizerIsSavedFromWhereItLies) {
         plain, folder / "c", checkpoint::LoadOptions().group(world.alone()));
     const auto state = get_state_dict(*net, {optimizer});
     EXPECT_EQ(
-        diff({{"model", state.model}, {"optim", state.optimizer}}, saved), "");
+        diff_state_dicts(
+            {{"model", state.model}, {"optim", state.optimizer}}, saved),
+        "");
 
     // And back, with the steps that follow.
     if (world.rank() == 0) {
@@ -262,10 +265,10 @@ TEST(TrainingStateTest, ASharedOptimizerIsSavedFromWhereItLies) {
     run.steps(3, 5);
     saving.wait();
     wide.steps(3, 5);
-    EXPECT_EQ(diff(wide.all(), run.all()), "");
+    EXPECT_EQ(diff_state_dicts(wide.all(), run.all()), "");
     SharedTrial last(world, 5);
     checkpoint::load(*last.training, folder / "async");
-    EXPECT_EQ(diff(last.all(), saved), "");
+    EXPECT_EQ(diff_state_dicts(last.all(), saved), "");
   });
 }
 

@@ -216,7 +216,7 @@ CommandOptions SlurmCluster::options() const {
 std::unique_ptr<Command> SlurmCluster::start(
     std::vector<std::string> words,
     Submitter submitter) const {
-  if (submitter == Submitter::kNobody) {
+  if (submitter == Submitter::Nobody) {
     words.insert(
         words.begin(),
         {"setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"});

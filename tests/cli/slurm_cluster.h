@@ -12,7 +12,7 @@
 namespace tessera::testing {
 
 /// Who submits a job.
-enum class Submitter { kSelf, kNobody };
+enum class Submitter { Self, Nobody };
 
 /// munged, slurmctld, and a slurmd for each of the nodes n0 and n1, as long as
 /// the object lives. Nothing outlives it, neither daemons nor jobs, and nothing
@@ -36,10 +36,10 @@ class SlurmCluster {
   /// Runs srun, sbatch, scontrol and the like in work().
   CommandResult run(
       std::vector<std::string> words,
-      Submitter submitter = Submitter::kSelf) const;
+      Submitter submitter = Submitter::Self) const;
   std::unique_ptr<Command> start(
       std::vector<std::string> words,
-      Submitter submitter = Submitter::kSelf) const;
+      Submitter submitter = Submitter::Self) const;
 
  private:
   void write_configuration() const;

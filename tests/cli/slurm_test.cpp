@@ -101,7 +101,7 @@ class SlurmTest : public ::testing::Test {
   CommandResult run_batch(
       const std::vector<std::string>& options,
       const std::string& script,
-      Submitter submitter = Submitter::kSelf) {
+      Submitter submitter = Submitter::Self) {
     static int number = 0;
     const std::string name = "batch" + std::to_string(number++);
     std::vector<std::string> words{"sbatch", "--wait", "-o", name + ".out"};
@@ -261,12 +261,12 @@ TEST_F(SlurmTest, AnotherUserStartsRanksInEveryWay) {
     GTEST_SKIP() << "only root can be another user";
   }
   const auto readable =
-      cluster_->run({"test", "-x", kProbe}, Submitter::kNobody);
+      cluster_->run({"test", "-x", kProbe}, Submitter::Nobody);
   if (readable.exit_code != 0) {
     GTEST_SKIP() << "the user nobody cannot enter the folder of this checkout";
   }
   expect_sums(
-      cluster_->run({"srun", "-n", "2", kProbe}, Submitter::kNobody), 2, kTwo);
+      cluster_->run({"srun", "-n", "2", kProbe}, Submitter::Nobody), 2, kTwo);
   const auto result = run_batch(
       {"-n", "2"},
       "set -e\nid -un\n" + tessera_program() + " run -n 2 " + kProbe +
@@ -276,7 +276,7 @@ TEST_F(SlurmTest, AnotherUserStartsRanksInEveryWay) {
           "\n"
           "mpirun --oversubscribe -np 2 " +
           kProbe + "\n",
-      Submitter::kNobody);
+      Submitter::Nobody);
   expect_sums(result, 3 * 2, kTwo);
   EXPECT_THAT(result.output, HasSubstr("nobody\n"));
 }

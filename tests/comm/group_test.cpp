@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "base/byte_vector.h"
 #include "support/ranks.h"
 
 namespace tessera {

@@ -3,6 +3,7 @@
 
 #include <sys/wait.h>
 
+#include "base/byte_vector.h"
 #include "comm/group/group_impl.h"
 #include "support/ranks.h"
 

@@ -452,11 +452,11 @@ TEST(DdpHookTest, RejectsResultsThatFitNoBucket) {
 /// The others wait for its part of the reduction. Nothing here is found by a
 /// timeout: it is that of the test.
 TEST(DdpHookTest, AHookThatThrowsOnOneRankIsAnErrorOnAll) {
-  enum class When { kAtOnce, kAfterTheFirstBucket, kInItsFuture };
+  enum class When { AtOnce, AfterTheFirstBucket, InItsFuture };
   for (const char* backend : {"auto", "gloo"}) {
     on_ranks({.size = 3, .backend = backend}, [](const Group& world) {
       for (const When when :
-           {When::kAtOnce, When::kAfterTheFirstBucket, When::kInItsFuture}) {
+           {When::AtOnce, When::AfterTheFirstBucket, When::InItsFuture}) {
         const Group group = world.split(0).value(); // dead afterwards
         Parts model;
         DistributedDataParallel ddp(
@@ -468,8 +468,8 @@ TEST(DdpHookTest, AHookThatThrowsOnOneRankIsAnErrorOnAll) {
         ddp.register_comm_hook(
             [&, average = allreduce_hook(group)](GradBucket& bucket) {
               const bool is_due = world.rank() == 1 &&
-                  bucket.index() == (when == When::kAtOnce ? 0u : 1u);
-              if (is_due && when == When::kInItsFuture) {
+                  bucket.index() == (when == When::AtOnce ? 0u : 1u);
+              if (is_due && when == When::InItsFuture) {
                 return CommFuture([inner = average(bucket)]() -> at::Tensor {
                   inner();
                   throw std::runtime_error("no network today");
@@ -613,7 +613,7 @@ TEST(DdpJoinTest, UnevenInputsAverageOverAllRanks) {
       DistributedDataParallel ddp(model);
       torch::optim::SGD optimizer(model->parameters(), 0.1);
       int iteration = 0;
-      join({&ddp}, [&] {
+      Join::run({&ddp}, [&] {
         for (; iteration < 2 + world.rank(); ++iteration) {
           optimizer.zero_grad();
           const at::Tensor x = torch::randn({5, 4});
@@ -644,7 +644,7 @@ TEST(DdpJoinTest, NoSyncUnderJoinAddsUp) {
   on_ranks(2, [](const Group& world) {
     Parts model;
     DistributedDataParallel ddp(model);
-    join({&ddp}, [&] {
+    Join::run({&ddp}, [&] {
       for (int i = 0; i < 1 + world.rank(); ++i) {
         model->zero_grad();
         {

@@ -78,7 +78,7 @@ TEST(JoinTest, RanksThatAreThroughShadowTheOthers) {
   on_ranks(4, [](const Group& world) {
     Counter first(world);
     Counter second(world);
-    join(
+    Join::run(
         {&first, &second},
         [&] {
           for (int i = 0; i < iterations_of(world.rank()); ++i) {
@@ -113,7 +113,7 @@ TEST(JoinTest, CloseMayBeExplicitAndRepeated) {
 TEST(JoinTest, EvenInputsLeaveEveryRankTheLast) {
   on_ranks(2, [](const Group& world) {
     Counter counter(world);
-    join({&counter}, [&] { counter.count(); });
+    Join::run({&counter}, [&] { counter.count(); });
     EXPECT_EQ(counter.was_last, true);
     EXPECT_EQ(counter.shadowed, 0);
   });
@@ -122,7 +122,7 @@ TEST(JoinTest, EvenInputsLeaveEveryRankTheLast) {
 TEST(JoinTest, DisabledDoesNothing) {
   on_ranks(2, [](const Group& world) {
     Counter counter(world);
-    join(
+    Join::run(
         {&counter}, [&] { counter.count(); }, JoinOptions().enable(false));
     EXPECT_FALSE(counter.was_last.has_value());
     EXPECT_EQ(counter.active_join(), nullptr);
@@ -134,7 +134,7 @@ TEST(JoinTest, EarlyTerminationThrowsOnEveryRank) {
     Counter counter(world);
     int made = 0;
     const std::string error = error_of([&] {
-      join(
+      Join::run(
           {&counter},
           [&] {
             for (; made < (world.rank() == 2 ? 2 : 5); ++made) {
@@ -159,7 +159,7 @@ TEST(JoinTest, ABodyThatThrowsClosesNothing) {
     Counter counter(world);
     EXPECT_EQ(
         error_of([&] {
-          join({&counter}, [] { throw std::runtime_error("mine"); });
+          Join::run({&counter}, [] { throw std::runtime_error("mine"); });
         }),
         "mine");
     EXPECT_FALSE(counter.was_last.has_value());

@@ -322,7 +322,7 @@ TEST_F(GptDataTest, FlagsWinOverTheFileAndTheFileOverDefaults) {
   EXPECT_EQ(settings.lr, 1e-2);
   EXPECT_EQ(settings.steps, 7);
   EXPECT_TRUE(settings.recompute);
-  EXPECT_EQ(settings.strategy, Strategy::kZero);
+  EXPECT_EQ(settings.strategy, Strategy::Zero);
   EXPECT_EQ(settings.model.layers, GptConfig().layers);
   EXPECT_EQ(settings.rows(2), 2);
   EXPECT_EQ(settings.accumulation(2), 4);

@@ -167,7 +167,7 @@ constexpr int kNumKinds = 7;
 
 struct Setup {
   Kind kind = Kind::Plain;
-  ShardingStrategy strategy = ShardingStrategy::FULL_SHARD;
+  ShardingStrategy strategy = ShardingStrategy::FullShard;
   int ranks = 1;
   std::vector<bool> is_unit; // by layer
   bool operator==(const Setup&) const = default;
@@ -179,7 +179,7 @@ struct Setup {
     }
     ranks = kind == Kind::Plain ? 1 : 1 + static_cast<int>(dice.below(kRanks));
     strategy = static_cast<ShardingStrategy>(dice.below(4));
-    if (strategy == ShardingStrategy::HYBRID_SHARD) {
+    if (strategy == ShardingStrategy::HybridShard) {
       ranks = kind == Kind::Plain ? 1 : 4; // two copies of two parts
     }
     for (size_t i = 0; i < spec.layers.size(); ++i) {
@@ -271,7 +271,7 @@ class Trainer {
   torch::optim::Optimizer& optim() {
     return *optim_;
   }
-  Optimizers optims() {
+  OptimizerRefs optims() {
     return {*optim_};
   }
   const Group& group() const {
@@ -302,8 +302,8 @@ class Trainer {
   }
 
   void shard(const ModelSpec& spec, const Setup& setup) {
-    const bool is_hybrid = setup.strategy == ShardingStrategy::HYBRID_SHARD;
-    const bool is_copied = setup.strategy == ShardingStrategy::NO_SHARD;
+    const bool is_hybrid = setup.strategy == ShardingStrategy::HybridShard;
+    const bool is_copied = setup.strategy == ShardingStrategy::NoShard;
     std::optional<Mesh> mesh;
     if (is_hybrid || is_copied) {
       mesh.emplace(
@@ -331,7 +331,7 @@ class Trainer {
           one.group(group_);
         }
         one.reshard_after_forward(
-            setup.strategy == ShardingStrategy::FULL_SHARD);
+            setup.strategy == ShardingStrategy::FullShard);
         fully_shard(*module, one);
       }
     };
@@ -355,8 +355,8 @@ ModelAndOptimizerState broadcast(
     const Group& world,
     const ModelAndOptimizerState& state) {
   const StateDict both{{"model", state.model}, {"optim", state.optimizer}};
-  const StateDict got =
-      state_from_bytes(world.broadcast_bytes(to_bytes(both), 0));
+  const StateDict got = state_dict_from_bytes(
+      world.broadcast_bytes(state_dict_to_bytes(both), 0));
   return {got.at("model").dict(), got.at("optim").dict()};
 }
 
@@ -395,11 +395,13 @@ void move_by_fsdp(const Group& world, Trainer* source, Trainer* target) {
       state.set(
           "optim",
           full_optim_state_dict(
-              source->model(), source->optim(), {.rank0_only = false}));
+              source->model(),
+              source->optim(),
+              FullOptimStateOptions().rank0_only(false)));
     }
   }
-  const StateDict everywhere =
-      state_from_bytes(world.broadcast_bytes(to_bytes(state), 0));
+  const StateDict everywhere = state_dict_from_bytes(
+      world.broadcast_bytes(state_dict_to_bytes(state), 0));
   if (target != nullptr) {
     load_state_dict(target->model(), everywhere.at("model").dict());
     optim::load_state_dict(
@@ -407,7 +409,7 @@ void move_by_fsdp(const Group& world, Trainer* source, Trainer* target) {
         shard_full_optim_state_dict(
             everywhere.at("optim").dict(),
             target->model(),
-            {.optim = &target->optim()}));
+            LoadOptimStateOptions().optim(target->optim())));
   }
 }
 
@@ -430,8 +432,8 @@ void move_flattened(const Group& world, Trainer* source, Trainer* target) {
         get_state_dict(source->model(), source->optims(), options);
     state = StateDict{{"model", both.model}, {"optim", both.optimizer}};
   }
-  const StateDict everywhere =
-      state_from_bytes(world.broadcast_bytes(to_bytes(state), 0));
+  const StateDict everywhere = state_dict_from_bytes(
+      world.broadcast_bytes(state_dict_to_bytes(state), 0));
   if (target != nullptr) {
     set_state_dict(
         target->model(),
@@ -510,9 +512,10 @@ void run(const Group& world, uint64_t number) {
   if (source) {
     moved = full_state(*source);
   }
-  moved = state_from_bytes(world.broadcast_bytes(to_bytes(moved), 0));
+  moved = state_dict_from_bytes(
+      world.broadcast_bytes(state_dict_to_bytes(moved), 0));
   if (target) {
-    EXPECT_EQ(diff(full_state(*target), moved), "");
+    EXPECT_EQ(diff_state_dicts(full_state(*target), moved), "");
   }
 
   StateDict expected;
@@ -520,14 +523,17 @@ void run(const Group& world, uint64_t number) {
     source->train(kSteps);
     expected = full_model(*source);
   }
-  expected = state_from_bytes(world.broadcast_bytes(to_bytes(expected), 0));
+  expected = state_dict_from_bytes(
+      world.broadcast_bytes(state_dict_to_bytes(expected), 0));
   if (target) {
     target->train(kSteps);
     const bool same_arithmetic = from == to;
     const double tolerance = same_arithmetic ? 0
         : spec.has_float()                   ? 1e-4
                                              : 1e-9;
-    EXPECT_EQ(diff(full_model(*target), expected, {tolerance, tolerance}), "");
+    EXPECT_EQ(
+        diff_state_dicts(full_model(*target), expected, {tolerance, tolerance}),
+        "");
   }
 }
 

@@ -37,8 +37,8 @@ class FsdpStrategyTest : public ::testing::TestWithParam<StrategyCase> {
     auto result = by_block()
                       .sharding_strategy(GetParam().strategy)
                       .use_orig_params(GetParam().orig);
-    if (GetParam().strategy == ShardingStrategy::HYBRID_SHARD ||
-        GetParam().strategy == ShardingStrategy::HYBRID_SHARD_ZERO2) {
+    if (GetParam().strategy == ShardingStrategy::HybridShard ||
+        GetParam().strategy == ShardingStrategy::HybridShardZero2) {
       result.device_mesh(make_mesh({2, GetParam().size / 2}));
     }
     return result;
@@ -107,12 +107,12 @@ TEST_P(FsdpStrategyTest, IssuesExactlyTheCollectivesOfTheStrategy) {
   on_ranks(GetParam().size, [&](const Group& world) {
     auto module = make_stack();
     const FSDP model(module, options());
-    auto& schedule = fsdp_modules(*model).at(0).unit()->schedule();
+    auto& schedule = fsdp_units(*model).at(0).unit()->schedule();
     const int64_t units = 1 + kDepth;
-    const bool shards = model.sharding_strategy() != ShardingStrategy::NO_SHARD;
+    const bool shards = model.sharding_strategy() != ShardingStrategy::NoShard;
     const bool reshards =
-        model.sharding_strategy() == ShardingStrategy::FULL_SHARD ||
-        model.sharding_strategy() == ShardingStrategy::HYBRID_SHARD;
+        model.sharding_strategy() == ShardingStrategy::FullShard ||
+        model.sharding_strategy() == ShardingStrategy::HybridShard;
     for (int step = 0; step < 3; ++step) {
       schedule.reset_counts();
       loss_of(module, tokens(world.rank(), step)).backward();
@@ -130,16 +130,16 @@ std::vector<StrategyCase> strategy_cases() {
   std::vector<StrategyCase> cases;
   for (const bool orig : {false, true}) {
     for (const int size : {1, 2, 3, 4}) {
-      cases.push_back({ShardingStrategy::FULL_SHARD, "FullShard", orig, size});
+      cases.push_back({ShardingStrategy::FullShard, "FullShard", orig, size});
     }
     for (const int size : {2, 4}) {
       cases.push_back(
-          {ShardingStrategy::SHARD_GRAD_OP, "ShardGradOp", orig, size});
-      cases.push_back({ShardingStrategy::NO_SHARD, "NoShard", orig, size});
+          {ShardingStrategy::ShardGradOp, "ShardGradOp", orig, size});
+      cases.push_back({ShardingStrategy::NoShard, "NoShard", orig, size});
     }
-    cases.push_back({ShardingStrategy::HYBRID_SHARD, "Hybrid", orig, 4});
+    cases.push_back({ShardingStrategy::HybridShard, "Hybrid", orig, 4});
     cases.push_back(
-        {ShardingStrategy::HYBRID_SHARD_ZERO2, "HybridZero2", orig, 4});
+        {ShardingStrategy::HybridShardZero2, "HybridZero2", orig, 4});
   }
   return cases;
 }
@@ -203,7 +203,7 @@ TEST(FsdpTest, PoliciesChooseUnits) {
       auto module = make_stack();
       const FSDP model(module, FSDPOptions().auto_wrap_policy(policy));
       std::vector<std::string> names;
-      for (const FsdpUnit& unit : fsdp_modules(*model)) {
+      for (const FSDPUnit& unit : fsdp_units(*model)) {
         names.push_back(unit.is_root() ? "root" : unit.name());
       }
       return names;
@@ -234,7 +234,7 @@ TEST(FsdpTest, AUnitWithoutParametersMakesTheOnesBelowReshard) {
       fully_shard(*child);
     }
     fully_shard(*model); // nothing is left for it
-    const auto units = fsdp_modules(*model);
+    const auto units = fsdp_units(*model);
     ASSERT_EQ(units.size(), 3u);
     EXPECT_TRUE(units[0].is_root());
     EXPECT_FALSE(units[1].is_root());
@@ -296,7 +296,7 @@ TEST(FsdpTest, IgnoredModulesKeepTheirParameters) {
             {module->embed.ptr(), module->blocks->ptr(0)}));
     EXPECT_EQ(engine::unit_of(module->embed->weight), nullptr);
     EXPECT_TRUE(torch::equal(module->embed->weight, before));
-    EXPECT_EQ(fsdp_modules(*model).size(), 3u);
+    EXPECT_EQ(fsdp_units(*model).size(), 3u);
     EXPECT_TRUE(parameters(*model).at(1).is_same(module->embed->weight));
     loss_of(module, tokens(world.rank(), 0)).backward();
     EXPECT_TRUE(module->embed->weight.grad().defined());
@@ -502,7 +502,7 @@ TEST(FsdpTest, AParameterUsedOnOneRankTrainsOnAll) {
   };
   on_ranks(2, [](const Group& world) {
     for (const auto strategy :
-         {ShardingStrategy::FULL_SHARD, ShardingStrategy::NO_SHARD}) {
+         {ShardingStrategy::FullShard, ShardingStrategy::NoShard}) {
       auto experts = std::make_shared<Experts>();
       const FSDP model(
           experts,
@@ -787,7 +787,7 @@ TEST(FsdpTest, TheObserverSeesWhatHappens) {
     EXPECT_EQ(ahead, 2 * kDepth - 1);
     int64_t block = 0;
     int64_t root = 0;
-    for (const FsdpUnit& unit : fsdp_modules(*module)) {
+    for (const FSDPUnit& unit : fsdp_units(*module)) {
       (unit.is_root() ? root : block) = unit.sharded_numel() * world.size() * 8;
     }
     EXPECT_EQ(gathered, 2 * (root + 2 * kDepth * block));
@@ -818,7 +818,7 @@ TEST(FsdpErrorsTest, RejectsWhatFsdpOfPythonRejects) {
     EXPECT_THAT(
         error_for(
             [](Stack&) {},
-            FSDPOptions().sharding_strategy(ShardingStrategy::HYBRID_SHARD)),
+            FSDPOptions().sharding_strategy(ShardingStrategy::HybridShard)),
         HasSubstr("device_mesh of two axes"));
     auto module = make_stack();
     const FSDP model(module);
@@ -839,8 +839,8 @@ TEST(FsdpErrorsTest, OneRankShardsNothing) {
   on_ranks(1, [](const Group&) {
     auto module = make_stack();
     const FSDP model(module);
-    EXPECT_EQ(model.sharding_strategy(), ShardingStrategy::NO_SHARD);
-    EXPECT_FALSE(fsdp_modules(*model).at(0).uses_sharded_strategy());
+    EXPECT_EQ(model.sharding_strategy(), ShardingStrategy::NoShard);
+    EXPECT_FALSE(fsdp_units(*model).at(0).uses_sharded_strategy());
   });
 }
 

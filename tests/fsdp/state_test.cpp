@@ -81,9 +81,9 @@ TEST_P(StateOfTest, EveryTypeComesBackAsItWas) {
     auto optim = train(*net);
     const StateDict before = get_model_state_dict(*net, kFull).clone();
     for (const auto type :
-         {StateDictType::FULL_STATE_DICT,
-          StateDictType::LOCAL_STATE_DICT,
-          StateDictType::SHARDED_STATE_DICT}) {
+         {StateDictType::FullStateDict,
+          StateDictType::LocalStateDict,
+          StateDictType::ShardedStateDict}) {
       const StateDictTypeGuard guard(*net, type);
       const StateDict model = state_dict(*net).clone();
       const StateDict state = optim_state_dict(*net, optim).clone();
@@ -94,10 +94,16 @@ TEST_P(StateOfTest, EveryTypeComesBackAsItWas) {
       const auto keys = load_state_dict(*other, model);
       EXPECT_TRUE(keys.missing.empty() && keys.unexpected.empty());
       optim_state_dict_to_load(
-          *other, other_optim, state, {.load_directly = true});
-      EXPECT_EQ(diff(get_model_state_dict(*other, kFull), before), "");
+          *other,
+          other_optim,
+          state,
+          OptimStateToLoadOptions().load_directly(true));
       EXPECT_EQ(
-          diff(optim::state_dict(other_optim), optim::state_dict(optim)), "");
+          diff_state_dicts(get_model_state_dict(*other, kFull), before), "");
+      EXPECT_EQ(
+          diff_state_dicts(
+              optim::state_dict(other_optim), optim::state_dict(optim)),
+          "");
     }
   });
 }
@@ -133,7 +139,7 @@ TEST_P(StateOfTest, AFreshOptimizerGetsZeroMomentsAndParametersStay) {
     optim::Adam optim(parameters(*net), 0.01);
     const StateDict before = get_model_state_dict(*net, kFull).clone();
     const StateDict state = get_optimizer_state_dict(*net, {optim}, kFull);
-    EXPECT_EQ(diff(get_model_state_dict(*net, kFull), before), "");
+    EXPECT_EQ(diff_state_dicts(get_model_state_dict(*net, kFull), before), "");
     const StateDict& entry = state.at("state").dict().at("a.weight").dict();
     EXPECT_EQ(entry.at("step").tensor().item<float>(), 1);
     EXPECT_EQ(entry.at("exp_avg").tensor().abs().sum().item<float>(), 0);
@@ -149,8 +155,7 @@ TEST_P(StateOfTest, WritingToShardedValuesWritesToTheModel) {
     (void)net->forward(torch::ones({4, 5})); // units have been gathered once
     for (const StateDict& dict : {get_model_state_dict(*net), [&] {
                                     const StateDictTypeGuard guard(
-                                        *net,
-                                        StateDictType::SHARDED_STATE_DICT);
+                                        *net, StateDictType::ShardedStateDict);
                                     return state_dict(*net);
                                   }()}) {
       at::NoGradGuard no_grad;
@@ -192,7 +197,7 @@ TEST_P(StateOfTest, AllMissingAndUnexpectedKeysAreNamedAndNothingIsWritten) {
     EXPECT_THAT(error, HasSubstr("unexpected \"c.weight\""));
     EXPECT_THAT(
         error_of([&] { load_state_dict(*net, dict); }), HasSubstr("a.bias"));
-    EXPECT_EQ(diff(get_model_state_dict(*net, kFull), before), "");
+    EXPECT_EQ(diff_state_dicts(get_model_state_dict(*net, kFull), before), "");
     const auto keys = set_model_state_dict(
         *net, dict, StateDictOptions().full_state_dict(true).strict(false));
     EXPECT_EQ(keys.missing, (std::vector<std::string>{"a.bias", "b.weight"}));
@@ -213,7 +218,7 @@ TEST_P(StateOfTest, AShapeThatDiffersOnOneRankFailsOnAll) {
     EXPECT_THAT(
         error_of([&] { load_state_dict(*net, dict); }),
         ::testing::AllOf(HasSubstr("b.bias"), HasSubstr("[4], the model [3]")));
-    EXPECT_EQ(diff(get_model_state_dict(*net, kFull), before), "");
+    EXPECT_EQ(diff_state_dicts(get_model_state_dict(*net, kFull), before), "");
   });
 }
 
@@ -228,13 +233,14 @@ TEST_P(StateOfTest, ADictionaryOfAnotherKindOnOneRankFailsOnAll) {
         error_of([&] { load_state_dict(*net, mine); }),
         ::testing::AllOf(HasSubstr("full"), HasSubstr("sharded")));
     // An optimizer's, where a count of steps differs.
-    StateDict osd = full_optim_state_dict(*net, optim, {.rank0_only = false});
+    StateDict osd = full_optim_state_dict(
+        *net, optim, FullOptimStateOptions().rank0_only(false));
     if (world.rank() == 1) {
       for (const auto& [key, entry] : osd.at("state").dict()) {
         entry.dict().at("step").tensor().add_(1);
       }
     }
-    const StateDictTypeGuard guard(*net, StateDictType::FULL_STATE_DICT);
+    const StateDictTypeGuard guard(*net, StateDictType::FullStateDict);
     EXPECT_THROW(optim_state_dict_to_load(*net, optim, osd), DisagreementError);
   });
 }
@@ -258,7 +264,8 @@ TEST_P(StateOfTest, BadOptimizerStateIsRefusedOnAllRanksAndNothingIsLoaded) {
               error_of(
                   [&] { set_optimizer_state_dict(*net, {optim}, bad, kFull); }),
               HasSubstr(text));
-          EXPECT_EQ(diff(optim::state_dict(optim), before), "") << text;
+          EXPECT_EQ(diff_state_dicts(optim::state_dict(optim), before), "")
+              << text;
         };
     const auto state = [](StateDict& dict) -> StateDict& {
       return dict.at("state").dict();
@@ -321,7 +328,7 @@ TEST_P(StateOfTest, IfOneOfThemIsRefusedModelAndOptimizersStayAsTheyAre) {
     optim::Adam first({all.front()}, 0.01);
     optim::Adam second(
         std::vector<at::Tensor>(all.begin() + 1, all.end()), 0.02);
-    const Optimizers both{first, second};
+    const OptimizerRefs both{first, second};
     auto state = get_state_dict(*net, both, kFull);
     state.model = state.model.clone();
     state.optimizer = state.optimizer.clone();
@@ -339,9 +346,9 @@ TEST_P(StateOfTest, IfOneOfThemIsRefusedModelAndOptimizersStayAsTheyAre) {
       EXPECT_THAT(
           error_of([&] { set_state_dict(*net, both, bad, kFull); }),
           HasSubstr(text));
-      EXPECT_EQ(diff(get_model_state_dict(*net, kFull), model), "");
-      EXPECT_EQ(diff(optim::state_dict(first), before[0]), "");
-      EXPECT_EQ(diff(optim::state_dict(second), before[1]), "");
+      EXPECT_EQ(diff_state_dicts(get_model_state_dict(*net, kFull), model), "");
+      EXPECT_EQ(diff_state_dicts(optim::state_dict(first), before[0]), "");
+      EXPECT_EQ(diff_state_dicts(optim::state_dict(second), before[1]), "");
     };
     auto bad_model = state;
     bad_model.model.set("b.bias", torch::zeros({4}));
@@ -379,9 +386,13 @@ TEST_P(StateOfTest, SeveralOptimizersShareOneDictionary) {
     auto [other_first, other_second] = build(*other);
     set_optimizer_state_dict(*other, {other_first, other_second}, state);
     EXPECT_EQ(
-        diff(optim::state_dict(other_second), optim::state_dict(second)), "");
+        diff_state_dicts(
+            optim::state_dict(other_second), optim::state_dict(second)),
+        "");
     EXPECT_EQ(
-        diff(optim::state_dict(other_first), optim::state_dict(first)), "");
+        diff_state_dicts(
+            optim::state_dict(other_first), optim::state_dict(first)),
+        "");
   });
 }
 
@@ -410,7 +421,7 @@ TEST_P(StateOfTest, AnOptimizersOwnLoadTakesNamesAndShardedTensors) {
       return;
     }
     load();
-    EXPECT_EQ(diff(optim::state_dict(fresh), own), "");
+    EXPECT_EQ(diff_state_dicts(optim::state_dict(fresh), own), "");
   });
 }
 
@@ -426,7 +437,7 @@ TEST(StateTest, AnOptimizersOwnLoadRefusesWhatDoesNotFit) {
     EXPECT_THAT(
         error_of([&] { optim::load_state_dict(other, saved); }),
         AllOf(HasSubstr("cut in another way"), HasSubstr("exp_avg")));
-    EXPECT_EQ(diff(optim::state_dict(other), before), "");
+    EXPECT_EQ(diff_state_dicts(optim::state_dict(other), before), "");
 
     auto reversed = parameters(*net);
     std::reverse(reversed.begin(), reversed.end());
@@ -454,9 +465,12 @@ TEST(StateTest, ShardedStateLoadsIntoAPlainModelOnTheSameRanks) {
       Net plain;
       optim::Adam plain_optim(plain.parameters(), 0.5);
       set_state_dict(plain, {plain_optim}, state);
-      EXPECT_EQ(diff(state_dict(plain), get_model_state_dict(*net, kFull)), "");
       EXPECT_EQ(
-          diff(
+          diff_state_dicts(
+              state_dict(plain), get_model_state_dict(*net, kFull)),
+          "");
+      EXPECT_EQ(
+          diff_state_dicts(
               get_optimizer_state_dict(plain, {plain_optim}).at("state").dict(),
               get_optimizer_state_dict(*net, {optim}, kFull)
                   .at("state")
@@ -489,7 +503,9 @@ TEST(StateTest, WhatRank0SendsIsCheckedForAll) {
         c10::ValueError);
     EXPECT_THROW(
         (void)scatter_full_optim_state_dict(
-            only_on_0(sharded.optimizer), *net, {.optim = &optim}),
+            only_on_0(sharded.optimizer),
+            *net,
+            LoadOptimStateOptions().optim(optim)),
         c10::ValueError);
     EXPECT_ANY_THROW(set_model_state_dict(plain, {}, from_rank0));
     EXPECT_ANY_THROW(
@@ -503,7 +519,7 @@ TEST(StateTest, WhatRank0SendsIsCheckedForAll) {
     set_optimizer_state_dict(
         plain, {plain_optim}, only_on_0(full.optimizer), from_rank0);
     set_model_state_dict(plain, only_on_0(full.model), from_rank0);
-    EXPECT_EQ(diff(state_dict(plain), full.model), "");
+    EXPECT_EQ(diff_state_dicts(state_dict(plain), full.model), "");
   });
 }
 
@@ -578,7 +594,9 @@ TEST(StateTest, ANamedOptimizerLoadsByItsNames) {
     auto other_optim = named(*other);
     set_state_dict(*other, {other_optim}, state);
     EXPECT_EQ(
-        diff(optim::state_dict(other_optim), optim::state_dict(optim)), "");
+        diff_state_dicts(
+            optim::state_dict(other_optim), optim::state_dict(optim)),
+        "");
   });
 }
 
@@ -590,17 +608,17 @@ TEST(StateTest, ScatteringReachesEveryCopy) {
     FSDP<torch::nn::Module>(
         net,
         FSDPOptions()
-            .sharding_strategy(ShardingStrategy::HYBRID_SHARD)
+            .sharding_strategy(ShardingStrategy::HybridShard)
             .device_mesh(mesh));
     auto optim = train(*net);
-    const StateDict full =
-        full_optim_state_dict(*net, optim, {.rank0_only = false});
+    const StateDict full = full_optim_state_dict(
+        *net, optim, FullOptimStateOptions().rank0_only(false));
     const auto reversed = world.subgroup({3, 2, 1, 0});
     const StateDict loaded = scatter_full_optim_state_dict(
         reversed->rank() == 0 ? std::optional(full) : std::nullopt,
         *net,
-        {.optim = &optim, .group = reversed});
-    EXPECT_EQ(diff(loaded, optim::state_dict(optim)), "");
+        LoadOptimStateOptions().optim(optim).group(reversed));
+    EXPECT_EQ(diff_state_dicts(loaded, optim::state_dict(optim)), "");
   });
 }
 
@@ -618,7 +636,7 @@ TEST(StateTest, ARank0OutsideOfAUnitsGroupIsRefused) {
             StateDictOptions().full_state_dict(true).broadcast_from_rank0(
                 true)),
         c10::ValueError);
-    EXPECT_EQ(diff(get_model_state_dict(*net, kFull), full), "");
+    EXPECT_EQ(diff_state_dicts(get_model_state_dict(*net, kFull), full), "");
   });
 }
 
@@ -638,7 +656,7 @@ TEST(StateTest, SubmodulesWithAndWithoutTheirPrefixes) {
   on_ranks(2, [](const Group&) {
     auto net = make(How::ShardDim0);
     auto optim = train(*net);
-    const Submodules only_a{*net->a};
+    const ModuleRefs only_a{*net->a};
     EXPECT_EQ(
         get_model_state_dict(*net, {}, only_a).keys(),
         (std::vector<StateKey>{"a.weight", "a.bias"}));
@@ -692,7 +710,9 @@ TEST(StateTest, ADictionaryFlattenedAsPythonDoesComesBack) {
     auto other_optim = train(*other, 1);
     set_optimizer_state_dict(*other, {other_optim}, flat, options);
     EXPECT_EQ(
-        diff(optim::state_dict(other_optim), optim::state_dict(optim)), "");
+        diff_state_dicts(
+            optim::state_dict(other_optim), optim::state_dict(optim)),
+        "");
   });
 }
 
@@ -707,9 +727,9 @@ TEST(StateTest, OptionsThatExcludeEachOtherAreRefused) {
         HasSubstr("needs full_state_dict"));
     EXPECT_THROW(
         set_state_dict_type(
-            *net, StateDictType::FULL_STATE_DICT, ShardedStateDictConfig()),
+            *net, StateDictType::FullStateDict, ShardedStateDictConfig()),
         c10::ValueError);
-    set_state_dict_type(*net->a, StateDictType::SHARDED_STATE_DICT);
+    set_state_dict_type(*net->a, StateDictType::ShardedStateDict);
     EXPECT_THROW((void)get_state_dict_type(*net), c10::ValueError);
     EXPECT_THROW((void)state_dict(*net), c10::ValueError);
     torch::nn::Linear plain(2, 2);

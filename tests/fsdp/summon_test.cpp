@@ -264,7 +264,7 @@ TEST(SummonAgainTest, AnErrorOrAChangeOfOneCopyIsEverybodys) {
         guard.close();
       }
       torch::NoGradGuard no_grad;
-      for (const auto& unit : fsdp_modules(*model)) {
+      for (const auto& unit : fsdp_units(*model)) {
         EXPECT_EQ(
             unit.is_root() ? 0 : unit.sharded_numel() * shards,
             unit.allocated_numel());

@@ -145,9 +145,9 @@ std::vector<LoadCase> load_cases() {
       {"Bfloat16",
        with(FullyShardOptions().mp_policy(
            MixedPrecisionPolicy().param_dtype(at::kBFloat16)))},
-      {"FullShard", by_strategy(ShardingStrategy::FULL_SHARD)},
-      {"ShardGradOp", by_strategy(ShardingStrategy::SHARD_GRAD_OP)},
-      {"NoShard", by_strategy(ShardingStrategy::NO_SHARD)}};
+      {"FullShard", by_strategy(ShardingStrategy::FullShard)},
+      {"ShardGradOp", by_strategy(ShardingStrategy::ShardGradOp)},
+      {"NoShard", by_strategy(ShardingStrategy::NoShard)}};
 }
 
 class LoadInPlaceTest : public ::testing::TestWithParam<LoadCase> {};

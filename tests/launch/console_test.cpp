@@ -57,8 +57,8 @@ TEST_F(ConsoleTest, LinesGoAboveTheLiveLine) {
   Console console(terminal_.fd(), terminal_.fd());
   EXPECT_EQ(console.live_columns(), 20);
   console.set_live("10 %");
-  console.write(Stream::kStdout, "hello\n");
-  console.write(Stream::kStderr, "oh\n");
+  console.write(Stream::Stdout, "hello\n");
+  console.write(Stream::Stderr, "oh\n");
   console.set_live("20 %");
   console.set_live("");
   console.write_some();

@@ -10,7 +10,7 @@ namespace {
 RankEnd stopped(int rank, ExitStatus status, double seconds) {
   return RankEnd{
       .rank = rank,
-      .kind = RankEnd::Kind::kStopped,
+      .kind = RankEnd::Kind::Stopped,
       .status = status,
       .stop_seconds = seconds};
 }
@@ -23,7 +23,7 @@ TEST(SummaryTest, TellsTheWholeStory) {
   const FailureReport report{
       .first =
           {.rank = 2,
-           .kind = RankEnd::Kind::kFailed,
+           .kind = RankEnd::Kind::Failed,
            .status = {.code = 3, .signal = 0},
            .stop_seconds = 0},
       .pid = 4711,
@@ -35,12 +35,12 @@ TEST(SummaryTest, TellsTheWholeStory) {
       .others = {
           stopped(0, {.code = 0, .signal = SIGTERM}, 0.1),
           {.rank = 1,
-           .kind = RankEnd::Kind::kFinished,
+           .kind = RankEnd::Kind::Finished,
            .status = {},
            .stop_seconds = 0},
           stopped(3, {.code = 0, .signal = SIGKILL}, 4.5),
           {.rank = 4,
-           .kind = RankEnd::Kind::kFailed,
+           .kind = RankEnd::Kind::Failed,
            .status = {.code = 0, .signal = SIGABRT},
            .stop_seconds = 0},
           stopped(5, {.code = 1, .signal = 0}, 0.1)}};

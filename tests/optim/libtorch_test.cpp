@@ -97,9 +97,9 @@ TEST_P(LibTorchTest, HasTheDictionaryOfOurs) {
   const auto ours = GetParam().ours.make(others);
   train(*theirs, params, 0);
   train(*ours, others, 0);
-  const Tolerance close{.rtol = 1e-12, .atol = 1e-12};
+  const DiffTolerance close{.rtol = 1e-12, .atol = 1e-12};
   const auto dict = state_dict(*theirs);
-  EXPECT_EQ(diff(dict, state_dict(*ours), close), "");
+  EXPECT_EQ(diff_state_dicts(dict, state_dict(*ours), close), "");
   if (const StateValue* step = dict.find_path("state.0.step")) {
     EXPECT_EQ(step->tensor().scalar_type(), at::kFloat);
     EXPECT_EQ(step->tensor().dim(), 0);
@@ -112,8 +112,9 @@ TEST_P(LibTorchTest, TrainingGoesOnBitByBit) {
   train(*first, params, 0);
   auto copies = copies_of(params);
   const auto second = GetParam().theirs(copies);
-  load_state_dict(*second, state_from_bytes(to_bytes(state_dict(*first))));
-  EXPECT_EQ(diff(state_dict(*second), state_dict(*first)), "");
+  load_state_dict(
+      *second, state_dict_from_bytes(state_dict_to_bytes(state_dict(*first))));
+  EXPECT_EQ(diff_state_dicts(state_dict(*second), state_dict(*first)), "");
   train(*first, params, 3);
   train(*second, copies, 3);
   for (size_t i = 0; i < params.size(); ++i) {
@@ -128,7 +129,7 @@ TEST_P(LibTorchTest, LoadsWhatOursSavedAndBack) {
   auto copies = copies_of(params);
   const auto theirs = GetParam().theirs(copies);
   load_state_dict(*theirs, state_dict(*ours));
-  EXPECT_EQ(diff(state_dict(*theirs), state_dict(*ours)), "");
+  EXPECT_EQ(diff_state_dicts(state_dict(*theirs), state_dict(*ours)), "");
   train(*ours, params, 3);
   train(*theirs, copies, 3);
   for (size_t i = 0; i < params.size(); ++i) {
@@ -173,7 +174,7 @@ TEST_P(LibTorchTest, RejectsWhatItCannotHold) {
   const auto good = state_dict(*theirs).clone();
   const auto error = [&](const StateDict& dict) {
     auto text = error_of([&] { load_state_dict(*theirs, dict); });
-    EXPECT_EQ(diff(state_dict(*theirs), good), "");
+    EXPECT_EQ(diff_state_dicts(state_dict(*theirs), good), "");
     return text;
   };
   auto dict = good.clone();
@@ -266,11 +267,12 @@ TEST(LBFGSStateTest, TrainingGoesOnBitByBit) {
   }
   auto copies = copies_of(params);
   torch::optim::LBFGS second(copies, lbfgs_options());
-  const auto dict = state_from_bytes(to_bytes(state_dict(first)));
+  const auto dict =
+      state_dict_from_bytes(state_dict_to_bytes(state_dict(first)));
   EXPECT_EQ(dict.at("state").dict().size(), 1u); // with the first parameter
   EXPECT_EQ(dict.at_path("state.0.old_dirs").list().size(), 5u);
   load_state_dict(second, dict);
-  EXPECT_EQ(diff(state_dict(second), state_dict(first)), "");
+  EXPECT_EQ(diff_state_dicts(state_dict(second), state_dict(first)), "");
   for (int step = 0; step < 3; ++step) {
     first.step(distance(first, params));
     second.step(distance(second, copies));
@@ -334,7 +336,7 @@ TEST(LBFGSStateTest, RejectsWhatDoesNotFit) {
     auto dict = good.clone();
     dict.at("state").dict().at(0).dict().set(name, std::move(value));
     auto text = error_of([&] { load_state_dict(optimizer, dict); });
-    EXPECT_EQ(diff(state_dict(optimizer), good), "");
+    EXPECT_EQ(diff_state_dicts(state_dict(optimizer), good), "");
     return text;
   };
   EXPECT_THAT(with("d", torch::zeros({3})), HasSubstr("of 19 elements"));

@@ -66,7 +66,7 @@ TEST_P(NamedOptimizerTest, StepsAsTheOneInsideAndNamesItsState) {
       dict.at("state").dict().keys(),
       ElementsAre(StateKey("fc.weight"), StateKey("fc.bias"), StateKey("out")));
   EXPECT_EQ(
-      diff(
+      diff_state_dicts(
           dict.at("state").dict().at("fc.bias").dict(),
           numbered.at("state").dict().at(1).dict()),
       "");
@@ -88,7 +88,8 @@ TEST_P(NamedOptimizerTest, LoadsByNameWhateverTheOrder) {
   const auto names = named(copies);
   NamedOptimizer second(
       names, GetParam().make({copies[3], copies[2], copies[1], copies[0]}));
-  load_state_dict(second, state_from_bytes(to_bytes(first.state_dict())));
+  load_state_dict(
+      second, state_dict_from_bytes(state_dict_to_bytes(first.state_dict())));
   for (int step = 3; step < 6; ++step) {
     make_gradients(params, step);
     make_gradients(copies, step);
@@ -191,7 +192,7 @@ TEST(NamedRejectsTest, DictionariesThatDoNotFit) {
   const auto good = optimizer.state_dict().clone();
   const auto error = [&](const StateDict& dict) {
     auto text = error_of([&] { load_state_dict(optimizer, dict); });
-    EXPECT_EQ(diff(optimizer.state_dict(), good), "");
+    EXPECT_EQ(diff_state_dicts(optimizer.state_dict(), good), "");
     return text;
   };
   Adam plain(params);
@@ -232,7 +233,7 @@ TEST(NamedShardsTest, ShardsHaveTheNamesOfTheModule) {
       }
     }
     optimizer.load_state_dict(dict.clone());
-    EXPECT_EQ(diff(optimizer.state_dict(), dict), "");
+    EXPECT_EQ(diff_state_dicts(optimizer.state_dict(), dict), "");
   });
 }
 

@@ -183,7 +183,7 @@ TEST_P(OptimizerTest, InitializingLeavesStateThatIsThere) {
   optimizer->step();
   const auto before = optimizer->state_dict().clone();
   initialize_state(*optimizer);
-  EXPECT_EQ(diff(optimizer->state_dict(), before), "");
+  EXPECT_EQ(diff_state_dicts(optimizer->state_dict(), before), "");
 }
 
 TEST_P(OptimizerTest, RejectsInitializingBetweenBackwardAndStep) {
@@ -375,7 +375,7 @@ TEST(OwnOptimizerTest, ADerivedClassHasDictionariesToo) {
   EXPECT_EQ(dict.at_path("state.0.count").tensor().item<float>(), 11);
   Sign other({param});
   load_state_dict(other, dict);
-  EXPECT_EQ(diff(state_dict(other), dict), "");
+  EXPECT_EQ(diff_state_dicts(state_dict(other), dict), "");
 }
 
 } // namespace

@@ -53,7 +53,7 @@ struct Saved {
   std::string error() {
     const StateDict before = optimizer.state_dict().clone();
     auto text = error_of([&] { optimizer.load_state_dict(dict); });
-    EXPECT_EQ(diff(optimizer.state_dict(), before), "");
+    EXPECT_EQ(diff_state_dicts(optimizer.state_dict(), before), "");
     return text;
   }
 };
@@ -107,7 +107,10 @@ TEST(OptimStateDictTest, NumbersOfADictionaryStandForPlaces) {
   auto params = make_params();
   Adam other(params);
   other.load_state_dict(moved);
-  EXPECT_EQ(diff(state_of(other.state_dict(), 0), state_of(saved.dict, 0)), "");
+  EXPECT_EQ(
+      diff_state_dicts(
+          state_of(other.state_dict(), 0), state_of(saved.dict, 0)),
+      "");
   EXPECT_EQ(other.state_dict().at("state").dict().size(), 1u);
 }
 
@@ -148,7 +151,7 @@ TEST(OptimStateDictTest, NamesStandForPlacesAsInPython) {
   saved.dict.set("state", std::move(named));
   Adam fresh(make_params(), 0.5);
   fresh.load_state_dict(saved.dict);
-  EXPECT_EQ(diff(fresh.state_dict(), numbered), "");
+  EXPECT_EQ(diff_state_dicts(fresh.state_dict(), numbered), "");
 }
 
 TEST(OptimStateDictTest, RejectsNumbersThatAreNotIntegers) {
@@ -270,7 +273,7 @@ TEST(OptimStateDictTest, AnyKeySurvivesInAGroup) {
   SGD other(make_params());
   other.load_state_dict(dict);
   other.step();
-  EXPECT_EQ(diff(other.state_dict(), dict), "");
+  EXPECT_EQ(diff_state_dicts(other.state_dict(), dict), "");
   EXPECT_TRUE(group_of(other.state_dict()).at("tag").is_none());
 }
 
@@ -287,7 +290,7 @@ TEST(OptimStateDictTest, AnyValueSurvivesInTheState) {
     const auto dict = optimizer.state_dict().clone();
     SGD other(params);
     other.load_state_dict(dict);
-    EXPECT_EQ(diff(other.state_dict(), dict), "");
+    EXPECT_EQ(diff_state_dicts(other.state_dict(), dict), "");
     other.step();
     const auto after = other.state_dict();
     EXPECT_EQ(state_of(after, 0).at("value1").to_double(), 2.74);
@@ -352,7 +355,7 @@ TEST(OptimStateDictTest, PythonsChoiceOfImplementationIsCarriedAlong) {
   saved.group().set("fused", true);
   saved.group().set("foreach", false);
   saved.optimizer.load_state_dict(saved.dict);
-  EXPECT_EQ(diff(saved.optimizer.state_dict(), saved.dict), "");
+  EXPECT_EQ(diff_state_dicts(saved.optimizer.state_dict(), saved.dict), "");
 }
 
 class RoundTripTest : public ::testing::TestWithParam<Maker> {};
@@ -375,10 +378,11 @@ TEST_P(RoundTripTest, TrainingGoesOnBitByBit) {
     copies.push_back(param.detach().clone().requires_grad_());
   }
   // Through bytes, as another process would get it.
-  const auto dict = state_from_bytes(to_bytes(first->state_dict()));
+  const auto dict =
+      state_dict_from_bytes(state_dict_to_bytes(first->state_dict()));
   const auto second = GetParam().make(copies);
   second->load_state_dict(dict);
-  EXPECT_EQ(diff(second->state_dict(), first->state_dict()), "");
+  EXPECT_EQ(diff_state_dicts(second->state_dict(), first->state_dict()), "");
   for (int step = 3; step < 6; ++step) {
     make_gradients(params, step);
     make_gradients(copies, step);
@@ -388,7 +392,7 @@ TEST_P(RoundTripTest, TrainingGoesOnBitByBit) {
   for (size_t i = 0; i < params.size(); ++i) {
     EXPECT_TRUE(at::equal(params[i], copies[i])) << i;
   }
-  EXPECT_EQ(diff(second->state_dict(), first->state_dict()), "");
+  EXPECT_EQ(diff_state_dicts(second->state_dict(), first->state_dict()), "");
 }
 
 TEST(OptimizerTest, LibTorchsArchivesAreRefused) {
@@ -422,7 +426,7 @@ TEST(StateDictTest, AnotherKindOfOptimizersStateIsRefused) {
     EXPECT_THAT(
         error_of([&] { optimizer.load_state_dict(dict); }),
         HasSubstr("saved by another kind of optimizer"));
-    EXPECT_EQ(diff(optimizer.state_dict(), before), "");
+    EXPECT_EQ(diff_state_dicts(optimizer.state_dict(), before), "");
   };
   const StateDict adam = state_after_a_step(AdamW(params, 1e-3));
   const StateDict momentum =

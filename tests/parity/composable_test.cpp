@@ -41,7 +41,10 @@ void expect_reloads(Trained& trained, const StateDict& saved) {
   optim::load_state_dict(
       reloaded,
       optim_state_dict_to_load(
-          trained.model, trained.optim, saved, {.is_named_optimizer = false}));
+          trained.model,
+          trained.optim,
+          saved,
+          OptimStateToLoadOptions().is_named_optimizer(false)));
   const StateDict now = optim::state_dict(reloaded);
   EXPECT_EQ(now.keys(), own.keys());
   EXPECT_TRUE(is_close(now, own));
@@ -66,7 +69,7 @@ void check_save_load(
                   .is_sharded());
   expect_same_state(unnamed, saved1);
   expect_reloads(sharded, unnamed);
-  set_state_dict_type(composable, StateDictType::FULL_STATE_DICT);
+  set_state_dict_type(composable, StateDictType::FullStateDict);
   const StateDict saved2 = optim_state_dict(composable, sharded.optim);
   EXPECT_EQ(saved1.at("state").dict().size(), 15u);
   EXPECT_TRUE(is_close(saved1, saved2)); // names in "params" in order, too
@@ -76,7 +79,7 @@ void check_save_load(
   // Stronger: each loads the other's, and sharded tensors are the same state.
   expect_reloads(wrapped, saved2);
   expect_reloads(sharded, saved1);
-  set_state_dict_type(composable, StateDictType::SHARDED_STATE_DICT);
+  set_state_dict_type(composable, StateDictType::ShardedStateDict);
   const StateDict in_shards = optim_state_dict(composable, sharded.optim);
   expect_same_state(in_shards, saved1);
   expect_reloads(sharded, in_shards);
@@ -97,7 +100,7 @@ TEST(TestOptimStateCheckpointing, test_optim_state_dict_save_load) {
           FullyShardOptions().policy(module_wrap_policy<parity::UnitModule>()));
       const FSDP orig(make_on_device());
       EXPECT_EQ(parameters(*orig).size(), 1u);
-      EXPECT_EQ(fsdp_modules(*composable).size(), 3u);
+      EXPECT_EQ(fsdp_units(*composable).size(), 3u);
       check_save_load(*orig, *composable);
     });
   });

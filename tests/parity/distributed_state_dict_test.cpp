@@ -44,7 +44,7 @@ Chain shard_mlp_stack(int64_t dim, bool reshard_after_forward = true) {
 
 int64_t num_allocated(torch::nn::Module& model) {
   int64_t sum = 0;
-  for (const FsdpUnit& unit : fsdp_modules(model)) {
+  for (const FSDPUnit& unit : fsdp_units(model)) {
     sum += unit.allocated_numel();
   }
   return sum;
@@ -172,7 +172,7 @@ void check_save_with_fsdp1_and_load_with_fsdp2(
     const StateDict model_state = state_dict(*model1);
     EXPECT_EQ(
         model_state.begin()->second.is_sharded(),
-        type == StateDictType::SHARDED_STATE_DICT);
+        type == StateDictType::ShardedStateDict);
     checkpoint::save(
         {{"model", model_state},
          {"optim", sharded_optim_state_dict(*model1, optim1)}},
@@ -191,7 +191,9 @@ void check_save_with_fsdp1_and_load_with_fsdp2(
       parameters(*model2), torch::optim::AdamOptions(0.1));
   auto target = get_state_dict(*model2, {optim2});
   if (world.rank() == 0) { // or loading proves nothing
-    EXPECT_NE(diff(full_state(*model2, optim2).model, expected.model), "");
+    EXPECT_NE(
+        diff_state_dicts(full_state(*model2, optim2).model, expected.model),
+        "");
   } else {
     full_state(*model2, optim2);
   }
@@ -213,8 +215,8 @@ void check_save_with_fsdp1_and_load_with_fsdp2(
   optim::load_state_dict(optim2, state.at("optim").dict());
 
   const auto actual = full_state(*model2, optim2);
-  EXPECT_EQ(diff(actual.model, expected.model), "");
-  EXPECT_EQ(diff(actual.optimizer, expected.optimizer), "");
+  EXPECT_EQ(diff_state_dicts(actual.model, expected.model), "");
+  EXPECT_EQ(diff_state_dicts(actual.optimizer, expected.optimizer), "");
   EXPECT_EQ(actual.model.empty(), world.rank() != 0);
   if (world.rank() == 0) {
     const StateDict& first =
@@ -232,11 +234,11 @@ TEST(
   on_two_and_four_ranks([](const Group& world, LeafRuns& leaves) {
     leaves.run("FULL_STATE_DICT", [&] {
       check_save_with_fsdp1_and_load_with_fsdp2(
-          world, StateDictType::FULL_STATE_DICT);
+          world, StateDictType::FullStateDict);
     });
     leaves.run("SHARDED_STATE_DICT", [&] {
       check_save_with_fsdp1_and_load_with_fsdp2(
-          world, StateDictType::SHARDED_STATE_DICT);
+          world, StateDictType::ShardedStateDict);
     });
   });
 }

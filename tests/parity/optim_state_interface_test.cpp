@@ -53,9 +53,11 @@ void check_without_0th_param_state(StateDictType type) {
   const StateDict before = optim::state_dict(optim).clone();
   EXPECT_FALSE(before.at("state").dict().contains(0));
   EXPECT_TRUE(before.at("state").dict().contains(1));
-  const StateDict loadable = type == StateDictType::FULL_STATE_DICT
+  const StateDict loadable = type == StateDictType::FullStateDict
       ? shard_full_optim_state_dict(
-            full_optim_state_dict(*model, optim, {.rank0_only = false}), *model)
+            full_optim_state_dict(
+                *model, optim, FullOptimStateOptions().rank0_only(false)),
+            *model)
       : flatten_sharded_optim_state_dict(
             sharded_optim_state_dict(*model, optim), *model, optim);
   optim::load_state_dict(optim, loadable);
@@ -68,10 +70,10 @@ void check_without_0th_param_state(StateDictType type) {
 TEST(TestFSDPOptimState, test_save_load_without_0th_param_state) {
   on_two_and_four_ranks([](const Group&, LeafRuns& leaves) {
     leaves.run("full", [] {
-      check_without_0th_param_state(StateDictType::FULL_STATE_DICT);
+      check_without_0th_param_state(StateDictType::FullStateDict);
     });
     leaves.run("sharded", [] {
-      check_without_0th_param_state(StateDictType::SHARDED_STATE_DICT);
+      check_without_0th_param_state(StateDictType::ShardedStateDict);
     });
   });
 }
@@ -117,7 +119,10 @@ TEST(TestFSDPOptimState, test_optim_state_without_param_groups) {
       const StateValue groups = without_groups.at("param_groups").clone();
       without_groups.erase("param_groups");
       const StateDict saved =
-          optim_state_dict(*model, optim, {.optim_state_dict = &without_groups})
+          optim_state_dict(
+              *model,
+              optim,
+              OptimStateOptions().optim_state_dict(without_groups))
               .clone();
       EXPECT_FALSE(saved.contains("param_groups"));
 
@@ -204,13 +209,15 @@ TEST(TestFSDPOptimState, test_interface_arguments) {
       optim::Adam optim(parameters(*model), kLearningRate);
       step_dummy(model, optim);
       const StateDict original = optim::state_dict(optim).clone();
-      const OptimStateOptions options{.optim_state_dict = &original};
+      const OptimStateOptions options =
+          OptimStateOptions().optim_state_dict(original);
       const StateDict saved = optim_state_dict(*model, optim, options);
       expect_same_state(optim_state_dict(*model, optim), saved);
 
       step_dummy(model, optim);
       EXPECT_FALSE(is_close(optim::state_dict(optim), original));
-      optim_state_dict_to_load(*model, optim, saved, {.load_directly = true});
+      optim_state_dict_to_load(
+          *model, optim, saved, OptimStateToLoadOptions().load_directly(true));
       expect_same_state(optim::state_dict(optim), original);
 
       for_each_state(
@@ -218,7 +225,7 @@ TEST(TestFSDPOptimState, test_interface_arguments) {
       {
         const StateDictTypeGuard guard(
             *model,
-            StateDictType::SHARDED_STATE_DICT,
+            StateDictType::ShardedStateDict,
             ShardedStateDictConfig(),
             ShardedOptimStateDictConfig().offload_to_cpu(false));
         for_each_state(
@@ -227,7 +234,7 @@ TEST(TestFSDPOptimState, test_interface_arguments) {
       {
         const StateDictTypeGuard guard(
             *model,
-            StateDictType::FULL_STATE_DICT,
+            StateDictType::FullStateDict,
             FullStateDictConfig(),
             FullOptimStateDictConfig().offload_to_cpu(true).rank0_only(true));
         const StateDict osd = optim_state_dict(*model, optim, options);
@@ -275,8 +282,8 @@ void check_none_tensor_state(bool use_orig_params, bool has_tensor_state) {
     entries.at(id).dict().set("value2", StateValue());
   }
 
-  const StateDict saved =
-      optim_state_dict(*model, *optim, {.optim_state_dict = &original});
+  const StateDict saved = optim_state_dict(
+      *model, *optim, OptimStateOptions().optim_state_dict(original));
   EXPECT_EQ(saved.at("state").dict().size(), 8u);
   const StateDict loadable = optim_state_dict_to_load(*model, *optim, saved);
   // Stronger: all of it came back.
@@ -309,7 +316,7 @@ TEST(TestFSDPOptimState, test_with_no_shard) {
       leaves.run(text("use_orig_params", use_orig_params), [&] {
         const auto model = shard_dummy(
             FSDPOptions()
-                .sharding_strategy(ShardingStrategy::NO_SHARD)
+                .sharding_strategy(ShardingStrategy::NoShard)
                 .use_orig_params(use_orig_params),
             /*no_grad=*/false);
         optim::Adam optim(parameters(*model), kLearningRate);
@@ -367,7 +374,11 @@ TEST(TestFSDPOptimState, test_no_grad) {
         const StateDict original = optim::state_dict(optim).clone();
         const StateDict saved = optim_state_dict(*model, optim);
         check_frozen_steps(saved, i);
-        optim_state_dict_to_load(*model, optim, saved, {.load_directly = true});
+        optim_state_dict_to_load(
+            *model,
+            optim,
+            saved,
+            OptimStateToLoadOptions().load_directly(true));
         expect_same_state(optim::state_dict(optim), original);
       }
     });

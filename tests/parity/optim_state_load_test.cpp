@@ -18,13 +18,13 @@ using parity::text;
 using tessera::testing::on_ranks;
 
 StateDictSettings full_settings(bool rank0_only) {
-  auto settings = StateDictSettings::of(StateDictType::FULL_STATE_DICT);
+  auto settings = StateDictSettings::of(StateDictType::FullStateDict);
   settings.optim_config = FullOptimStateDictConfig().rank0_only(rank0_only);
   return settings;
 }
 
 StateDictSettings sharded_settings() {
-  return StateDictSettings::of(StateDictType::SHARDED_STATE_DICT);
+  return StateDictSettings::of(StateDictType::ShardedStateDict);
 }
 
 /// Every wrapping, grouping and order of the nested model.

@@ -98,7 +98,10 @@ TEST(TestFSDPOptimState, test_compatible_with_trec) {
       }
       EXPECT_FALSE(parity::is_close(optim_state_dict(*model2, optim2), osd2));
       const StateDict loadable = optim_state_dict_to_load(
-          *model2, optim2, osd2, {.is_named_optimizer = true});
+          *model2,
+          optim2,
+          osd2,
+          OptimStateToLoadOptions().is_named_optimizer(true));
       for (const StateKey& key : loadable.at("state").dict().keys()) {
         EXPECT_FALSE(key.is_id()) << key.text();
       }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/byte_vector.h"
 #include "parity/nested_model.h"
 #include "support/device.h"
 
@@ -119,8 +120,8 @@ std::vector<double> step_model(Trainee& trainee, int iterations) {
 // ---- State ----------------------------------------------------------------
 
 StateDict broadcast_osd(const StateDict& osd, const Group& group) {
-  const Bytes bytes = group.rank() == 0 ? to_bytes(osd) : Bytes();
-  return state_from_bytes(group.broadcast_bytes(bytes, 0, "osd"));
+  const Bytes bytes = group.rank() == 0 ? state_dict_to_bytes(osd) : Bytes();
+  return state_dict_from_bytes(group.broadcast_bytes(bytes, 0, "osd"));
 }
 
 namespace {
@@ -150,7 +151,8 @@ StateDict gathered(const StateDict& dict) {
 
 /// As torch.isclose, with the same names and kinds.
 bool are_equal_states(const StateValue& a, const StateValue& b) {
-  return diff(a.dict(), b.dict(), Tolerance{.rtol = 1e-5, .atol = 1e-8})
+  return diff_state_dicts(
+             a.dict(), b.dict(), DiffTolerance{.rtol = 1e-5, .atol = 1e-8})
       .empty();
 }
 
@@ -263,8 +265,9 @@ StateDict save_legacy(
   return full_optim_state_dict(
       *trainee.module,
       *trainee.optim,
-      {.optim_input = use_optim_input ? trainee.optim_input : std::nullopt,
-       .group = group});
+      FullOptimStateOptions()
+          .optim_input(use_optim_input ? trainee.optim_input : std::nullopt)
+          .group(group));
 }
 
 StateDict convert_legacy(
@@ -275,9 +278,9 @@ StateDict convert_legacy(
     const Group& group) {
   LoadOptimStateOptions options;
   if (use_optim_input) {
-    options.optim_input = trainee.optim_input;
+    options.optim_input(trainee.optim_input);
   } else {
-    options.optim = trainee.optim.get();
+    options.optim(*trainee.optim);
   }
   switch (method) {
     case OsdMethod::Broadcast:
@@ -286,7 +289,7 @@ StateDict convert_legacy(
     case OsdMethod::Scatter:
       // full_optim_state_dict() gave it to rank 0 alone.
       EXPECT_EQ(osd.empty(), group.rank() != 0);
-      options.group = group;
+      options.group(group);
       return scatter_full_optim_state_dict(
           group.rank() == 0 ? std::optional(osd) : std::nullopt,
           *trainee.module,

@@ -33,18 +33,18 @@ using tessera::testing::error_of;
 using tessera::testing::test_device;
 
 constexpr StateDictType kTypes[] = {
-    StateDictType::FULL_STATE_DICT,
-    StateDictType::SHARDED_STATE_DICT};
+    StateDictType::FullStateDict,
+    StateDictType::ShardedStateDict};
 constexpr auto kPlain = NestedInit::Wrapping::None;
 
 std::string text(StateDictType type) {
-  return type == StateDictType::FULL_STATE_DICT ? "full " : "sharded ";
+  return type == StateDictType::FullStateDict ? "full " : "sharded ";
 }
 
 /// Sharded state comes without optim_input.
 std::vector<bool> optim_inputs(StateDictType type) {
-  return type == StateDictType::FULL_STATE_DICT ? std::vector{false, true}
-                                                : std::vector{false};
+  return type == StateDictType::FullStateDict ? std::vector{false, true}
+                                              : std::vector{false};
 }
 
 /// The model and its optimizer, by themselves.
@@ -63,9 +63,9 @@ FullOptimStateOptions full_options(
     const Trainee& trainee,
     bool use_optim_input,
     bool rank0_only) {
-  return {
-      .optim_input = use_optim_input ? trainee.optim_input : std::nullopt,
-      .rank0_only = rank0_only};
+  return FullOptimStateOptions()
+      .optim_input(use_optim_input ? trainee.optim_input : std::nullopt)
+      .rank0_only(rank0_only);
 }
 
 LoadOptimStateOptions load_options(
@@ -73,9 +73,9 @@ LoadOptimStateOptions load_options(
     bool use_optim_input) {
   LoadOptimStateOptions options;
   if (use_optim_input) {
-    options.optim_input = trainee.optim_input;
+    options.optim_input(trainee.optim_input);
   } else {
-    options.optim = trainee.optim.get();
+    options.optim(*trainee.optim);
   }
   return options;
 }
@@ -93,7 +93,7 @@ void check_nested(
     const Group& world,
     const NestedCase& leaf,
     bool use_optim_input) {
-  const bool is_sharded = leaf.type == StateDictType::SHARDED_STATE_DICT;
+  const bool is_sharded = leaf.type == StateDictType::ShardedStateDict;
   if (leaf.rank0_only && is_sharded) {
     return; // there is no such thing, in PyTorch either
   }
@@ -178,10 +178,10 @@ TEST(TestFSDPOptimState, test_full_optim_state_dict_keys) {
 
       Trainee trainee = trainee_of(model, parameters(*model));
       step_model(trainee, 1);
-      const StateDict osd =
-          full_optim_state_dict(*model, *trainee.optim, {.rank0_only = false});
+      const StateDict osd = full_optim_state_dict(
+          *model, *trainee.optim, FullOptimStateOptions().rank0_only(false));
       const StateDict model_state = [&] {
-        const StateDictTypeGuard guard(*model, StateDictType::FULL_STATE_DICT);
+        const StateDictTypeGuard guard(*model, StateDictType::FullStateDict);
         return state_dict(*model);
       }();
       const auto names = sorted_names(osd.at("state").dict());
@@ -236,7 +236,7 @@ void check_unmanaged_params(
     bool add_to_fsdp_module,
     bool use_optim_input) {
   constexpr int kSteps = 1;
-  const bool is_full = type == StateDictType::FULL_STATE_DICT;
+  const bool is_full = type == StateDictType::FullStateDict;
   Trainee source = init_nested({});
   step_model(source, kSteps);
   const StateDict osd = is_full
@@ -304,7 +304,7 @@ void check_rekey_to_ids(
     StateDictType type,
     bool multi_groups,
     bool use_optim_input) {
-  const bool is_full = type == StateDictType::FULL_STATE_DICT;
+  const bool is_full = type == StateDictType::FullStateDict;
   Trainee wrapped = init_nested({.multi_groups = multi_groups});
   step_model(wrapped);
   const StateDict osd = is_full
@@ -321,7 +321,7 @@ void check_rekey_to_ids(
   step_model(plain);
   const StateDict rekeyed = rekey_optim_state_dict(
       osd,
-      OptimStateKeyType::PARAM_ID,
+      OptimStateKeyType::ParamId,
       *plain.module,
       load_options(plain, use_optim_input));
   expect_same_osd(rekeyed, plain.state_dict());
@@ -358,7 +358,7 @@ TEST(TestFSDPOptimState, test_rekey_optim_state_dict_to_names) {
         step_model(plain);
         const StateDict rekeyed = rekey_optim_state_dict(
             plain.state_dict(),
-            OptimStateKeyType::PARAM_NAME,
+            OptimStateKeyType::ParamName,
             *plain.module,
             load_options(plain, use_optim_input));
         const StateDict sharded = shard_full_optim_state_dict(
@@ -431,7 +431,7 @@ TEST(TestFSDPOptimState, test_optim_input_warning) {
       expect_warning("rekey to ids", [&](bool use_optim_input) {
         rekey_optim_state_dict(
             osd,
-            OptimStateKeyType::PARAM_ID,
+            OptimStateKeyType::ParamId,
             *plain.module,
             load_options(plain, use_optim_input));
       });
@@ -439,7 +439,7 @@ TEST(TestFSDPOptimState, test_optim_input_warning) {
       expect_warning("rekey to names", [&](bool use_optim_input) {
         rekey_optim_state_dict(
             plain.state_dict(),
-            OptimStateKeyType::PARAM_NAME,
+            OptimStateKeyType::ParamName,
             *plain.module,
             load_options(plain, use_optim_input));
       });

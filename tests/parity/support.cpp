@@ -48,8 +48,8 @@ std::string text(const char* name, bool value) {
 ::testing::AssertionResult is_close(
     const StateDict& actual,
     const StateDict& expected) {
-  const std::string lines =
-      diff(actual, expected, Tolerance{.rtol = 1.3e-6, .atol = 1e-5});
+  const std::string lines = diff_state_dicts(
+      actual, expected, DiffTolerance{.rtol = 1.3e-6, .atol = 1e-5});
   return lines.empty() ? ::testing::AssertionSuccess()
                        : ::testing::AssertionFailure() << lines;
 }

@@ -39,14 +39,14 @@ struct TwoLayers {
     model->to(test_device());
     parity::fsdp(model->ptr(0), options);
     parity::fsdp(model.ptr(), options);
-    const auto units = fsdp_modules(*model);
+    const auto units = fsdp_units(*model);
     outer = units.at(0).unit();
     inner = units.at(1).unit();
   }
-  FsdpUnit outer_unit() {
+  FSDPUnit outer_unit() {
     return {outer, *model};
   }
-  FsdpUnit inner_unit() {
+  FSDPUnit inner_unit() {
     return {inner, *model->ptr(0)};
   }
 
@@ -157,7 +157,7 @@ void check_param_data(
   auto local = make_nested_wrapped();
   local->to(test_device());
   auto model = make_recursive_nested(options);
-  for (const FsdpUnit& unit : fsdp_modules(*model)) {
+  for (const FSDPUnit& unit : fsdp_units(*model)) {
     EXPECT_NE(&unit.module(), model.get());
   }
   const std::vector<std::string> unmanaged{
@@ -198,7 +198,7 @@ void check_param_data(
     }
   } else {
     const int64_t sharded[] = {136, 40, 34}; // module.1, module.1.0, module.2
-    const auto units = fsdp_modules(*model);
+    const auto units = fsdp_units(*model);
     ASSERT_EQ(units.size(), 3u);
     for (size_t i = 0; i < units.size(); ++i) {
       EXPECT_EQ(
@@ -208,7 +208,7 @@ void check_param_data(
     }
   }
   guard.close();
-  EXPECT_EQ(fsdp_modules(*model, /*root_only=*/true).size(), 2u);
+  EXPECT_EQ(fsdp_units(*model, /*root_only=*/true).size(), 2u);
 }
 
 void test_param_data(
@@ -259,7 +259,7 @@ TEST(TestUnshardParams, test_unshard_singleton_param_writeback) {
       Linear linear(LinearOptions(1, 1).bias(false));
       linear->to(test_device());
       const FSDP model(linear);
-      const auto unit = fsdp_modules(*model).at(0);
+      const auto unit = fsdp_units(*model).at(0);
       const at::Tensor flat = parameters(*model).at(0);
       ASSERT_EQ(flat.numel(), 1); // padding on rank 1
       {
@@ -527,7 +527,7 @@ void check_gradients(
           .with_grads(true),
       [](const at::Tensor& gradient) { gradient.mul_(2); });
   const bool persists = leaf.writeback ||
-      (leaf.strategy == ShardingStrategy::NO_SHARD && !leaf.offload_to_cpu);
+      (leaf.strategy == ShardingStrategy::NoShard && !leaf.offload_to_cpu);
   const auto now = defined_gradients(model);
   ASSERT_EQ(now.size(), old.size());
   for (size_t i = 0; i < now.size(); ++i) {
@@ -546,9 +546,9 @@ struct NamedStrategy {
 };
 
 constexpr NamedStrategy kStrategies[] = {
-    {"FULL_SHARD", ShardingStrategy::FULL_SHARD},
-    {"SHARD_GRAD_OP", ShardingStrategy::SHARD_GRAD_OP},
-    {"NO_SHARD", ShardingStrategy::NO_SHARD}};
+    {"FULL_SHARD", ShardingStrategy::FullShard},
+    {"SHARD_GRAD_OP", ShardingStrategy::ShardGradOp},
+    {"NO_SHARD", ShardingStrategy::NoShard}};
 
 TEST(TestUnshardParams, test_with_grads_core) {
   on_ranks(2, [](const Group& world) {
@@ -620,9 +620,9 @@ TEST(TestUnshardParams, test_with_grads_none_grads) {
             make_recursive_transformer(FSDPOptions()
                                            .sharding_strategy(each.strategy)
                                            .use_orig_params(true));
-        const auto units = fsdp_modules(*model);
+        const auto units = fsdp_units(*model);
         EXPECT_EQ(units.size(), 5u);
-        for (const FsdpUnit& unit : units) {
+        for (const FSDPUnit& unit : units) {
           EXPECT_FALSE(unit.flat_param().grad().defined());
         }
         auto guard =
@@ -739,7 +739,7 @@ TEST(TestUnshardParamsErrors, test_offload_to_cpu_no_shard_raises) {
     LeafRuns leaves(world);
     leaves.run("", [&] {
       const auto model = make_recursive_nested(
-          FSDPOptions().sharding_strategy(ShardingStrategy::NO_SHARD));
+          FSDPOptions().sharding_strategy(ShardingStrategy::NoShard));
       expect_throws<c10::NotImplementedError>(
           [&] {
             summon_full_params(

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/byte_vector.h"
 #include "parity/support.h"
 #include "parity/zero_support.h"
 #include "support/device.h"
@@ -122,9 +123,10 @@ void check_local_optimizer_parity(
   zero.consolidate_state_dict(0);
   Bytes bytes;
   if (world.rank() == 0) {
-    bytes = to_bytes(zero.state_dict());
+    bytes = state_dict_to_bytes(zero.state_dict());
   }
-  const StateDict sharded = state_from_bytes(world.broadcast_bytes(bytes, 0));
+  const StateDict sharded =
+      state_dict_from_bytes(world.broadcast_bytes(bytes, 0));
   const StateDict whole = optim::state_dict(*plain).clone();
   optim::load_state_dict(*plain, sharded);
   zero.load_state_dict(whole);
@@ -222,7 +224,7 @@ void check_zero_join(const Group& world, at::Device device) {
   optim::Adam plain(model->parameters(), 0.01);
   Record grads;
   Record params;
-  join({&ddp}, [&] {
+  Join::run({&ddp}, [&] {
     for (int epoch = 0; epoch < kEpochs; ++epoch) {
       for (const at::Tensor& input : inputs) {
         torch::mse_loss(ddp(input), labels).backward();
@@ -247,7 +249,7 @@ void check_zero_join(const Group& world, at::Device device) {
   EXPECT_EQ(zero.join_device().type(), device.type());
   EXPECT_EQ(ddp.join_device().type(), device.type());
   size_t iteration = 0;
-  join(
+  Join::run(
       {&setter, &zero},
       [&] {
         for (int epoch = 0; epoch < kEpochs; ++epoch) {

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/byte_vector.h"
 #include "parity/support.h"
 #include "parity/zero_support.h"
 #include "support/device.h"
@@ -603,14 +604,15 @@ TEST(TestZeroRedundancyOptimizerDistributed, test_collect_shards) {
       Bytes bytes;
       if (world.rank() == 0) {
         EXPECT_EQ(zero.state_dict().at("state").dict().size(), 4u);
-        bytes = to_bytes(zero.state_dict());
+        bytes = state_dict_to_bytes(zero.state_dict());
       }
-      zero.load_state_dict(state_from_bytes(world.broadcast_bytes(bytes, 0)));
+      zero.load_state_dict(
+          state_dict_from_bytes(world.broadcast_bytes(bytes, 0)));
       // Stronger: what is loaded is what was saved.
       zero.consolidate_state_dict(world.size() - 1);
       bytes = world.broadcast_bytes(bytes, 0);
       if (world.rank() == world.size() - 1) {
-        EXPECT_EQ(zero.state_dict(), state_from_bytes(bytes));
+        EXPECT_EQ(zero.state_dict(), state_dict_from_bytes(bytes));
       }
     });
   });

@@ -79,7 +79,7 @@ struct Measured {
 };
 
 at::ScalarType scalar_type(DType dtype) {
-  return dtype == DType::kBFloat16 ? at::kBFloat16 : at::kFloat;
+  return dtype == DType::BFloat16 ? at::kBFloat16 : at::kFloat;
 }
 
 double bytes_of(const std::vector<at::Tensor>& tensors) {
@@ -325,7 +325,7 @@ TEST_P(MeasuredPlanTest, IsWithinFivePercentOfARealRun) {
   });
 }
 
-constexpr DType kBf16 = DType::kBFloat16;
+constexpr DType kBf16 = DType::BFloat16;
 
 TrainingSetup sharded(int64_t copies, int64_t shards) {
   return {.copies = copies, .shards = shards, .device = plan::Device::Cpu};
@@ -346,7 +346,7 @@ std::vector<Case> cases() {
   const plan::GptRun few{.batch = 2};
   const plan::GptRun many{.batch = 4};
   const plan::GptRun again{.batch = 4, .recomputes = true};
-  const plan::GptRun cast{.batch = 4, .loss_dtype = DType::kFloat32};
+  const plan::GptRun cast{.batch = 4, .loss_dtype = DType::Float32};
   const auto keeps = [](TrainingSetup& s) { s.reshard_after_forward = false; };
   const auto bf16 = [](TrainingSetup& s) { s.param_dtype = kBf16; };
   const auto all_bf16 = [](TrainingSetup& s) {

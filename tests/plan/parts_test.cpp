@@ -78,7 +78,7 @@ TEST(WireTest, RanksSendAllButTheirOwnPart) {
 
 TEST(BucketsTest, TheFirstIsSmallAndDtypesHaveTheirOwn) {
   constexpr int64_t kMb = 1 << 20;
-  const DType half = DType::kBFloat16;
+  const DType half = DType::BFloat16;
   EXPECT_THAT(
       buckets_of(
           {{kMb / 2},
@@ -134,7 +134,7 @@ TEST(UnitSizesTest, CountsPaddingAndDtypes) {
   // 7 * 15 elements, then 3 at an offset of 112: 115 over 2 ranks are 58, 64
   // with padding.
   const TrainingSetup setup{
-      .shards = 2, .param_dtype = DType::kBFloat16, .device = Device::Cuda};
+      .shards = 2, .param_dtype = DType::BFloat16, .device = Device::Cuda};
   const UnitSizes sizes = sizes_of(kind_of({{7, 15}, {3}}), setup);
   ASSERT_EQ(sizes.bundles.size(), 1);
   EXPECT_EQ(sizes.shard(), 64 * 4);
@@ -149,16 +149,16 @@ TEST(UnitSizesTest, CountsPaddingAndDtypes) {
 TEST(UnitSizesTest, OneRankShowsItsShardUnlessItComputesInAnotherDtype) {
   TrainingSetup setup;
   EXPECT_EQ(sizes_of(kind_of({{8, 8}}), setup).full(), 0);
-  setup.param_dtype = DType::kFloat16;
+  setup.param_dtype = DType::Float16;
   EXPECT_EQ(sizes_of(kind_of({{8, 8}}), setup).full(), 128);
 }
 
 TEST(UnitSizesTest, DtypesHaveBuffersOfTheirOwn) {
   UnitKind kind = kind_of({{16}, {16}, {16}});
-  kind.params[1].dtype = DType::kBFloat16;
-  kind.params[2].dtype = DType::kComplex64; // is not cast
+  kind.params[1].dtype = DType::BFloat16;
+  kind.params[2].dtype = DType::Complex64; // is not cast
   const TrainingSetup setup{
-      .shards = 1, .param_dtype = DType::kBFloat16, .offload = true};
+      .shards = 1, .param_dtype = DType::BFloat16, .offload = true};
   const UnitSizes sizes = sizes_of(kind, setup);
   EXPECT_EQ(sizes.bundles.size(), 3);
   EXPECT_EQ(sizes.shard(), 64 + 32 + 128);

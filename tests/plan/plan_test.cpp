@@ -29,7 +29,7 @@ TEST(PlanTest, ATrillionParametersOnManyRanksHaveSaneNumbers) {
       {.layers = 128, .width = 25600, .heads = 200, .length = 4096},
       {.batch = 1, .recomputes = true}};
   const TrainingSetup setup{
-      .shards = 16384, .param_dtype = DType::kBFloat16, .device = Device::Cuda};
+      .shards = 16384, .param_dtype = DType::BFloat16, .device = Device::Cuda};
   const Plan plan = make_plan(subject, setup);
   EXPECT_NEAR(static_cast<double>(plan.numel), 1.0e12, 0.02e12);
   // Each rank has a 16384th, in float32, and twice that for AdamW.
@@ -191,10 +191,10 @@ TEST(PlanTest, RejectsAbsurdInput) {
   EXPECT_THAT(
       error(small(), {.accumulate = 0}), HasSubstr("0 backwards a step"));
   EXPECT_THAT(
-      error(small(), {.dtype = DType::kInt64}),
+      error(small(), {.dtype = DType::Int64}),
       HasSubstr("int64 has no gradients"));
   EXPECT_THAT(
-      error(small(), {.engine = Engine::Ddp, .param_dtype = DType::kBFloat16}),
+      error(small(), {.engine = Engine::Ddp, .param_dtype = DType::BFloat16}),
       HasSubstr("belongs to sharding"));
 }
 

@@ -34,7 +34,7 @@ TEST(BoxesTest, AreTheElementsOfTheRangeInTheirOrder) {
     const int64_t count = *rc::gen::inRange<int64_t>(0, numel - begin + 1);
     std::vector<at::Tensor> parts;
     const auto boxes = boxes_of(shape, begin, count);
-    for (const Box& box : boxes) {
+    for (const ShardedTensor::Box& box : boxes) {
       parts.push_back(view_of(whole, box).reshape({-1}));
       RC_ASSERT(view_of(whole, box).is_contiguous());
       RC_ASSERT(box.numel() > 0);
@@ -52,14 +52,17 @@ TEST(BoxesTest, AreTheElementsOfTheRangeInTheirOrder) {
 }
 
 TEST(BoxesTest, ARowOfAMatrixIsOneBoxAndACutThroughTwoRowsTwo) {
-  EXPECT_EQ(boxes_of({3, 4}, 4, 4), (std::vector<Box>{{{1, 0}, {1, 4}}}));
+  EXPECT_EQ(
+      boxes_of({3, 4}, 4, 4),
+      (std::vector<ShardedTensor::Box>{{{1, 0}, {1, 4}}}));
   EXPECT_EQ(
       boxes_of({3, 4}, 2, 4),
-      (std::vector<Box>{{{0, 2}, {1, 2}}, {{1, 0}, {1, 2}}}));
+      (std::vector<ShardedTensor::Box>{{{0, 2}, {1, 2}}, {{1, 0}, {1, 2}}}));
   EXPECT_EQ(
       boxes_of({3, 4}, 1, 10),
-      (std::vector<Box>{{{0, 1}, {1, 3}}, {{1, 0}, {1, 4}}, {{2, 0}, {1, 3}}}));
-  EXPECT_EQ(boxes_of({}, 0, 1), (std::vector<Box>{{{}, {}}}));
+      (std::vector<ShardedTensor::Box>{
+          {{0, 1}, {1, 3}}, {{1, 0}, {1, 4}}, {{2, 0}, {1, 3}}}));
+  EXPECT_EQ(boxes_of({}, 0, 1), (std::vector<ShardedTensor::Box>{{{}, {}}}));
 }
 
 /// This rank's part of `whole` under a layout.
@@ -71,7 +74,7 @@ ShardedTensor cut_of(
   const Layout layout(kind, {shape}, group.size(), {.param = 1, .shard = 1});
   const Run run = layout.run(0, group.rank());
   std::vector<ShardedTensor::Piece> pieces;
-  for (Box& box : boxes_of(shape, run.param_begin, run.numel)) {
+  for (ShardedTensor::Box& box : boxes_of(shape, run.param_begin, run.numel)) {
     const at::Tensor part = view_of(whole, box).clone();
     pieces.push_back({std::move(box), part});
   }

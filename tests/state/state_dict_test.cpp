@@ -9,6 +9,7 @@
 #include <random>
 #include <sstream>
 
+#include "base/byte_vector.h"
 #include "support/errors.h"
 #include "support/ranks.h"
 
@@ -136,26 +137,28 @@ TEST(StateDictTest, EqualityIgnoresOrderAndSeesBits) {
   EXPECT_EQ(a, b);
   b.at("y").tensor()[0] = -0.f;
   EXPECT_NE(a, b);
-  EXPECT_EQ(diff(a, b), ""); // but they compare equal
+  EXPECT_EQ(diff_state_dicts(a, b), ""); // but they compare equal
 }
 
 TEST(StateDictTest, DiffNamesPathAndElement) {
   StateDict a = make_state();
   StateDict b = a.clone();
-  EXPECT_EQ(diff(a, b), "");
+  EXPECT_EQ(diff_state_dicts(a, b), "");
   b.at_path("model.fc.weight").tensor()[1][2] += 0.5;
-  EXPECT_EQ(diff(a, b), "model.fc.weight: element [1, 2]: 5 against 5.5\n");
-  EXPECT_EQ(diff(a, b, {.rtol = 0.2}), "");
+  EXPECT_EQ(
+      diff_state_dicts(a, b),
+      "model.fc.weight: element [1, 2]: 5 against 5.5\n");
+  EXPECT_EQ(diff_state_dicts(a, b, {.rtol = 0.2}), "");
   b.set("epoch", 4);
   b.erase("empty");
   b.set("more", 1);
   EXPECT_EQ(
-      diff(a, b, {.atol = 0.5}),
+      diff_state_dicts(a, b, {.atol = 0.5}),
       "epoch: 3 against 4\n"
       "empty: only in the first\n"
       "more: only in the second\n");
   EXPECT_EQ(
-      diff(a, b, {}, 1),
+      diff_state_dicts(a, b, {}, 1),
       "model.fc.weight: element [1, 2]: 5 against 5.5\nand 3 more\n");
 }
 
@@ -163,7 +166,7 @@ TEST(StateDictTest, DiffSeesShapesDtypesAndKinds) {
   const StateDict a{{"t", torch::zeros({2})}, {"k", 1}, {"l", StateList{1}}};
   const StateDict b{
       {"t", torch::zeros({2}, torch::kDouble)}, {"k", 1.0}, {"l", StateList()}};
-  const std::string text = diff(a, b);
+  const std::string text = diff_state_dicts(a, b);
   EXPECT_THAT(text, HasSubstr("t: Float [2] on cpu: 0, 0 against Double [2]"));
   EXPECT_THAT(text, HasSubstr("k: 1 against 1"));
   EXPECT_THAT(text, HasSubstr("l: 1 items against 0"));
@@ -171,7 +174,7 @@ TEST(StateDictTest, DiffSeesShapesDtypesAndKinds) {
 
 TEST(StateDictTest, FlattenGivesPathsAndUnflattenTheSameAgain) {
   const StateDict state = make_state();
-  const FlatState flat = flatten(state);
+  const FlatState flat = flatten_state_dict(state);
   std::vector<std::string> paths;
   for (const auto& leaf : flat.leaves) {
     paths.push_back(leaf.path);
@@ -191,24 +194,26 @@ TEST(StateDictTest, FlattenGivesPathsAndUnflattenTheSameAgain) {
           "epoch",
           "empty",
           "nothing"));
-  EXPECT_EQ(unflatten(flat), state);
+  EXPECT_EQ(unflatten_state_dict(flat), state);
 }
 
 TEST(StateDictTest, FlattenRefusesTwoValuesOfOnePath) {
   const StateDict dict{{"a.b", 1}, {"a", StateDict{{"b", 2}}}};
   EXPECT_THAT(
-      error_of([&] { (void)flatten(dict); }),
+      error_of([&] { (void)flatten_state_dict(dict); }),
       HasSubstr("two values have the path \"a.b\""));
 }
 
 TEST(StateDictTest, UnflattenRefusesLeavesThatDoNotFit) {
-  FlatState flat = flatten(StateDict{{"a", StateDict{{"b", 1}}}});
+  FlatState flat = flatten_state_dict(StateDict{{"a", StateDict{{"b", 1}}}});
   flat.leaves.push_back({"a", {"a"}, {false}, 2});
-  EXPECT_THAT(error_of([&] { (void)unflatten(flat); }), HasSubstr("\"a\""));
-  FlatState gap = flatten(StateDict{{"l", StateList{1, 2}}});
+  EXPECT_THAT(
+      error_of([&] { (void)unflatten_state_dict(flat); }), HasSubstr("\"a\""));
+  FlatState gap = flatten_state_dict(StateDict{{"l", StateList{1, 2}}});
   gap.leaves.erase(gap.leaves.begin());
   EXPECT_THAT(
-      error_of([&] { (void)unflatten(gap); }), HasSubstr("do not follow"));
+      error_of([&] { (void)unflatten_state_dict(gap); }),
+      HasSubstr("do not follow"));
 }
 
 TEST(StateDictTest, PrintsTensorsInShort) {
@@ -231,8 +236,8 @@ TEST(StateBytesTest, EveryKindSurvives) {
   state.set("view", torch::arange(12).view({3, 4}).t());
   state.set("undefined", at::Tensor());
   state.set("scalar", torch::tensor(2.5));
-  const StateDict back = state_from_bytes(to_bytes(state));
-  EXPECT_EQ(back, state) << diff(back, state);
+  const StateDict back = state_dict_from_bytes(state_dict_to_bytes(state));
+  EXPECT_EQ(back, state) << diff_state_dicts(back, state);
   EXPECT_EQ(back.keys(), state.keys());
 }
 
@@ -241,37 +246,39 @@ TEST(StateBytesTest, ShardedTensorsNeedAGroup) {
     const ShardedTensor tensor(
         {4, 2},
         at::kFloat,
-        {{Box{{2 * world.rank(), 0}, {2, 2}}, torch::rand({2, 2})}},
+        {{ShardedTensor::Box{{2 * world.rank(), 0}, {2, 2}},
+          torch::rand({2, 2})}},
         world);
     const StateDict state{{"t", tensor}};
-    const Bytes bytes = to_bytes(state);
-    EXPECT_EQ(state_from_bytes(bytes, world), state);
+    const Bytes bytes = state_dict_to_bytes(state);
+    EXPECT_EQ(state_dict_from_bytes(bytes, world), state);
     EXPECT_THAT(
-        error_of([&] { (void)state_from_bytes(bytes); }),
+        error_of([&] { (void)state_dict_from_bytes(bytes); }),
         HasSubstr("needs a group"));
     const StateDict clone = state.clone();
     clone.at("t").sharded().pieces()[0].tensor[1][0] += 1;
     EXPECT_THAT(
-        diff(state, clone),
+        diff_state_dicts(state, clone),
         HasSubstr(
             "t: element [" + std::to_string(2 * world.rank() + 1) + ", 0]: "));
   });
 }
 
 TEST(StateBytesTest, WhatIsCutOffIsRefused) {
-  const Bytes bytes = to_bytes(make_state());
+  const Bytes bytes = state_dict_to_bytes(make_state());
   for (size_t size = 0; size < bytes.size(); ++size) {
     EXPECT_THROW(
-        (void)state_from_bytes(std::span(bytes).first(size)), c10::ValueError)
+        (void)state_dict_from_bytes(std::span(bytes).first(size)),
+        c10::ValueError)
         << size;
   }
   Bytes longer = bytes;
   longer.push_back(0);
-  EXPECT_THROW((void)state_from_bytes(longer), c10::ValueError);
+  EXPECT_THROW((void)state_dict_from_bytes(longer), c10::ValueError);
 }
 
 TEST(StateBytesTest, SpoiledBytesThrowOrReadAsSomethingElse) {
-  const Bytes bytes = to_bytes(make_state());
+  const Bytes bytes = state_dict_to_bytes(make_state());
   std::mt19937 random(1);
   int refused = 0;
   for (int i = 0; i < 20000; ++i) {
@@ -280,7 +287,7 @@ TEST(StateBytesTest, SpoiledBytesThrowOrReadAsSomethingElse) {
       spoiled[random() % spoiled.size()] = static_cast<uint8_t>(random());
     }
     try {
-      (void)state_from_bytes(spoiled);
+      (void)state_dict_from_bytes(spoiled);
     } catch (const c10::ValueError&) {
       ++refused;
     }
@@ -289,13 +296,13 @@ TEST(StateBytesTest, SpoiledBytesThrowOrReadAsSomethingElse) {
 }
 
 TEST(StateBytesTest, SizesThatOverflowAreRefused) {
-  Bytes bytes = to_bytes(StateDict{{"t", torch::zeros({0, 2, 3})}});
+  Bytes bytes = state_dict_to_bytes(StateDict{{"t", torch::zeros({0, 2, 3})}});
   // The three sizes are the last numbers.
   for (const int64_t size : {int64_t{1} << 62, int64_t{1} << 40}) {
     Bytes spoiled = bytes;
     std::memcpy(spoiled.data() + spoiled.size() - 16, &size, 8);
     std::memcpy(spoiled.data() + spoiled.size() - 8, &size, 8);
-    EXPECT_THROW((void)state_from_bytes(spoiled), c10::ValueError);
+    EXPECT_THROW((void)state_dict_from_bytes(spoiled), c10::ValueError);
   }
 }
 
@@ -306,9 +313,9 @@ TEST(StateBytesTest, DeepNestsAreRefused) {
     outer.set("d", std::move(deep));
     deep = std::move(outer);
   }
-  const Bytes bytes = to_bytes(deep);
+  const Bytes bytes = state_dict_to_bytes(deep);
   EXPECT_THAT(
-      error_of([&] { (void)state_from_bytes(bytes); }),
+      error_of([&] { (void)state_dict_from_bytes(bytes); }),
       HasSubstr("nested too deeply"));
 }
 
@@ -352,10 +359,10 @@ TEST(StateBytesTest, AnyStateSurvivesBytesAndFlattening) {
     for (int i = 0; i < count; ++i) {
       state.set(i, random_value(3));
     }
-    RC_ASSERT(state_from_bytes(to_bytes(state)) == state);
-    RC_ASSERT(unflatten(flatten(state)) == state);
+    RC_ASSERT(state_dict_from_bytes(state_dict_to_bytes(state)) == state);
+    RC_ASSERT(unflatten_state_dict(flatten_state_dict(state)) == state);
     RC_ASSERT(state.clone() == state);
-    RC_ASSERT(diff(state, state.clone()).empty());
+    RC_ASSERT(diff_state_dicts(state, state.clone()).empty());
   });
   EXPECT_TRUE(held);
 }

@@ -68,10 +68,10 @@ TEST_P(CudaTimelineTest, HasTheUnitsInTheOrderOfTheStep) {
     const StepReport report = watch(*model, parameters(*model), true);
     std::vector<std::string> names;
     double end = 0;
-    for (const Span& span : report.spans) {
+    for (const TimelineSpan& span : report.spans) {
       EXPECT_GE(span.start, 0);
       EXPECT_LE(span.end, report.seconds);
-      if (span.lane == Lane::Compute) {
+      if (span.lane == TimelineLane::Compute) {
         EXPECT_GE(span.start, end - 1e-4) << span.name;
         end = span.end;
         names.push_back(span.name);
@@ -89,8 +89,8 @@ TEST_P(CudaTimelineTest, HasTheUnitsInTheOrderOfTheStep) {
         std::any_of(
             report.spans.begin(),
             report.spans.end(),
-            [](const Span& span) {
-              return span.lane == Lane::Gather && span.name == "layer1";
+            [](const TimelineSpan& span) {
+              return span.lane == TimelineLane::Gather && span.name == "layer1";
             }),
         world.size() > 1);
     EXPECT_EQ(report.memory.shards, Layers::kBytes / world.size());
@@ -104,7 +104,7 @@ TEST(CudaTraceTest, ATraceHasKernels) {
     const TempFolder folder(world);
     const auto model = make_layers();
     model->to(at::kCUDA);
-    Trace trace(folder.path(), 1, 1);
+    StepTrace trace(folder.path(), 1, 1);
     for (int64_t step = 0; step < 3; ++step) {
       trace.at_step(step);
       model->forward(torch::ones({4, Layers::kSize}, at::kCUDA)).sum();

@@ -55,9 +55,9 @@ void expect_near(int64_t found, double expected, const MemoryByKind& memory) {
       kSlack * static_cast<double>(memory.total()));
 }
 
-std::vector<std::string> names_in(const StepReport& report, Lane lane) {
+std::vector<std::string> names_in(const StepReport& report, TimelineLane lane) {
   std::vector<std::string> names;
-  for (const Span& span : report.spans) {
+  for (const TimelineSpan& span : report.spans) {
     if (span.lane == lane && (names.empty() || names.back() != span.name)) {
       names.push_back(span.name);
     }
@@ -66,9 +66,11 @@ std::vector<std::string> names_in(const StepReport& report, Lane lane) {
 }
 
 /// Spans of one lane follow each other.
-void expect_no_overlap(const StepReport& report, std::vector<Lane> lanes) {
+void expect_no_overlap(
+    const StepReport& report,
+    std::vector<TimelineLane> lanes) {
   double end = 0;
-  for (const Span& span : report.spans) {
+  for (const TimelineSpan& span : report.spans) {
     if (std::find(lanes.begin(), lanes.end(), span.lane) != lanes.end()) {
       EXPECT_GE(span.start, end - 1e-9) << span.name;
       end = span.end;
@@ -77,16 +79,16 @@ void expect_no_overlap(const StepReport& report, std::vector<Lane> lanes) {
 }
 
 void expect_within_step(const StepReport& report) {
-  for (const Span& span : report.spans) {
+  for (const TimelineSpan& span : report.spans) {
     EXPECT_GE(span.start, 0) << span.name;
     EXPECT_GE(span.end, span.start) << span.name;
     EXPECT_LE(span.end, report.seconds) << span.name;
   }
 }
 
-double seconds_in(const StepReport& report, Lane lane) {
+double seconds_in(const StepReport& report, TimelineLane lane) {
   double sum = 0;
-  for (const Span& span : report.spans) {
+  for (const TimelineSpan& span : report.spans) {
     sum += span.lane == lane ? span.end - span.start : 0;
   }
   return sum;
@@ -199,7 +201,7 @@ TEST(MonitorTest, ZeroHasItsShareOfTheOptimizersState) {
     const int64_t own = 2 * 2 * Layers::kLayerBytes;
     EXPECT_GE(report.memory.optimizer, own);
     EXPECT_LE(report.memory.optimizer, own + 2 * Layers::kHeadBytes + 32);
-    EXPECT_EQ(names_in(report, Lane::Compute).back(), "optimizer");
+    EXPECT_EQ(names_in(report, TimelineLane::Compute).back(), "optimizer");
     expect_within_step(report);
     (void)world;
   });
@@ -214,12 +216,12 @@ TEST(MonitorTest, ATimelineFollowsTheSchedule) {
         watch(*model, optimizer, /*batch=*/64, /*timeline=*/true);
     std::vector<std::string> gathers{"layer0", "layer1", "layer2", "layer3"};
     gathers.emplace_back(kRootName);
-    auto found = names_in(report, Lane::Gather);
+    auto found = names_in(report, TimelineLane::Gather);
     // What ranks compare at the end is no parameter, but it is a gather.
     ASSERT_GE(found.size(), gathers.size());
     found.resize(gathers.size());
     EXPECT_THAT(found, ElementsAreArray(gathers));
-    auto reduced = names_in(report, Lane::Reduce);
+    auto reduced = names_in(report, TimelineLane::Reduce);
     std::sort(reduced.begin(), reduced.end());
     EXPECT_THAT(
         reduced,
@@ -232,7 +234,7 @@ TEST(MonitorTest, ATimelineFollowsTheSchedule) {
          "backward",
          std::string(kRootName) + " backward"});
     computed.insert(computed.end(), kBackward.begin(), kBackward.end());
-    const auto names = names_in(report, Lane::Compute);
+    const auto names = names_in(report, TimelineLane::Compute);
     ASSERT_GE(names.size(), computed.size() + 1);
     EXPECT_THAT(
         std::vector<std::string>(
@@ -241,12 +243,14 @@ TEST(MonitorTest, ATimelineFollowsTheSchedule) {
         ElementsAreArray(computed));
     EXPECT_EQ(names.back(), "optimizer");
     expect_within_step(report);
-    expect_no_overlap(report, {Lane::Compute, Lane::Wait});
+    expect_no_overlap(report, {TimelineLane::Compute, TimelineLane::Wait});
     EXPECT_LE(
-        seconds_in(report, Lane::Compute) + seconds_in(report, Lane::Wait),
+        seconds_in(report, TimelineLane::Compute) +
+            seconds_in(report, TimelineLane::Wait),
         report.seconds);
     EXPECT_GE(
-        seconds_in(report, Lane::Compute) + seconds_in(report, Lane::Wait),
+        seconds_in(report, TimelineLane::Compute) +
+            seconds_in(report, TimelineLane::Wait),
         0.9 * report.seconds);
   });
 }
@@ -263,9 +267,10 @@ TEST(MonitorTest, ATimelineOfAPlainModelHasItsChildren) {
       expected.end(), {"head forward", "backward", "head backward"});
   expected.insert(expected.end(), kBackward.begin(), kBackward.end());
   expected.emplace_back("optimizer");
-  EXPECT_THAT(names_in(report, Lane::Compute), ElementsAreArray(expected));
+  EXPECT_THAT(
+      names_in(report, TimelineLane::Compute), ElementsAreArray(expected));
   expect_within_step(report);
-  EXPECT_EQ(seconds_in(report, Lane::Wait), 0);
+  EXPECT_EQ(seconds_in(report, TimelineLane::Wait), 0);
 }
 
 TEST(MonitorTest, ATimelineOfDataParallelTrainingHasReductions) {
@@ -280,8 +285,9 @@ TEST(MonitorTest, ATimelineOfDataParallelTrainingHasReductions) {
         std::count_if(
             report.spans.begin(),
             report.spans.end(),
-            [](const Span& span) {
-              return span.lane == Lane::Reduce && span.name == "ddp: gradients";
+            [](const TimelineSpan& span) {
+              return span.lane == TimelineLane::Reduce &&
+                  span.name == "ddp: gradients";
             }),
         Layers::kCount);
     expect_within_step(report);
@@ -298,7 +304,7 @@ TEST(MonitorTest, APhaseHasItsName) {
   const at::Tensor loss = model->forward(x).sum();
   monitor.phase("waiting for coffee");
   loss.backward();
-  const auto names = names_in(monitor.end_step(), Lane::Compute);
+  const auto names = names_in(monitor.end_step(), TimelineLane::Compute);
   EXPECT_THAT(
       names,
       AllOf(
@@ -320,8 +326,8 @@ TEST(MonitorTest, WhatABackgroundThreadSendsIsNotPartOfTheStep) {
     }).join();
     model->forward(torch::ones({1, Layers::kSize})).sum().backward();
     const StepReport report = monitor.end_step();
-    EXPECT_FALSE(names_in(report, Lane::Gather).empty());
-    for (const Span& span : report.spans) {
+    EXPECT_FALSE(names_in(report, TimelineLane::Gather).empty());
+    for (const TimelineSpan& span : report.spans) {
       EXPECT_NE(span.name, "somebody else's");
     }
   });

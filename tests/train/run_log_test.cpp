@@ -89,7 +89,7 @@ TEST(RunLogTest, EveryKindOfLineHasItsFields) {
   log.eval(9, 4.25);
   log.sample(9, "once", "upon");
   log.checkpoint(9, "elsewhere/step_00000009", 0.25);
-  log.timeline(9, {{Lane::Gather, "blocks.0", 0.125, 0.5}});
+  log.timeline(9, {{TimelineLane::Gather, "blocks.0", 0.125, 0.5}});
   log.end(9, "finished");
   auto lines = read(log);
   for (Json& line : lines) {
@@ -302,7 +302,7 @@ TEST(RunLogTest, Rank0WritesForAllRanks) {
     log.step_of_all(
         {.step = 1, .loss = rank, .memory = MemoryByKind{.shards = 10 + rank}});
     log.step_of_all({.step = 2, .loss = rank});
-    log.timeline(2, {{Lane::Wait, "of " + std::to_string(rank), 0, 1}});
+    log.timeline(2, {{TimelineLane::Wait, "of " + std::to_string(rank), 0, 1}});
     world.barrier();
     const auto lines = read(log);
     ASSERT_EQ(lines.size(), 4);

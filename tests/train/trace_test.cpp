@@ -82,7 +82,7 @@ TEST(TraceTest, ATraceHasTheNamesOfUnitsOnEveryRank) {
     const TempFolder folder(world);
     const auto model = make_layers();
     model->shard();
-    Trace trace(folder / "trace", 2, 3);
+    StepTrace trace(folder / "trace", 2, 3);
     EXPECT_EQ(
         trace.path(),
         folder / ("trace/rank" + std::to_string(world.rank()) + ".json"));
@@ -119,7 +119,7 @@ TEST(TraceTest, ATraceHasTheNamesOfUnitsOnEveryRank) {
 TEST(TraceTest, TheEndOfTrainingEndsATrace) {
   const TempFolder folder;
   {
-    Trace trace(folder / "deep/trace", 1, 100);
+    StepTrace trace(folder / "deep/trace", 1, 100);
     trace.at_step(0);
     trace.at_step(5); // the first that is in the range
     torch::ones({4}).add(1);
@@ -127,7 +127,7 @@ TEST(TraceTest, TheEndOfTrainingEndsATrace) {
   const auto names = names_of(read(folder / "deep/trace/rank0.json"));
   EXPECT_TRUE(names.contains("step 5"));
   EXPECT_TRUE(names.contains("aten::add"));
-  Trace unused(folder / "unused", 7, 7);
+  StepTrace unused(folder / "unused", 7, 7);
   unused.at_step(3);
   unused.close();
   EXPECT_FALSE(fs::exists(folder / "unused"));
@@ -136,14 +136,14 @@ TEST(TraceTest, TheEndOfTrainingEndsATrace) {
 TEST(TraceTest, AFolderThatCannotBeMadeDoesNotStopTraining) {
   const TempFolder folder;
   std::ofstream(folder / "trace") << "a file is in the way";
-  Trace trace(folder / "trace", 0, 0);
+  StepTrace trace(folder / "trace", 0, 0);
   trace.at_step(0);
   EXPECT_NO_THROW(trace.at_step(1));
   EXPECT_TRUE(fs::is_regular_file(folder / "trace"));
 }
 
 TEST(TraceTest, StepsInTheWrongOrderAreRefused) {
-  EXPECT_THAT(error_of([] { Trace("x", 3, 2); }), HasSubstr("comes after"));
+  EXPECT_THAT(error_of([] { StepTrace("x", 3, 2); }), HasSubstr("comes after"));
 }
 
 } // namespace

@@ -195,7 +195,7 @@ void expect_matches_plain(
   overlapped.zero->consolidate_state_dict();
   if (world.rank() == 0) {
     EXPECT_EQ(
-        diff(
+        diff_state_dicts(
             overlapped.zero->state_dict(), optim::state_dict(*plain.optimizer)),
         "");
   }
@@ -412,12 +412,12 @@ TEST(ZeroOverlapTest, JoiningTheModelMatchesStepsAfterBackward) {
       Overlapped overlapped(world, optimizer_class<optim::SGD>(0.1), way);
       Plain plain(optimizer_class<optim::SGD>(0.1));
       overlapped.warm_up(world);
-      join({&overlapped.ddp}, [&] {
+      Join::run({&overlapped.ddp}, [&] {
         for (int step = 0; step < 2 + world.rank(); ++step) {
           overlapped.train(input(world, step));
         }
       });
-      join({&plain.ddp}, [&] {
+      Join::run({&plain.ddp}, [&] {
         for (int step = 0; step < 2 + world.rank(); ++step) {
           plain.train(input(world, step));
         }

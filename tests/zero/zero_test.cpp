@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/byte_vector.h"
 #include "support/errors.h"
 #include "support/memory_meter.h"
 #include "support/ranks.h"
@@ -75,7 +76,8 @@ void expect_matches_plain(const Options& options, bool bucket_view = false) {
   }
   zero.consolidate_state_dict();
   if (zero.join_process_group().rank() == 0) {
-    EXPECT_EQ(diff(zero.state_dict(), optim::state_dict(optimizer)), "");
+    EXPECT_EQ(
+        diff_state_dicts(zero.state_dict(), optim::state_dict(optimizer)), "");
   }
 }
 
@@ -325,13 +327,14 @@ TEST(ZeroTest, StateMovesBetweenPartitions) {
     zero.consolidate_state_dict(2);
     Bytes bytes;
     if (world.rank() == 2) {
-      bytes = to_bytes(zero.state_dict());
+      bytes = state_dict_to_bytes(zero.state_dict());
     } else {
       EXPECT_THAT(
           error_of([&] { zero.state_dict(); }),
           HasSubstr("has not been consolidated on this rank"));
     }
-    const StateDict saved = state_from_bytes(world.broadcast_bytes(bytes, 2));
+    const StateDict saved =
+        state_dict_from_bytes(world.broadcast_bytes(bytes, 2));
     const StateDict copy = saved.clone();
 
     // Into two halves, each of two ranks, and into one.
@@ -344,14 +347,14 @@ TEST(ZeroTest, StateMovesBetweenPartitions) {
     halved.consolidate_state_dict(1);
     if (half->rank() == 1) {
       EXPECT_EQ(
-          diff(
+          diff_state_dicts(
               halved.state_dict().at("state").dict(), saved.at("state").dict()),
           "");
     }
     EXPECT_EQ(halved.param_groups()[0].options().get_lr(), 1e-2);
     optim::AdamW plain(model->parameters(), 0.5);
     plain.load_state_dict(saved);
-    EXPECT_EQ(diff(plain.state_dict(), saved), "");
+    EXPECT_EQ(diff_state_dicts(plain.state_dict(), saved), "");
     EXPECT_EQ(saved, copy);
   });
 }
@@ -372,7 +375,7 @@ TEST(ZeroTest, GetStateDictCollectsWhatOtherRanksKeep) {
     const auto all_of = [&](ZeroRedundancyOptimizer& of) {
       return get_optimizer_state_dict(*model, {of}, full);
     };
-    EXPECT_EQ(diff(all_of(zero), expected), "");
+    EXPECT_EQ(diff_state_dicts(all_of(zero), expected), "");
     const StateDict on_rank0 = get_optimizer_state_dict(
         *model,
         {zero},
@@ -385,23 +388,23 @@ TEST(ZeroTest, GetStateDictCollectsWhatOtherRanksKeep) {
     wrong.at("state").dict().at("0.bias").dict().set(
         "exp_avg", torch::zeros({2}));
     EXPECT_THROW(set_optimizer_state_dict(*model, {zero}, wrong), c10::Error);
-    EXPECT_EQ(diff(all_of(zero), expected), "");
+    EXPECT_EQ(diff_state_dicts(all_of(zero), expected), "");
     ZeroRedundancyOptimizer other(
         model->parameters(), optimizer_class<optim::AdamW>(0.5));
     set_optimizer_state_dict(*model, {other}, expected);
-    EXPECT_EQ(diff(all_of(other), expected), "");
+    EXPECT_EQ(diff_state_dicts(all_of(other), expected), "");
   });
 }
 
 /// All tensors of a dictionary whole. Collective.
 StateDict whole(const StateDict& dict) {
-  FlatState flat = flatten(dict);
+  FlatState flat = flatten_state_dict(dict);
   for (auto& leaf : flat.leaves) {
     if (leaf.value.is_sharded()) {
       leaf.value = leaf.value.sharded().full_tensor();
     }
   }
-  return unflatten(flat);
+  return unflatten_state_dict(flat);
 }
 
 TEST(ZeroTest, GetStateDictLeavesStateWithItsOwner) {
@@ -416,7 +419,7 @@ TEST(ZeroTest, GetStateDictLeavesStateWithItsOwner) {
         *model, {zero}, StateDictOptions().full_state_dict(true));
     const StateDict state = get_optimizer_state_dict(*model, {zero});
     int64_t elements = 0;
-    for (const auto& leaf : flatten(state).leaves) {
+    for (const auto& leaf : flatten_state_dict(state).leaves) {
       if (leaf.value.is_sharded()) {
         elements += leaf.value.sharded().local_numel();
       }
@@ -426,7 +429,7 @@ TEST(ZeroTest, GetStateDictLeavesStateWithItsOwner) {
       owned += param.numel();
     }
     EXPECT_EQ(elements, 2 * owned);
-    EXPECT_EQ(diff(whole(state), expected), "");
+    EXPECT_EQ(diff_state_dicts(whole(state), expected), "");
 
     // Into an optimizer whose owners are the same, without moving anything;
     // into one with others; into one that is not sharded.
@@ -435,7 +438,9 @@ TEST(ZeroTest, GetStateDictLeavesStateWithItsOwner) {
     set_optimizer_state_dict(*model, {same}, state);
     const auto full = StateDictOptions().full_state_dict(true);
     EXPECT_EQ(
-        diff(get_optimizer_state_dict(*model, {same}, full), expected), "");
+        diff_state_dicts(
+            get_optimizer_state_dict(*model, {same}, full), expected),
+        "");
     auto params = model->parameters();
     ZeroRedundancyOptimizer one(
         {OptimizerParamGroup({params[0]})}, optimizer_class<optim::AdamW>(0.5));
@@ -444,13 +449,15 @@ TEST(ZeroTest, GetStateDictLeavesStateWithItsOwner) {
     }
     set_optimizer_state_dict(*model, {one}, state);
     EXPECT_EQ(
-        diff(
+        diff_state_dicts(
             get_optimizer_state_dict(*model, {one}, full).at("state").dict(),
             expected.at("state").dict()),
         "");
     optim::AdamW plain(model->parameters(), 0.5);
     set_optimizer_state_dict(*model, {plain}, state);
-    EXPECT_EQ(diff(get_optimizer_state_dict(*model, {plain}), expected), "");
+    EXPECT_EQ(
+        diff_state_dicts(get_optimizer_state_dict(*model, {plain}), expected),
+        "");
     world.barrier();
   });
 }
@@ -584,7 +591,7 @@ TEST(ZeroJoinTest, ARankWithoutInputsGoesOnStepping) {
     for (auto each : {model, plain}) {
       each->forward(torch::ones({1, 3})).sum().backward();
     }
-    join({&zero}, [&] {
+    Join::run({&zero}, [&] {
       for (int i = 0; i < 2 + 3 * world.rank(); ++i) {
         zero.step();
       }

@@ -162,7 +162,7 @@ enum class Verify {
   Never, ///< trusts the files
 };
 
-/// Of load() and CheckpointManager::load_latest().
+/// Of load() and Manager::load_latest().
 struct TESSERA_API LoadOptions {
   /// Who loads; default: the world, or this process alone before init().
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;

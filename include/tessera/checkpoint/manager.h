@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera {
+namespace tessera::checkpoint {
 
 /// Which checkpoints a manager keeps.
 struct TESSERA_API ManagerOptions {
@@ -24,14 +24,14 @@ struct TESSERA_API ManagerOptions {
   TORCH_ARG(int64_t, keep_last) = 3;
   /// Steps that this divides are kept for ever; 0: none.
   TORCH_ARG(int64_t, keep_every) = 0;
-  /// See checkpoint::SaveOptions.
+  /// See SaveOptions.
   TORCH_ARG(int, files_per_rank) = 0;
 };
 
 /// The checkpoints of one run: a folder with one folder a step,
 /// "step_00001000".
 ///
-///   CheckpointManager checkpoints("runs/7/checkpoints");
+///   Manager checkpoints("runs/7/checkpoints");
 ///   int64_t step = checkpoints.load_latest(training).value_or(0);
 ///   ...
 ///   checkpoints.async_save(step, training);
@@ -39,16 +39,16 @@ struct TESSERA_API ManagerOptions {
 /// All ranks make the same calls. After any crash the newest checkpoint that is
 /// whole is found; what was being written is ignored and removed by a later
 /// save.
-class TESSERA_API CheckpointManager {
+class TESSERA_API Manager {
  public:
   /// Makes the folder if it is not there. Collective; throws CheckpointError.
-  explicit CheckpointManager(
+  explicit Manager(
       std::filesystem::path folder,
       const ManagerOptions& options = {});
   /// Waits for a save under way; an error becomes a warning.
-  ~CheckpointManager();
-  CheckpointManager(const CheckpointManager&) = delete;
-  CheckpointManager& operator=(const CheckpointManager&) = delete;
+  ~Manager();
+  Manager(const Manager&) = delete;
+  Manager& operator=(const Manager&) = delete;
 
   /// Where all checkpoints are, and where that of a step is or would be.
   const std::filesystem::path& folder() const {
@@ -63,10 +63,10 @@ class TESSERA_API CheckpointManager {
   /// under way first, and throws what became of that one. Collective; throws as
   /// checkpoint::save().
   void save(int64_t step, const StateDict& state);
-  void save(int64_t step, checkpoint::Stateful& state);
+  void save(int64_t step, Stateful& state);
   /// The same behind what follows; one at a time.
   void async_save(int64_t step, const StateDict& state);
-  void async_save(int64_t step, checkpoint::Stateful& state);
+  void async_save(int64_t step, Stateful& state);
   /// For the save under way. Throws what went wrong with it. Collective.
   void wait();
   /// False when wait() would not block, also where the save has failed. Ranks
@@ -97,33 +97,25 @@ class TESSERA_API CheckpointManager {
   /// (CheckpointAccessError), and CheckpointError if all are damaged.
   std::optional<int64_t> load_latest(
       StateDict& target,
-      checkpoint::LoadOptions options = {});
+      LoadOptions options = {});
   std::optional<int64_t> load_latest(
-      checkpoint::Stateful& target,
-      checkpoint::LoadOptions options = {});
+      Stateful& target,
+      LoadOptions options = {});
   /// One step. Collective; throws as checkpoint::load().
-  void load(
-      int64_t step,
-      StateDict& target,
-      checkpoint::LoadOptions options = {});
-  void load(
-      int64_t step,
-      checkpoint::Stateful& target,
-      checkpoint::LoadOptions options = {});
+  void load(int64_t step, StateDict& target, LoadOptions options = {});
+  void load(int64_t step, Stateful& target, LoadOptions options = {});
 
  private:
   template <class Target>
-  std::optional<int64_t> load_newest(
-      Target& target,
-      checkpoint::LoadOptions options);
-  checkpoint::SaveOptions save_options() const;
+  std::optional<int64_t> load_newest(Target& target, LoadOptions options);
+  SaveOptions save_options() const;
   void prune(int64_t saved);
   void remove_old() const;
 
   std::filesystem::path folder_;
   const ManagerOptions options_;
-  checkpoint::AsyncSave under_way_;
+  AsyncSave under_way_;
   std::optional<int64_t> to_prune_; // the step under way
 };
 
-} // namespace tessera
+} // namespace tessera::checkpoint

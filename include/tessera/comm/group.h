@@ -21,9 +21,6 @@ class GroupImpl;
 class PendingCall;
 } // namespace comm
 
-/// What is no tensor, as it travels.
-using Bytes = std::vector<uint8_t>;
-
 /// A collective under way. Its tensors stay alive inside it; their contents
 /// are defined only after wait(). Dropping it lets the operation run on while
 /// the group is held, but the output must not be read then.
@@ -163,17 +160,17 @@ class TESSERA_API Group {
   Work barrier_async(std::string_view label = {}) const;
 
   /// Each rank's bytes, of any length, by rank.
-  std::vector<Bytes> all_gather_bytes(
+  std::vector<std::vector<uint8_t>> all_gather_bytes(
       std::span<const uint8_t> bytes,
       std::string_view label = {}) const;
   /// What `root` passes; the others' argument is ignored.
-  Bytes broadcast_bytes(
+  std::vector<uint8_t> broadcast_bytes(
       std::span<const uint8_t> bytes,
       int root,
       std::string_view label = {}) const;
   /// On `root` each rank's bytes, by rank; empty elsewhere. Only `root` needs
   /// memory for them.
-  std::vector<Bytes> gather_bytes(
+  std::vector<std::vector<uint8_t>> gather_bytes(
       std::span<const uint8_t> bytes,
       int root,
       std::string_view label = {}) const;

@@ -44,11 +44,11 @@ struct TESSERA_API DDPOptions {
 namespace detail {
 
 /// What DistributedDataParallel is for every module.
-class TESSERA_API DdpHandle : public Joinable {
+class TESSERA_API DDPHandle : public Joinable {
  public:
-  ~DdpHandle() override;
-  DdpHandle(const DdpHandle&) = delete;
-  DdpHandle& operator=(const DdpHandle&) = delete;
+  ~DDPHandle() override;
+  DDPHandle(const DDPHandle&) = delete;
+  DDPHandle& operator=(const DDPHandle&) = delete;
 
   /// Gradients of backwards that begin while it lives add up on each rank; the
   /// next backward after it reduces the sums.
@@ -59,9 +59,9 @@ class TESSERA_API DdpHandle : public Joinable {
     NoSync& operator=(const NoSync&) = delete;
 
    private:
-    friend class DdpHandle;
-    explicit NoSync(DdpHandle& handle);
-    DdpHandle& handle_;
+    friend class DDPHandle;
+    explicit NoSync(DDPHandle& handle);
+    DDPHandle& handle_;
     const bool before_;
   };
   /// Holds gradients back while what it returns lives.
@@ -87,7 +87,7 @@ class TESSERA_API DdpHandle : public Joinable {
 
  protected:
   /// For DistributedDataParallel, which knows the module's type.
-  DdpHandle(
+  DDPHandle(
       std::shared_ptr<torch::nn::Module> module,
       const DDPOptions& options);
   /// Buffers, and Join's notice.
@@ -126,13 +126,13 @@ class TESSERA_API DdpHandle : public Joinable {
 /// c10::ValueError for a module without trainable parameters, on the meta
 /// device or sharded by FSDP.
 template <class M>
-class DistributedDataParallel : public detail::DdpHandle {
+class DistributedDataParallel : public detail::DDPHandle {
  public:
   /// Shares the module. Collective.
   explicit DistributedDataParallel(
       std::shared_ptr<M> module,
       const DDPOptions& options = {})
-      : DdpHandle(module, options), typed_(std::move(module)) {}
+      : DDPHandle(module, options), typed_(std::move(module)) {}
   explicit DistributedDataParallel(
       const torch::nn::ModuleHolder<M>& module,
       const DDPOptions& options = {})

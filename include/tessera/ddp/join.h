@@ -74,7 +74,7 @@ struct TESSERA_API JoinOptions {
 ///   for (const auto& input : inputs) { ... }
 ///   join.close();
 ///
-/// or, the same in one call, tessera::join({&ddp, &zero}, [&] { ... }). If the
+/// or, the same in one call, Join::run({&ddp, &zero}, [&] { ... }). If the
 /// body throws, nothing is closed, as in Python: the other ranks then wait for
 /// this one until their timeout, and name it. Joinables must outlive it.
 class TESSERA_API Join {
@@ -92,6 +92,12 @@ class TESSERA_API Join {
   /// hooks. Further calls do nothing. Collective, in the sense that every rank
   /// calls it when it is through.
   void close();
+
+  /// Runs `body` under a Join, and closes the Join.
+  static void run(
+      std::vector<Joinable*> joinables,
+      const std::function<void()>& body,
+      JoinOptions options = {});
 
   /// A joinable begins an iteration. Only the first one's call communicates,
   /// and none outside of a Join. Throws with throw_on_early_termination when a
@@ -120,11 +126,5 @@ class TESSERA_API Join {
   Work notification_;
   bool is_shadowing_ = false;
 };
-
-/// Runs `body` under a Join, and closes it.
-TESSERA_API void join(
-    std::vector<Joinable*> joinables,
-    const std::function<void()>& body,
-    JoinOptions options = {});
 
 } // namespace tessera

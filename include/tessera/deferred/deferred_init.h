@@ -1,6 +1,7 @@
 #pragma once
 
 #include <tessera/api.h>
+#include <tessera/module_ref.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -18,7 +19,7 @@ namespace tessera {
 ///       tessera::DeferredInit deferred;
 ///       model = std::make_shared<Model>(config);
 ///     }
-///     tessera::materialize(*model);
+///     tessera::materialize(model);
 ///
 /// The values are bit-equal to those of plain construction from the same state
 /// of the random generators, whichever tensors are made and in whichever order.
@@ -72,6 +73,6 @@ TESSERA_API bool is_deferred(const at::Tensor& tensor);
 /// draw from them meanwhile. Not collective. Throws, with nothing changed, if a
 /// tensor has a gradient function. If memory runs out, the call can be
 /// repeated.
-TESSERA_API void materialize(torch::nn::Module& module);
+TESSERA_API void materialize(ModuleRef module);
 
 } // namespace tessera

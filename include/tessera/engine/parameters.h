@@ -2,6 +2,7 @@
 #pragma once
 
 #include <tessera/api.h>
+#include <tessera/module_ref.h>
 
 #include <torch/nn/module.h>
 
@@ -22,17 +23,17 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 ///
 /// Inside summon_full_params, where its parameters are shown, a unit's
 /// parameters are the module's own.
-TESSERA_API std::vector<at::Tensor> parameters(torch::nn::Module& module);
+TESSERA_API std::vector<at::Tensor> parameters(ModuleRef module);
 /// The same with the module's names, `prefix` and a dot before each. Without
 /// `recurse` only those that `module` itself registered. Names of wrappers for
 /// activation checkpointing are left out.
 TESSERA_API NamedTensors named_parameters(
-    torch::nn::Module& module,
+    ModuleRef module,
     const std::string& prefix = "",
     bool recurse = true);
 /// Buffers, which are never sharded, named in the same way.
 TESSERA_API NamedTensors named_buffers(
-    torch::nn::Module& module,
+    ModuleRef module,
     const std::string& prefix = "",
     bool recurse = true);
 

@@ -10,16 +10,6 @@
 
 namespace tessera {
 
-/// A block inside a tensor: where it begins and how far it reaches on each dim.
-struct TESSERA_API Box {
-  std::vector<int64_t> offsets; // one a dim
-  std::vector<int64_t> sizes; // one a dim
-
-  /// Elements in it.
-  int64_t numel() const;
-  bool operator==(const Box&) const = default;
-};
-
 /// A tensor of which each rank of a group has some boxes: one value that model
 /// state, optimizer state and checkpoints exchange, whatever the layout.
 ///
@@ -27,6 +17,16 @@ struct TESSERA_API Box {
 /// Copies are cheap and share the local tensors.
 class TESSERA_API ShardedTensor {
  public:
+  /// A block inside the tensor: where the block begins and how far it reaches
+  /// on each dim.
+  struct TESSERA_API Box {
+    std::vector<int64_t> offsets; // one per dim
+    std::vector<int64_t> sizes; // one per dim
+
+    /// Elements in the box.
+    int64_t numel() const;
+    bool operator==(const Box&) const = default;
+  };
   /// A box with its values.
   struct Piece {
     Box box; // where it lies

@@ -6,6 +6,7 @@
 #include <tessera/fsdp/fully_shard.h>
 #include <tessera/fsdp/summon.h>
 #include <tessera/fsdp/wrap_policy.h>
+#include <tessera/module_ref.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
@@ -28,11 +29,11 @@ class Unit;
 
 /// As in Python's FSDP.
 enum class ShardingStrategy {
-  FULL_SHARD, // parameters are freed between forward and backward
-  SHARD_GRAD_OP, // they stay until backward is done with them
-  NO_SHARD, // every rank has all of them; gradients are averaged
-  HYBRID_SHARD, // FULL_SHARD within a copy, NO_SHARD between copies
-  HYBRID_SHARD_ZERO2, // SHARD_GRAD_OP within a copy
+  FullShard, // parameters are freed between forward and backward
+  ShardGradOp, // they stay until backward is done with them
+  NoShard, // every rank has all of them; gradients are averaged
+  HybridShard, // FullShard within a copy, NoShard between copies
+  HybridShardZero2, // ShardGradOp within a copy
 };
 
 /// Where shards are kept; see CPUOffloadPolicy for fully_shard.
@@ -60,7 +61,7 @@ struct TESSERA_API FSDPOptions {
   /// For the hybrid strategies: two axes, copies first.
   TORCH_ARG(std::optional<Mesh>, device_mesh) = std::nullopt;
   /// What is freed between uses, and what is averaged in place of it.
-  TORCH_ARG(ShardingStrategy, sharding_strategy) = ShardingStrategy::FULL_SHARD;
+  TORCH_ARG(ShardingStrategy, sharding_strategy) = ShardingStrategy::FullShard;
   /// Host memory for shards, gradients and optimizer state.
   TORCH_ARG(CPUOffload, cpu_offload) = {};
   /// Which submodules become units of their own.
@@ -86,12 +87,12 @@ struct TESSERA_API FSDPOptions {
   TORCH_ARG(std::optional<at::Device>, device_id) = std::nullopt;
 };
 
-/// One unit of a sharded model, as fsdp_modules() finds it. A cheap handle that
+/// One unit of a sharded model, as fsdp_units() finds it. A cheap handle that
 /// keeps the unit, not the model.
-class TESSERA_API FsdpUnit {
+class TESSERA_API FSDPUnit {
  public:
-  /// For fsdp_modules(); not part of the public contract.
-  FsdpUnit(std::shared_ptr<engine::Unit> unit, torch::nn::Module& module);
+  /// For fsdp_units(); not part of the public contract.
+  FSDPUnit(std::shared_ptr<engine::Unit> unit, torch::nn::Module& module);
 
   /// Where its module is in the largest one that was sharded; for that one, its
   /// class.
@@ -129,17 +130,17 @@ class TESSERA_API FsdpUnit {
 
 /// The units in a module, outer ones first. `root_only`: those that no other
 /// unit contains.
-TESSERA_API std::vector<FsdpUnit> fsdp_modules(
-    torch::nn::Module& module,
+TESSERA_API std::vector<FSDPUnit> fsdp_units(
+    ModuleRef module,
     bool root_only = false);
 
 namespace detail {
 
 /// What all handles share, whatever their module's type.
-class TESSERA_API FsdpHandle {
+class TESSERA_API FSDPHandle {
  public:
   /// For FSDP, which knows the module's type.
-  FsdpHandle(
+  FSDPHandle(
       std::shared_ptr<torch::nn::Module> module,
       const FSDPOptions& options);
 
@@ -147,7 +148,7 @@ class TESSERA_API FsdpHandle {
   const FSDPOptions& options() const {
     return options_;
   }
-  /// As asked for, or NO_SHARD on one rank.
+  /// As asked for, or NoShard on one rank.
   ShardingStrategy sharding_strategy() const {
     return strategy_;
   }
@@ -161,7 +162,7 @@ class TESSERA_API FsdpHandle {
   class TESSERA_API ForwardScope {
    public:
     /// The handle must outlive it.
-    explicit ForwardScope(const FsdpHandle& handle);
+    explicit ForwardScope(const FSDPHandle& handle);
     ~ForwardScope();
     ForwardScope(const ForwardScope&) = delete;
     ForwardScope& operator=(const ForwardScope&) = delete;
@@ -195,7 +196,7 @@ class TESSERA_API FsdpHandle {
 /// works as well. Calling the handle also casts inputs under mixed precision
 /// and refuses summon_full_params inside.
 ///
-///   FSDP model(Net(), FSDPOptions().use_orig_params(true));
+///   FSDP model{Net(), FSDPOptions().use_orig_params(true)};
 ///   auto loss = model(x).sum();
 ///
 /// Collective. Throws on all ranks, with nothing changed but what param_init_fn
@@ -203,11 +204,11 @@ class TESSERA_API FsdpHandle {
 /// several dtypes in a unit; without use_orig_params also for a unit that is
 /// partly frozen.
 template <class M>
-class FSDP : public detail::FsdpHandle {
+class FSDP : public detail::FSDPHandle {
  public:
   /// Shards the module, which the handle then shares. Collective.
   explicit FSDP(std::shared_ptr<M> module, const FSDPOptions& options = {})
-      : FsdpHandle(module, options), typed_(std::move(module)) {}
+      : FSDPHandle(module, options), typed_(std::move(module)) {}
   explicit FSDP(
       const torch::nn::ModuleHolder<M>& module,
       const FSDPOptions& options = {})

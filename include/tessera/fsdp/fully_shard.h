@@ -5,6 +5,7 @@
 #include <tessera/comm/mesh.h>
 #include <tessera/engine/parameters.h>
 #include <tessera/fsdp/wrap_policy.h>
+#include <tessera/module_ref.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
@@ -90,7 +91,7 @@ struct TESSERA_API FullyShardOptions {
 /// device than the first, or sharded already as part of a larger module. A
 /// module without parameters is legal.
 TESSERA_API void fully_shard(
-    torch::nn::Module& module,
+    ModuleRef module,
     const FullyShardOptions& options = {});
 
 /// Freezes or thaws a parameter of a module, sharded or not, as
@@ -102,25 +103,25 @@ TESSERA_API void set_requires_grad(const at::Tensor& parameter, bool on);
 
 /// Gathers all units of the module, which then stay until reshard() or the end
 /// of a backward; or frees them, now. Collective.
-TESSERA_API void unshard(torch::nn::Module& module);
-TESSERA_API void reshard(torch::nn::Module& module);
+TESSERA_API void unshard(ModuleRef module);
+TESSERA_API void reshard(ModuleRef module);
 
 /// Off: backward adds to full gradients that stay on this rank; the next
 /// backward of the model with it on averages their sum, also where it did not
 /// use them again. recover() drops them. For gradient accumulation.
-TESSERA_API void set_requires_gradient_sync(torch::nn::Module& module, bool on);
+TESSERA_API void set_requires_gradient_sync(ModuleRef module, bool on);
 
 /// Off: backward averages over the ranks that share a copy of the model and
 /// keeps the sums; the next backward with it on averages them over the copies
 /// too. For gradient accumulation in hybrid sharding, where it needs less
 /// memory than leaving out all of the synchronisation.
-TESSERA_API void set_requires_all_reduce(torch::nn::Module& module, bool on);
+TESSERA_API void set_requires_all_reduce(ModuleRef module, bool on);
 
 /// No gradient synchronisation while it lives; then as before. Guards nest.
 class TESSERA_API NoSync {
  public:
   /// For all units of the module. The module must outlive it.
-  explicit NoSync(torch::nn::Module& module);
+  explicit NoSync(ModuleRef module);
   ~NoSync();
   NoSync(const NoSync&) = delete;
   NoSync& operator=(const NoSync&) = delete;
@@ -138,13 +139,13 @@ class TESSERA_API NoSync {
 /// throws DisagreementError with the name of one, and nothing is scaled. Throws
 /// c10::ValueError unless norm_type is positive. Collective.
 TESSERA_API double clip_grad_norm_(
-    torch::nn::Module& module,
+    ModuleRef module,
     double max_norm,
     double norm_type = 2.0);
 
 /// After an exception on some ranks in forward: drops what is in flight,
 /// gradients that wait for synchronisation too, and frees all units of the
 /// module's group, so that the next step can begin. Call it on every rank.
-TESSERA_API void recover(torch::nn::Module& module);
+TESSERA_API void recover(ModuleRef module);
 
 } // namespace tessera

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <tessera/api.h>
+#include <tessera/module_ref.h>
 
 #include <torch/arg.h>
 #include <torch/nn/module.h>
@@ -40,7 +41,7 @@ class [[nodiscard]] TESSERA_API SummonGuard {
   struct Data;
   explicit SummonGuard(std::unique_ptr<Data> data);
   friend SummonGuard summon_full_params(
-      torch::nn::Module& module,
+      ModuleRef module,
       const SummonOptions& options);
 
   std::unique_ptr<Data> data_;
@@ -57,8 +58,7 @@ class [[nodiscard]] TESSERA_API SummonGuard {
 /// rank0_only, with_grads with offload_to_cpu or without use_orig_params, and
 /// offload_to_cpu where nothing is sharded; c10::Error inside the forward of an
 /// FSDP handle, in backward, and inside another guard on the same unit.
-TESSERA_API SummonGuard summon_full_params(
-    torch::nn::Module& module,
-    const SummonOptions& options = {});
+TESSERA_API SummonGuard
+summon_full_params(ModuleRef module, const SummonOptions& options = {});
 
 } // namespace tessera

@@ -17,9 +17,9 @@ namespace tessera::optim {
 /// An optimizer whose dictionary has names in place of numbers, so that it fits
 /// whatever the order of the parameters:
 ///
-///   auto adam = std::make_unique<Adam>(tessera::parameters(*model), 1e-2);
+///   auto adam = std::make_unique<Adam>(tessera::parameters(model), 1e-2);
 ///   NamedOptimizer optimizer(
-///       tessera::named_parameters(*model), std::move(adam));
+///       tessera::named_parameters(model), std::move(adam));
 ///   optimizer.state_dict().at_path("state.fc.weight.exp_avg");
 ///
 /// It owns the optimizer and has its param groups and state: steps, closures,

@@ -1,13 +1,18 @@
 #pragma once
 
 #include <tessera/api.h>
+#include <tessera/module_ref.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/pimpl.h>
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -32,6 +37,10 @@ TESSERA_API std::vector<at::Tensor> recompute(
 template <class F>
 inline constexpr bool kMapsTensor =
     std::is_invocable_r_v<at::Tensor, F&, const at::Tensor&>;
+
+template <class F>
+inline constexpr bool kHoldsModule = std::is_constructible_v<ModuleRef, F&> &&
+    !std::is_base_of_v<torch::nn::Module, F>;
 
 } // namespace detail
 
@@ -65,17 +74,42 @@ std::enable_if_t<!detail::kMapsTensor<F>, std::vector<at::Tensor>> recompute(
   return detail::recompute(std::move(fn), inputs, options);
 }
 
-/// The same from one tensor to one tensor: recompute(block, x).
+/// The same from one tensor to one tensor: recompute(block, x). `fn` may be a
+/// holder of a module (a Sequential is one), a std::shared_ptr to a module or
+/// an AnyModule, which call the module's forward; throws c10::ValueError if the
+/// holder is empty.
 template <class F>
 std::enable_if_t<detail::kMapsTensor<F>, at::Tensor> recompute(
     F fn,
     const at::Tensor& input,
     const RecomputeOptions& options = {}) {
+  if constexpr (detail::kHoldsModule<F>) {
+    (void)ModuleRef(fn); // an empty holder cannot be called
+  }
   const auto run =
       [fn = std::move(fn)](const std::vector<at::Tensor>& inputs) mutable {
         return std::vector<at::Tensor>{fn(inputs.front())};
       };
   return detail::recompute(run, {input}, options).front();
+}
+template <std::derived_from<torch::nn::Module> M>
+requires detail::kMapsTensor<torch::nn::ModuleHolder<M>> at::Tensor recompute(
+    const std::shared_ptr<M>& module,
+    const at::Tensor& input,
+    const RecomputeOptions& options = {}) {
+  return recompute(torch::nn::ModuleHolder<M>(module), input, options);
+}
+inline at::Tensor recompute(
+    const torch::nn::AnyModule& module,
+    const at::Tensor& input,
+    const RecomputeOptions& options = {}) {
+  (void)ModuleRef(module); // an empty one cannot be called
+  return recompute(
+      [copy = torch::nn::AnyModule(module)](const at::Tensor& x) mutable {
+        return copy.forward(x);
+      },
+      input,
+      options);
 }
 
 /// Puts the submodules for which `which` says yes under recompute() and returns
@@ -99,7 +133,7 @@ std::enable_if_t<detail::kMapsTensor<F>, at::Tensor> recompute(
 /// its elements: its parent calls it through a member whose type cannot be
 /// replaced. Call recompute() in the parent's forward instead.
 TESSERA_API int64_t apply_activation_checkpointing(
-    torch::nn::Module& module,
+    ModuleRef module,
     const std::function<bool(const torch::nn::Module&)>& which,
     const RecomputeOptions& options = {});
 
@@ -117,10 +151,10 @@ bool is_module_of(const torch::nn::Module& module) {
 } // namespace detail
 
 /// The same for all submodules of these classes, given as holders or as Impls:
-/// apply_activation_checkpointing<Block>(*model).
+/// apply_activation_checkpointing<Block>(model).
 template <class M, class... Others>
 int64_t apply_activation_checkpointing(
-    torch::nn::Module& module,
+    ModuleRef module,
     const RecomputeOptions& options = {}) {
   return apply_activation_checkpointing(
       module,

@@ -86,7 +86,7 @@ class TESSERA_API StateValue {
   StateValue(StateList list);
   StateValue(StateDict dict);
   /// A tensor that is this rank's part of a sharded one: what
-  /// optimizer.state_dict() and LOCAL_STATE_DICT give. It is used like any
+  /// optimizer.state_dict() and LocalStateDict give. It is used like any
   /// other tensor, but checkpoint::save() refuses it, since parts of several
   /// ranks look like copies of one tensor.
   static StateValue part(at::Tensor tensor, PartOf origin);
@@ -139,7 +139,7 @@ class TESSERA_API StateValue {
 
   /// Shares no tensor with this one.
   StateValue clone() const;
-  /// The same kind and value, tensors bit by bit; see diff().
+  /// The same kind and value, tensors bit by bit; see diff_state_dicts().
   bool operator==(const StateValue& other) const;
 
  private:
@@ -219,7 +219,7 @@ class TESSERA_API StateDict {
 
   /// Shares no tensor with this one.
   StateDict clone() const;
-  /// The same keys and values, in any order; see diff().
+  /// The same keys and values, in any order; see diff_state_dicts().
   bool operator==(const StateDict& other) const;
 
   /// One line a value, tensors as dtype, shape and first elements.
@@ -237,7 +237,7 @@ TESSERA_API std::ostream& operator<<(
     const StateValue& value);
 
 /// How far values may differ: abs(a - b) <= atol + rtol * abs(b).
-struct TESSERA_API Tolerance {
+struct TESSERA_API DiffTolerance {
   double rtol = 0; // relative
   double atol = 0; // absolute
   /// NaN equals NaN.
@@ -250,10 +250,10 @@ struct TESSERA_API Tolerance {
 /// pieces are compared. Not collective.
 ///
 ///   optim.state.fc.weight.exp_avg: element [1, 7]: 0.25 against 0.5
-TESSERA_API std::string diff(
+TESSERA_API std::string diff_state_dicts(
     const StateDict& a,
     const StateDict& b,
-    const Tolerance& tolerance = {},
+    const DiffTolerance& tolerance = {},
     size_t max_lines = 20);
 
 /// A nested dictionary as one level: leaves by their dotted paths, and for each
@@ -271,17 +271,18 @@ struct TESSERA_API FlatState {
   std::vector<Leaf> leaves; // in the dictionary's order
 };
 /// Throws c10::ValueError if two leaves have the same path.
-TESSERA_API FlatState flatten(const StateDict& dict);
+TESSERA_API FlatState flatten_state_dict(const StateDict& dict);
 /// Throws c10::ValueError if the leaves do not fit together.
-TESSERA_API StateDict unflatten(const FlatState& flat);
+TESSERA_API StateDict unflatten_state_dict(const FlatState& flat);
 
 /// Tensors are written with their values, on the CPU; of sharded ones this
 /// rank's pieces.
-TESSERA_API Bytes to_bytes(const StateDict& dict);
-/// What to_bytes() made. `group` is given to sharded tensors; without one they
-/// are refused. Throws c10::ValueError for anything else, reading nothing
-/// beyond the end and allocating no more than the bytes can fill.
-TESSERA_API StateDict state_from_bytes(
+TESSERA_API std::vector<uint8_t> state_dict_to_bytes(const StateDict& dict);
+/// What state_dict_to_bytes() made. `group` is given to sharded tensors;
+/// without one they are refused. Throws c10::ValueError for anything else,
+/// reading nothing beyond the end and allocating no more than the bytes can
+/// fill.
+TESSERA_API StateDict state_dict_from_bytes(
     std::span<const uint8_t> bytes,
     const std::optional<Group>& group = std::nullopt);
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <tessera/api.h>
+#include <tessera/module_ref.h>
 #include <tessera/transfer/distributed_state_dict.h>
 
 #include <torch/arg.h>
@@ -41,7 +42,7 @@ struct TESSERA_API MemoryByKind {
 };
 
 /// A row of a timeline.
-enum class Lane {
+enum class TimelineLane {
   /// The thread (on a GPU: the stream) that runs the model, while it runs:
   /// "blocks.3 forward", "blocks.3 backward", "optimizer".
   Compute,
@@ -55,12 +56,12 @@ enum class Lane {
   Wait,
 };
 /// "compute", "gather", "reduce", "wait".
-TESSERA_API const char* name_of(Lane lane);
+TESSERA_API const char* lane_name(TimelineLane lane);
 
 /// A stretch of a step in one lane.
-struct TESSERA_API Span {
+struct TESSERA_API TimelineSpan {
   /// In which row it is.
-  Lane lane = Lane::Compute;
+  TimelineLane lane = TimelineLane::Compute;
   /// What was done, or for which unit.
   std::string name;
   /// Seconds since the step began.
@@ -90,13 +91,13 @@ struct TESSERA_API StepReport {
   double seconds = 0;
   MemoryByKind memory;
   /// By start; empty unless asked for.
-  std::vector<Span> spans;
+  std::vector<TimelineSpan> spans;
 };
 
 /// Watches training steps of one model on this rank, sharded, data-parallel or
 /// plain.
 ///
-///   StepMonitor monitor(*model, {optimizer});
+///   StepMonitor monitor(model, {optimizer});
 ///   monitor.begin_step(MonitorOptions().timeline(step == 10));
 ///   ... forward, backward, optimizer.step() ...
 ///   StepReport report = monitor.end_step();
@@ -122,7 +123,7 @@ struct TESSERA_API StepReport {
 class TESSERA_API StepMonitor {
  public:
   /// Both must outlive it. Units are those of now: shard the model first.
-  explicit StepMonitor(torch::nn::Module& model, Optimizers optimizers = {});
+  explicit StepMonitor(ModuleRef model, OptimizerRefs optimizers = {});
   /// A step that has begun is forgotten.
   ~StepMonitor();
   StepMonitor(const StepMonitor&) = delete;

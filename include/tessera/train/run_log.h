@@ -110,7 +110,7 @@ class TESSERA_API RunLog {
       const std::filesystem::path& path,
       double blocked_seconds);
   /// The spans of all ranks. Collective.
-  void timeline(int64_t step, const std::vector<Span>& spans);
+  void timeline(int64_t step, const std::vector<TimelineSpan>& spans);
   /// `reason` is "finished", "stopped", or "failed" and what the error says.
   void end(
       int64_t step,

@@ -13,7 +13,7 @@ namespace tessera {
 /// sharding engine does by name: "gather blocks.3", "reduce blocks.3", "wait
 /// for blocks.3", "step 7".
 ///
-///   Trace trace("runs/7/trace", 10, 12);
+///   StepTrace trace("runs/7/trace", 10, 12);
 ///   for (int64_t step = 0; step < 100; ++step) {
 ///     trace.at_step(step);
 ///     ...
@@ -25,15 +25,18 @@ namespace tessera {
 /// Nothing here is collective. An error in writing is warned of and does not
 /// stop training. One trace of a process at a time; Python's profiler in the
 /// same process is another.
-class TESSERA_API Trace {
+class TESSERA_API StepTrace {
  public:
   /// Both steps included. Throws c10::ValueError if they are in the wrong
   /// order.
-  Trace(std::filesystem::path folder, int64_t first_step, int64_t last_step);
+  StepTrace(
+      std::filesystem::path folder,
+      int64_t first_step,
+      int64_t last_step);
   /// Writes what there is, if steps are being traced.
-  ~Trace();
-  Trace(const Trace&) = delete;
-  Trace& operator=(const Trace&) = delete;
+  ~StepTrace();
+  StepTrace(const StepTrace&) = delete;
+  StepTrace& operator=(const StepTrace&) = delete;
 
   /// Step `step` begins, and with it the one before ends. Steps grow, and need
   /// not begin at 0.

@@ -2,6 +2,7 @@
 
 #include <tessera/api.h>
 #include <tessera/checkpoint/checkpoint.h>
+#include <tessera/module_ref.h>
 #include <tessera/state/state_dict.h>
 #include <tessera/transfer/distributed_state_dict.h>
 
@@ -14,7 +15,7 @@ namespace tessera {
 /// All that a training run needs to go on: model, optimizers, the random number
 /// generators of every rank, and values of the user's own.
 ///
-///   TrainingState training(*model, {optimizer});
+///   TrainingState training(model, {optimizer});
 ///   training.values = {{"step", 0}, {"tokens_seen", 0}};
 ///   checkpoint::load(training, "runs/7/last");
 ///   int64_t step = training.values.at("step").to_int();
@@ -31,7 +32,7 @@ namespace tessera {
 class TESSERA_API TrainingState : public checkpoint::Stateful {
  public:
   /// Both must outlive it.
-  TrainingState(torch::nn::Module& model, Optimizers optimizers);
+  TrainingState(ModuleRef model, OptimizerRefs optimizers);
 
   /// Saved with the rest; loading replaces them. Set the same keys before
   /// loading as were saved: those that only one side has are an error. The same
@@ -44,7 +45,7 @@ class TESSERA_API TrainingState : public checkpoint::Stateful {
 
  private:
   torch::nn::Module& model_;
-  Optimizers optimizers_;
+  OptimizerRefs optimizers_;
 };
 
 } // namespace tessera

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <tessera/api.h>
+#include <tessera/module_ref.h>
 #include <tessera/state/state_dict.h>
 #include <tessera/transfer/model_state.h>
 
@@ -34,9 +35,9 @@ struct TESSERA_API StateDictOptions {
   TORCH_ARG(bool, flatten_optimizer_state_dict) = false;
 };
 
-/// References, as a braced list makes them: {*model->blocks}, {optimizer}.
-using Submodules = std::vector<std::reference_wrapper<torch::nn::Module>>;
-using Optimizers = std::vector<std::reference_wrapper<torch::optim::Optimizer>>;
+/// References, as a braced list makes them: {optimizer}.
+using OptimizerRefs =
+    std::vector<std::reference_wrapper<torch::optim::Optimizer>>;
 
 /// State under the names of the unsharded model, for plain, data-parallel and
 /// sharded modules alike, whatever state_dict_type says. Getting changes
@@ -49,14 +50,14 @@ using Optimizers = std::vector<std::reference_wrapper<torch::optim::Optimizer>>;
 /// Throws c10::Error for an optimizer without state while gradients are there,
 /// and c10::ValueError for options that exclude each other.
 TESSERA_API StateDict get_model_state_dict(
-    torch::nn::Module& model,
+    ModuleRef model,
     const StateDictOptions& options = {},
-    const Submodules& submodules = {});
+    const ModuleRefs& submodules = {});
 TESSERA_API StateDict get_optimizer_state_dict(
-    torch::nn::Module& model,
-    const Optimizers& optimizers,
+    ModuleRef model,
+    const OptimizerRefs& optimizers,
     const StateDictOptions& options = {},
-    const Submodules& submodules = {});
+    const ModuleRefs& submodules = {});
 
 /// Both, as get_state_dict() returns them.
 struct TESSERA_API ModelAndOptimizerState {
@@ -67,10 +68,10 @@ struct TESSERA_API ModelAndOptimizerState {
 /// get_model_state_dict() and get_optimizer_state_dict() in one. Collective
 /// where something is sharded.
 TESSERA_API ModelAndOptimizerState get_state_dict(
-    torch::nn::Module& model,
-    const Optimizers& optimizers,
+    ModuleRef model,
+    const OptimizerRefs& optimizers,
     const StateDictOptions& options = {},
-    const Submodules& submodules = {});
+    const ModuleRefs& submodules = {});
 
 /// Writes state that the calls above returned, for this or another sharding.
 /// Everything is checked on all ranks first; after an error model and
@@ -87,17 +88,17 @@ TESSERA_API ModelAndOptimizerState get_state_dict(
 /// c10::Error for an empty dictionary where the model or the optimizers have
 /// state.
 TESSERA_API IncompatibleKeys set_model_state_dict(
-    torch::nn::Module& model,
+    ModuleRef model,
     const StateDict& model_state_dict,
     const StateDictOptions& options = {});
 TESSERA_API void set_optimizer_state_dict(
-    torch::nn::Module& model,
-    const Optimizers& optimizers,
+    ModuleRef model,
+    const OptimizerRefs& optimizers,
     const StateDict& optim_state_dict,
     const StateDictOptions& options = {});
 TESSERA_API IncompatibleKeys set_state_dict(
-    torch::nn::Module& model,
-    const Optimizers& optimizers,
+    ModuleRef model,
+    const OptimizerRefs& optimizers,
     const ModelAndOptimizerState& state,
     const StateDictOptions& options = {});
 

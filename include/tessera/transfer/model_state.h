@@ -1,6 +1,7 @@
 #pragma once
 
 #include <tessera/api.h>
+#include <tessera/module_ref.h>
 #include <tessera/state/state_dict.h>
 
 #include <torch/nn/module.h>
@@ -13,14 +14,14 @@ namespace tessera {
 /// Parameters and buffers of any module under their own names, in the order of
 /// Python's state_dict: tied parameters under every name. Sharded parameters
 /// come as the module's state_dict_type says: full, local or sharded, in the
-/// dtype of the shards. Gathered units are resharded first. FULL_STATE_DICT of
+/// dtype of the shards. Gathered units are resharded first. FullStateDict of
 /// a sharded module has copies; other values share memory with the module,
 /// clone() makes a snapshot. Collective where units are sharded and the type is
-/// FULL_STATE_DICT.
+/// FullStateDict.
 ///
 /// Throws c10::Error inside summon_full_params: what is shown there is not in
 /// the shards yet.
-TESSERA_API StateDict state_dict(torch::nn::Module& module);
+TESSERA_API StateDict state_dict(ModuleRef module);
 
 /// What did not fit, where that is no error.
 struct TESSERA_API IncompatibleKeys {
@@ -38,9 +39,7 @@ struct TESSERA_API IncompatibleKeys {
 /// and, if `strict`, for keys that are missing or unexpected: all of them in
 /// one text, with the nearest name for each. Without `strict` these are
 /// returned.
-TESSERA_API IncompatibleKeys load_state_dict(
-    torch::nn::Module& module,
-    const StateDict& dict,
-    bool strict = true);
+TESSERA_API IncompatibleKeys
+load_state_dict(ModuleRef module, const StateDict& dict, bool strict = true);
 
 } // namespace tessera

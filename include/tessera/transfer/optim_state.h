@@ -2,12 +2,15 @@
 
 #include <tessera/api.h>
 #include <tessera/comm/group.h>
+#include <tessera/module_ref.h>
 #include <tessera/state/state_dict.h>
 
 #include <ATen/core/Tensor.h>
+#include <torch/arg.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -56,17 +59,17 @@ class TESSERA_API OptimInput {
 /// Of full_optim_state_dict().
 struct TESSERA_API FullOptimStateOptions {
   /// Deprecated: what the optimizer was built from.
-  std::optional<OptimInput> optim_input = std::nullopt;
+  TORCH_ARG(std::optional<OptimInput>, optim_input) = std::nullopt;
   /// The others get an empty dictionary, and need no memory for it.
-  bool rank0_only = true;
+  TORCH_ARG(bool, rank0_only) = true;
   /// Whose rank 0 that is; default: that of the model's first unit.
-  std::optional<Group> group = std::nullopt;
+  TORCH_ARG(std::optional<Group>, group) = std::nullopt;
 };
 
 /// Names as keys, full tensors in host memory. They are copies. Rank 0 needs
 /// memory for the result and nothing beside it. Collective.
 TESSERA_API StateDict full_optim_state_dict(
-    torch::nn::Module& model,
+    ModuleRef model,
     const torch::optim::Optimizer& optim,
     const FullOptimStateOptions& options = {});
 
@@ -75,19 +78,21 @@ TESSERA_API StateDict full_optim_state_dict(
 /// as they are. Moves no tensor between ranks. `group` is Python's, and not
 /// needed. Collective.
 TESSERA_API StateDict sharded_optim_state_dict(
-    torch::nn::Module& model,
+    ModuleRef model,
     const torch::optim::Optimizer& optim,
     const std::optional<Group>& group = std::nullopt);
 
 /// Of the functions that make a full dictionary this rank's.
 struct TESSERA_API LoadOptimStateOptions {
   /// Deprecated: what the optimizer was built from.
-  std::optional<OptimInput> optim_input = std::nullopt;
-  /// Whose numbers to use; without it and optim_input, those of
-  /// parameters(model).
-  const torch::optim::Optimizer* optim = nullptr;
+  TORCH_ARG(std::optional<OptimInput>, optim_input) = std::nullopt;
+  /// Whose numbers to use, optim(optimizer); without it and optim_input, those
+  /// of parameters(model). The optimizer must outlive the options.
+  TORCH_ARG(
+      std::optional<std::reference_wrapper<const torch::optim::Optimizer>>,
+      optim) = std::nullopt;
   /// See FullOptimStateOptions::group; for scatter_full_optim_state_dict.
-  std::optional<Group> group = std::nullopt;
+  TORCH_ARG(std::optional<Group>, group) = std::nullopt;
 };
 
 /// From names and full tensors, which every rank must have, to what this rank's
@@ -99,27 +104,27 @@ struct TESSERA_API LoadOptimStateOptions {
 /// they are not, and for state names or shapes that do not fit.
 TESSERA_API StateDict shard_full_optim_state_dict(
     const StateDict& full_optim_state_dict,
-    torch::nn::Module& model,
+    ModuleRef model,
     const LoadOptimStateOptions& options = {});
 
 /// The same from rank 0 of the group; what the others pass is ignored.
 /// Collective.
 TESSERA_API StateDict scatter_full_optim_state_dict(
     const std::optional<StateDict>& full_optim_state_dict,
-    torch::nn::Module& model,
+    ModuleRef model,
     const LoadOptimStateOptions& options = {});
 
 /// The same from sharded_optim_state_dict(), of any layout over the same ranks.
 /// Collective.
 TESSERA_API StateDict flatten_sharded_optim_state_dict(
     const StateDict& sharded_optim_state_dict,
-    torch::nn::Module& model,
+    ModuleRef model,
     const torch::optim::Optimizer& optim);
 
 /// What the keys of an OSD are.
 enum class OptimStateKeyType {
-  PARAM_NAME, // names of the unsharded model
-  PARAM_ID, // numbers in the optimizer's order
+  ParamName, // names of the unsharded model
+  ParamId, // numbers in the optimizer's order
 };
 
 /// Changes the keys of an OSD between names and numbers, for a model that is
@@ -127,40 +132,40 @@ enum class OptimStateKeyType {
 TESSERA_API StateDict rekey_optim_state_dict(
     const StateDict& optim_state_dict,
     OptimStateKeyType key_type,
-    torch::nn::Module& model,
+    ModuleRef model,
     const LoadOptimStateOptions& options = {});
 
 /// Of optim_state_dict().
 struct TESSERA_API OptimStateOptions {
   /// In place of what the optimizer has now; with numbers as keys, or names if
   /// it is a NamedOptimizer's. May lack "param_groups".
-  const StateDict* optim_state_dict = nullptr;
+  TORCH_ARG(std::optional<StateDict>, optim_state_dict) = std::nullopt;
   /// Whose rank 0 rank0_only means; default: that of the model's first unit.
-  std::optional<Group> group = std::nullopt;
+  TORCH_ARG(std::optional<Group>, group) = std::nullopt;
 };
 
 /// What the model's state_dict_type says: full or sharded, on all ranks or on
 /// rank 0, in host memory or where it is. Collective.
 TESSERA_API StateDict optim_state_dict(
-    torch::nn::Module& model,
+    ModuleRef model,
     const torch::optim::Optimizer& optim,
     const OptimStateOptions& options = {});
 
 /// Of optim_state_dict_to_load().
 struct TESSERA_API OptimStateToLoadOptions {
   /// Keep names as keys.
-  bool is_named_optimizer = false;
+  TORCH_ARG(bool, is_named_optimizer) = false;
   /// Also load it into `optim`.
-  bool load_directly = false;
+  TORCH_ARG(bool, load_directly) = false;
   /// See OptimStateOptions::group.
-  std::optional<Group> group = std::nullopt;
+  TORCH_ARG(std::optional<Group>, group) = std::nullopt;
 };
 
 /// From what optim_state_dict() returned, of this model or another one, to what
 /// this rank's optimizer loads; `optim_state_dict` is left as it is. With
 /// rank0_only in the model's state_dict_type, from rank 0's. Collective.
 TESSERA_API StateDict optim_state_dict_to_load(
-    torch::nn::Module& model,
+    ModuleRef model,
     torch::optim::Optimizer& optim,
     const StateDict& optim_state_dict,
     const OptimStateToLoadOptions& options = {});

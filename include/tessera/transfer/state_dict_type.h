@@ -1,6 +1,7 @@
 #pragma once
 
 #include <tessera/api.h>
+#include <tessera/module_ref.h>
 
 #include <torch/arg.h>
 #include <torch/nn/module.h>
@@ -14,42 +15,42 @@ namespace tessera {
 
 /// What state dicts of a sharded model hold.
 enum class StateDictType {
-  FULL_STATE_DICT, // whole tensors
-  LOCAL_STATE_DICT, // this rank's tensors, as optimizers have them
-  SHARDED_STATE_DICT, // ShardedTensor values: this rank's part with its place
+  FullStateDict, // whole tensors
+  LocalStateDict, // this rank's tensors, as optimizers have them
+  ShardedStateDict, // ShardedTensor values: this rank's part with its place
 };
 
-/// Of FULL_STATE_DICT, for a model.
+/// Of FullStateDict, for a model.
 struct TESSERA_API FullStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = false;
   /// The others get an empty dictionary.
   TORCH_ARG(bool, rank0_only) = false;
 };
-/// Of LOCAL_STATE_DICT, for a model.
+/// Of LocalStateDict, for a model.
 struct TESSERA_API LocalStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = false;
 };
-/// Of SHARDED_STATE_DICT, for a model.
+/// Of ShardedStateDict, for a model.
 struct TESSERA_API ShardedStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = false;
 };
 
-/// Of FULL_STATE_DICT, for optimizers.
+/// Of FullStateDict, for optimizers.
 struct TESSERA_API FullOptimStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = true;
   /// The others get an empty dictionary, and load from rank 0's.
   TORCH_ARG(bool, rank0_only) = false;
 };
-/// Of LOCAL_STATE_DICT, for optimizers.
+/// Of LocalStateDict, for optimizers.
 struct TESSERA_API LocalOptimStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = false;
 };
-/// Of SHARDED_STATE_DICT, for optimizers.
+/// Of ShardedStateDict, for optimizers.
 struct TESSERA_API ShardedOptimStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = true;
@@ -66,7 +67,7 @@ using OptimStateDictConfig = std::variant<
 /// A type with its configs.
 struct TESSERA_API StateDictSettings {
   /// Both configs are of this type.
-  StateDictType type = StateDictType::FULL_STATE_DICT;
+  StateDictType type = StateDictType::FullStateDict;
   StateDictConfig config = FullStateDictConfig();
   OptimStateDictConfig optim_config = FullOptimStateDictConfig();
 
@@ -77,29 +78,28 @@ struct TESSERA_API StateDictSettings {
 /// Sets what state_dict(), load_state_dict(), optim_state_dict() and
 /// optim_state_dict_to_load() of the module do, for all units in it; returns
 /// what was set before. A config left out takes the type's defaults. Units of
-/// FSDP start with FULL_STATE_DICT, those of fully_shard with
-/// SHARDED_STATE_DICT. Not collective, but to be called on all ranks alike.
+/// FSDP start with FullStateDict, those of fully_shard with
+/// ShardedStateDict. Not collective, but to be called on all ranks alike.
 ///
 /// Throws c10::ValueError, with nothing changed, for a config of another type,
 /// and where the module has no units, or units that were set differently.
 TESSERA_API StateDictSettings set_state_dict_type(
-    torch::nn::Module& module,
+    ModuleRef module,
     StateDictType type,
     std::optional<StateDictConfig> config = std::nullopt,
     std::optional<OptimStateDictConfig> optim_config = std::nullopt);
-TESSERA_API StateDictSettings set_state_dict_type(
-    torch::nn::Module& module,
-    const StateDictSettings& settings);
+TESSERA_API StateDictSettings
+set_state_dict_type(ModuleRef module, const StateDictSettings& settings);
 
 /// Throws c10::ValueError unless all units of the module agree.
-TESSERA_API StateDictSettings get_state_dict_type(torch::nn::Module& module);
+TESSERA_API StateDictSettings get_state_dict_type(ModuleRef module);
 
 /// Sets it while it lives, then what was set before.
 class [[nodiscard]] TESSERA_API StateDictTypeGuard {
  public:
   /// As set_state_dict_type(). The module must outlive it.
   StateDictTypeGuard(
-      torch::nn::Module& module,
+      ModuleRef module,
       StateDictType type,
       std::optional<StateDictConfig> config = std::nullopt,
       std::optional<OptimStateDictConfig> optim_config = std::nullopt);

@@ -30,7 +30,7 @@ namespace tessera {
 /// training; a backward without `zero` throws. Not collective.
 TESSERA_API CommHook hook_with_zero_step(
     CommHook hook,
-    detail::DdpHandle& ddp,
+    detail::DDPHandle& ddp,
     ZeroRedundancyOptimizer& zero,
     bool shard_buckets = false);
 
@@ -40,7 +40,7 @@ TESSERA_API CommHook hook_with_zero_step(
 /// detached copy in the graph) is an error of autograd.
 TESSERA_API CommHook hook_with_zero_step_interleaved(
     CommHook hook,
-    detail::DdpHandle& ddp,
+    detail::DDPHandle& ddp,
     ZeroRedundancyOptimizer& zero,
     bool shard_buckets = false);
 

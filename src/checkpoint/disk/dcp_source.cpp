@@ -24,7 +24,7 @@ class DcpSource : public Source {
   explicit DcpSource(const OpenedPath& at) {
     path_ = at.path;
     root_ = at.root;
-    if (at.sums == Sums::kCompare) {
+    if (at.sums == Sums::Compare) {
       use_checksums({kDcpMetadataName}); // before it is believed
     }
     const auto metadata = read_metadata();
@@ -38,14 +38,14 @@ class DcpSource : public Source {
            .keys = keys_of(value.name),
            .item = add_item(value.storage, value.name)});
     }
-    if (at.sums == Sums::kCompare) {
+    if (at.sums == Sums::Compare) {
       use_checksums({});
     }
     index();
   }
 
   Format format() const override {
-    return Format::kDcp;
+    return Format::Dcp;
   }
 
   Place locate(const StoredTensor& tensor, const StoredBox& box)

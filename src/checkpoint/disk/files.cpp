@@ -74,25 +74,25 @@ auto retrying(F call) {
 
 const char* name_of(FileOp op) {
   switch (op) {
-    case FileOp::kOpen:
+    case FileOp::Open:
       return "open";
-    case FileOp::kMakeFolder:
+    case FileOp::MakeFolder:
       return "make the folder";
-    case FileOp::kLock:
+    case FileOp::Lock:
       return "lock";
-    case FileOp::kCreate:
+    case FileOp::Create:
       return "create";
-    case FileOp::kWrite:
+    case FileOp::Write:
       return "write";
-    case FileOp::kSync:
+    case FileOp::Sync:
       return "sync";
-    case FileOp::kSyncFolder:
+    case FileOp::SyncFolder:
       return "sync the folder";
-    case FileOp::kRename:
+    case FileOp::Rename:
       return "rename";
-    case FileOp::kExchange:
+    case FileOp::Exchange:
       return "exchange";
-    case FileOp::kRemove:
+    case FileOp::Remove:
       return "remove";
   }
   return "?";
@@ -103,7 +103,7 @@ void set_file_fault(FileFault value) {
 }
 
 int opening_fault(const fs::path& path) {
-  return fault_of(FileOp::kOpen, path);
+  return fault_of(FileOp::Open, path);
 }
 
 std::string system_reason(int error) {
@@ -111,7 +111,7 @@ std::string system_reason(int error) {
 }
 
 UniqueFd create_file(const fs::path& path) {
-  before(FileOp::kCreate, path);
+  before(FileOp::Create, path);
   UniqueFd file(retrying([&] {
     return ::open(
         path.c_str(),
@@ -119,7 +119,7 @@ UniqueFd create_file(const fs::path& path) {
         0666);
   }));
   if (!file) {
-    fail(FileOp::kCreate, path, errno);
+    fail(FileOp::Create, path, errno);
   }
   return file;
 }
@@ -129,7 +129,7 @@ void write_all(
     const fs::path& path,
     uint64_t offset,
     std::vector<iovec>& parts) {
-  before(FileOp::kWrite, path);
+  before(FileOp::Write, path);
   size_t first = 0;
   while (first < parts.size()) {
     const auto count =
@@ -139,7 +139,7 @@ void write_all(
           file.get(), &parts[first], count, static_cast<off_t>(offset));
     });
     if (written < 0) {
-      fail(FileOp::kWrite, path, errno);
+      fail(FileOp::Write, path, errno);
     }
     offset += static_cast<uint64_t>(written);
     auto left = static_cast<size_t>(written);
@@ -161,14 +161,14 @@ void write_file(const fs::path& path, std::string_view bytes) {
 }
 
 void sync_file(const UniqueFd& file, const fs::path& path) {
-  before(FileOp::kSync, path);
+  before(FileOp::Sync, path);
   if (retrying([&] { return ::fsync(file.get()); }) < 0) {
-    fail(FileOp::kSync, path, errno);
+    fail(FileOp::Sync, path, errno);
   }
 }
 
 void sync_folder(const fs::path& path) {
-  before(FileOp::kSyncFolder, path);
+  before(FileOp::SyncFolder, path);
   const UniqueFd folder(retrying([&] {
     return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   }));
@@ -176,36 +176,36 @@ void sync_folder(const fs::path& path) {
   if (!folder ||
       (retrying([&] { return ::fsync(folder.get()); }) < 0 &&
        errno != EINVAL)) {
-    fail(FileOp::kSyncFolder, path, errno);
+    fail(FileOp::SyncFolder, path, errno);
   }
 }
 
 void make_folder(const fs::path& path) {
   if (!make_folder_if_missing(path)) {
-    fail(FileOp::kMakeFolder, path, EEXIST);
+    fail(FileOp::MakeFolder, path, EEXIST);
   }
 }
 
 bool make_folder_if_missing(const fs::path& path) {
-  before(FileOp::kMakeFolder, path);
+  before(FileOp::MakeFolder, path);
   if (::mkdir(path.c_str(), 0777) == 0) {
     return true;
   }
   if (errno == EEXIST) {
     return false;
   }
-  fail(FileOp::kMakeFolder, path, errno);
+  fail(FileOp::MakeFolder, path, errno);
 }
 
 void rename_path(const fs::path& from, const fs::path& to) {
-  before(FileOp::kRename, to);
+  before(FileOp::Rename, to);
   if (::rename(from.c_str(), to.c_str()) < 0) {
-    fail(FileOp::kRename, to, errno);
+    fail(FileOp::Rename, to, errno);
   }
 }
 
 bool lock_file(const UniqueFd& file, const fs::path& path) {
-  int error = fault_of(FileOp::kLock, path);
+  int error = fault_of(FileOp::Lock, path);
   if (error == 0 &&
       retrying([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) < 0) {
     error = errno;
@@ -219,12 +219,12 @@ bool lock_file(const UniqueFd& file, const fs::path& path) {
     case EWOULDBLOCK:
       return false;
     default:
-      fail(FileOp::kLock, path, error);
+      fail(FileOp::Lock, path, error);
   }
 }
 
 bool exchange_paths(const fs::path& a, const fs::path& b) {
-  int error = fault_of(FileOp::kExchange, b);
+  int error = fault_of(FileOp::Exchange, b);
   if (error == 0 &&
       ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) <
           0) {
@@ -238,24 +238,24 @@ bool exchange_paths(const fs::path& a, const fs::path& b) {
     case ENOTSUP:
       return false;
     default:
-      fail(FileOp::kExchange, b, error);
+      fail(FileOp::Exchange, b, error);
   }
 }
 
 void remove_path(const fs::path& path) {
-  before(FileOp::kRemove, path);
+  before(FileOp::Remove, path);
   std::error_code error;
   fs::remove_all(path, error);
   if (error) {
-    fail(FileOp::kRemove, path, error.value());
+    fail(FileOp::Remove, path, error.value());
   }
 }
 
 void remove_folder_if_empty(const fs::path& path) {
-  before(FileOp::kRemove, path);
+  before(FileOp::Remove, path);
   if (::rmdir(path.c_str()) < 0 && errno != ENOENT && errno != ENOTEMPTY &&
       errno != EEXIST) {
-    fail(FileOp::kRemove, path, errno);
+    fail(FileOp::Remove, path, errno);
   }
 }
 

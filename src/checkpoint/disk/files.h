@@ -19,16 +19,16 @@ namespace tessera::checkpoint {
 namespace fs = std::filesystem;
 
 enum class FileOp {
-  kOpen, // to read a file, or to list a folder
-  kMakeFolder,
-  kLock,
-  kCreate,
-  kWrite,
-  kSync,
-  kSyncFolder,
-  kRename,
-  kExchange,
-  kRemove,
+  Open, // to read a file, or to list a folder
+  MakeFolder,
+  Lock,
+  Create,
+  Write,
+  Sync,
+  SyncFolder,
+  Rename,
+  Exchange,
+  Remove,
 };
 const char* name_of(FileOp op);
 

@@ -18,7 +18,7 @@ struct OpenedPath {
   fs::path path; // as it was given
   fs::path root; // resolved
   std::string name; // of the file in `root`; empty: the folder itself
-  Sums sums = Sums::kCompare;
+  Sums sums = Sums::Compare;
 };
 
 /// The .checksums of a folder; nothing if there is none. Throws DamageError if

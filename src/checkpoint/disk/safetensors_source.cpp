@@ -25,7 +25,7 @@ class SafetensorsSource : public Source {
   }
 
   Format format() const override {
-    return Format::kSafetensors;
+    return Format::Safetensors;
   }
 
   void read_one(const OpenedPath& at) {
@@ -137,7 +137,7 @@ class SafetensorsSource : public Source {
   void finish(
       const OpenedPath& at,
       const std::vector<std::string>& read_whole) {
-    if (at.sums == Sums::kCompare) {
+    if (at.sums == Sums::Compare) {
       use_checksums(read_whole);
       compare_headers();
     }

@@ -15,11 +15,11 @@ using format::in_quotes;
 
 const char* name_of(Format format) {
   switch (format) {
-    case Format::kDcp:
+    case Format::Dcp:
       return "DCP";
-    case Format::kSafetensors:
+    case Format::Safetensors:
       return "safetensors";
-    case Format::kTorchFile:
+    case Format::TorchFile:
       return "torch file";
   }
   return "?";
@@ -107,7 +107,7 @@ void Source::use_checksums(const std::vector<std::string>& read_whole) {
   }
   const auto& sums = checksums_->files;
   // A file that was put beside another checkpoint.
-  if (format() == Format::kSafetensors && files_.size() == 1 &&
+  if (format() == Format::Safetensors && files_.size() == 1 &&
       !sums.contains(files_[0].name)) {
     checksums_.reset();
     return;

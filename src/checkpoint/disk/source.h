@@ -21,7 +21,7 @@
 
 namespace tessera::checkpoint {
 
-enum class Format { kDcp, kSafetensors, kTorchFile };
+enum class Format { Dcp, Safetensors, TorchFile };
 /// "DCP", "safetensors", "torch file".
 const char* name_of(Format format);
 
@@ -37,7 +37,7 @@ struct StoredBox {
 struct StoredTensor {
   std::string name;
   std::vector<format::DcpPath::Key> keys; // what `name` joins
-  format::DType dtype = format::DType::kFloat32;
+  format::DType dtype = format::DType::Float32;
   std::vector<int64_t> sizes;
   std::vector<StoredBox> boxes; // cover it exactly once; none without elements
 
@@ -78,8 +78,8 @@ struct FileRange {
 
 /// Whether a .checksums in the folder is used.
 enum class Sums {
-  kCompare,
-  kIgnore, // for those who compare themselves
+  Compare,
+  Ignore, // for those who compare themselves
 };
 
 class Source {
@@ -93,7 +93,7 @@ class Source {
   /// for files that have another size than it says, or are not in it.
   static std::unique_ptr<Source> open(
       const fs::path& path,
-      Sums sums = Sums::kCompare);
+      Sums sums = Sums::Compare);
   virtual ~Source() = default;
 
   virtual Format format() const = 0;

@@ -93,7 +93,7 @@ class TorchSource : public Source {
   }
 
   Format format() const override {
-    return Format::kTorchFile;
+    return Format::TorchFile;
   }
 
   Place locate(const StoredTensor& tensor, const StoredBox& box)

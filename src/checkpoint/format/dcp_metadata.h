@@ -35,12 +35,12 @@ struct DcpChunk {
 
 struct DcpTensor {
   std::string name;
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::Float32;
   std::vector<int64_t> sizes;
   std::vector<DcpChunk> chunks;
   bool requires_grad = false;
   bool pin_memory = false;
-  MemoryFormat memory_format = MemoryFormat::kContiguous;
+  MemoryFormat memory_format = MemoryFormat::Contiguous;
 
   bool operator==(const DcpTensor&) const = default;
 };

@@ -36,7 +36,7 @@ int64_t expect_not_negative(const Fields& fields, std::string_view name) {
 DcpStorage read_storage(const Value& value, std::string_view name) {
   const Fields fields(
       value,
-      Class::kStorageInfo,
+      Class::StorageInfo,
       "storage of " + in_quotes(name),
       {"relative_path", "offset", "length", "transform_descriptors"});
   DcpStorage storage;
@@ -64,7 +64,7 @@ StorageMap read_storages(const Value& value) {
   for (const auto& [key, info] : expect<Dict>(value, "storage_data").items) {
     const Fields index(
         key,
-        Class::kMetadataIndex,
+        Class::MetadataIndex,
         "a key of storage_data",
         {"fqn", "offset", "index"});
     StorageKey found{.name = index.get<std::string>("fqn"), .offsets = {}};
@@ -84,7 +84,7 @@ void read_properties(
     DcpTensor* tensor) {
   const auto& object = *expect<Box<Object>>(value, where + ": properties");
   const auto* state = object.state.get<Tuple>();
-  if (object.cls != Class::kTensorProperties || !state ||
+  if (object.cls != Class::TensorProperties || !state ||
       state->items.size() != 5) {
     throw FormatError(where + ": properties are not those of a tensor");
   }
@@ -117,7 +117,7 @@ DcpChunk read_chunk(
     const StorageMap& storages) {
   const Fields fields(
       value,
-      Class::kChunkStorageMetadata,
+      Class::ChunkStorageMetadata,
       where + ", a chunk",
       {"offsets", "sizes"});
   DcpChunk chunk;
@@ -149,7 +149,7 @@ DcpTensor read_tensor(
   const std::string where = "tensor " + in_quotes(name);
   const Fields fields(
       value,
-      Class::kTensorStorageMetadata,
+      Class::TensorStorageMetadata,
       where,
       {"properties", "size", "chunks"});
   DcpTensor tensor;
@@ -170,7 +170,7 @@ DcpBytes read_bytes(
     const Value& value,
     const StorageMap& storages) {
   const std::string where = "value " + in_quotes(name);
-  const Fields fields(value, Class::kBytesStorageMetadata, where, {});
+  const Fields fields(value, Class::BytesStorageMetadata, where, {});
   const auto found = storages.find({.name = name, .offsets = std::nullopt});
   if (found == storages.end()) {
     throw FormatError(where + " is not placed by storage_data");
@@ -190,7 +190,7 @@ void read_entries(
       throw FormatError(in_quotes(name) + " is there twice");
     }
     const auto& object = *expect<Box<Object>>(entry, in_quotes(name));
-    if (object.cls == Class::kBytesStorageMetadata) {
+    if (object.cls == Class::BytesStorageMetadata) {
       metadata->bytes.push_back(read_bytes(name, entry, storages));
     } else {
       metadata->tensors.push_back(read_tensor(name, entry, storages));
@@ -225,7 +225,7 @@ std::vector<DcpPath> read_paths(const Value& value) {
 DcpStorageMeta read_storage_meta(const Value& value) {
   const Fields fields(
       value,
-      Class::kStorageMeta,
+      Class::StorageMeta,
       "storage_meta",
       {"checkpoint_id", "save_id", "load_id", "modules"});
   const auto text = [&](std::string_view name) {
@@ -248,7 +248,7 @@ DcpMetadata read_dcp_metadata(ByteSpan bytes) {
   const Value root = read_pickle(bytes);
   const Fields fields(
       root,
-      Class::kMetadata,
+      Class::Metadata,
       "the metadata",
       {"state_dict_metadata",
        "planner_data",

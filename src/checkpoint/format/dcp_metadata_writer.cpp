@@ -32,19 +32,19 @@ Value properties(const DcpTensor& tensor) {
       tensor.requires_grad,
       tensor.memory_format,
       tensor.pin_memory};
-  return Object{.cls = Class::kTensorProperties, .state = std::move(state)};
+  return Object{.cls = Class::TensorProperties, .state = std::move(state)};
 }
 
 Value tensor_entry(const DcpTensor& tensor) {
   List chunks;
   for (const auto& chunk : tensor.chunks) {
     chunks.items.push_back(object(
-        Class::kChunkStorageMetadata,
+        Class::ChunkStorageMetadata,
         fields(
             {{"offsets", Size{chunk.offsets}}, {"sizes", Size{chunk.sizes}}})));
   }
   return object(
-      Class::kTensorStorageMetadata,
+      Class::TensorStorageMetadata,
       fields(
           {{"properties", properties(tensor)},
            {"size", Size{tensor.sizes}},
@@ -59,7 +59,7 @@ Value storage_info(const DcpStorage& storage) {
   if (!storage.transforms.empty()) {
     info.add("transform_descriptors", string_list(storage.transforms));
   }
-  return object(Class::kStorageInfo, std::move(info));
+  return object(Class::StorageInfo, std::move(info));
 }
 
 Dict storage_data(const DcpMetadata& metadata) {
@@ -70,7 +70,7 @@ Dict storage_data(const DcpMetadata& metadata) {
       if (chunk.storage) {
         storages.add(
             object(
-                Class::kMetadataIndex,
+                Class::MetadataIndex,
                 fields(
                     {{"fqn", tensor.name},
                      {"index", static_cast<int64_t>(i)},
@@ -82,7 +82,7 @@ Dict storage_data(const DcpMetadata& metadata) {
   for (const auto& entry : metadata.bytes) {
     storages.add(
         object(
-            Class::kMetadataIndex,
+            Class::MetadataIndex,
             fields({{"fqn", entry.name}, {"index", None{}}})),
         storage_info(entry.storage));
   }
@@ -111,7 +111,7 @@ Value storage_meta(const DcpMetadata& metadata) {
   }
   const auto& meta = *metadata.storage_meta;
   return object(
-      Class::kStorageMeta,
+      Class::StorageMeta,
       fields(
           {{"checkpoint_id", optional_string(meta.checkpoint_id)},
            {"save_id", optional_string(meta.save_id)},
@@ -127,10 +127,10 @@ std::string write_dcp_metadata(const DcpMetadata& metadata) {
     entries.add(tensor.name, tensor_entry(tensor));
   }
   for (const auto& entry : metadata.bytes) {
-    entries.add(entry.name, object(Class::kBytesStorageMetadata, {}));
+    entries.add(entry.name, object(Class::BytesStorageMetadata, {}));
   }
   return write_pickle(object(
-      Class::kMetadata,
+      Class::Metadata,
       fields(
           {{"state_dict_metadata", std::move(entries)},
            {"planner_data", planner_data(metadata)},

@@ -130,7 +130,7 @@ Value path(const Args& args) {
 Value memory_format(const Args& args) {
   args.expect_count(1, 1);
   const auto number = args.take<int64_t>(0);
-  if (number < 0 || number > static_cast<int64_t>(MemoryFormat::kPreserve)) {
+  if (number < 0 || number > static_cast<int64_t>(MemoryFormat::Preserve)) {
     args.refuse("has no value " + std::to_string(number));
   }
   return static_cast<MemoryFormat>(number);
@@ -231,47 +231,47 @@ MemoryFormat memory_format_named(std::string_view name, uint64_t at) {
 
 Value result_of(Call call) {
   switch (call.callee.global) {
-    case Global::kObject:
+    case Global::Object:
       return object(call, Args(call, name_of(call.callee.cls).name));
-    case Global::kMemoryFormat:
+    case Global::MemoryFormat:
       return memory_format(Args(call, "_MEM_FORMAT_ENCODING"));
-    case Global::kSize:
+    case Global::Size:
       return size(Args(call, "torch.Size"));
-    case Global::kDevice:
+    case Global::Device:
       return device(Args(call, "torch.device"));
-    case Global::kGetLayout:
+    case Global::GetLayout:
       return layout(Args(call, "_get_layout"));
-    case Global::kRebuildTensor:
+    case Global::RebuildTensor:
       return tensor_v2(Args(call, "_rebuild_tensor"), 4, 4);
-    case Global::kRebuildTensorV2:
+    case Global::RebuildTensorV2:
       return tensor_v2(Args(call, "_rebuild_tensor_v2"), 6, 7);
-    case Global::kRebuildTensorV3:
+    case Global::RebuildTensorV3:
       return tensor_v3(Args(call, "_rebuild_tensor_v3"));
-    case Global::kRebuildParameter:
+    case Global::RebuildParameter:
       return parameter(Args(call, "_rebuild_parameter"));
-    case Global::kCounter: {
+    case Global::Counter: {
       const Args args(call, "Counter");
       args.expect_count(1, 1);
       return args.take<Dict>(0);
     }
-    case Global::kEncode:
+    case Global::Encode:
       return encoded(Args(call, "_codecs.encode"));
-    case Global::kBytes:
+    case Global::Bytes:
       return bytes_object(Args(call, "bytes"));
-    case Global::kByteArray:
+    case Global::ByteArray:
       return bytes_object(Args(call, "bytearray"));
-    case Global::kComplex:
+    case Global::Complex:
       return complex_number(Args(call, "complex"));
-    case Global::kSet:
+    case Global::Set:
       return set_object(Args(call, "set"));
-    case Global::kPath:
+    case Global::Path:
       return path(Args(call, "Path"));
     // The machine makes dicts of these, or never calls them.
-    case Global::kOrderedDict:
-    case Global::kGetAttr:
-    case Global::kDType:
-    case Global::kTypedStorage:
-    case Global::kUntypedStorage:
+    case Global::OrderedDict:
+    case Global::GetAttr:
+    case Global::DType:
+    case Global::TypedStorage:
+    case Global::UntypedStorage:
       break;
   }
   throw FormatError(call.at, "a call of something that cannot be called");

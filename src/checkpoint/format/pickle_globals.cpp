@@ -23,23 +23,23 @@ struct ClassRow {
 };
 // In the order of the enum.
 constexpr ClassRow kClasses[] = {
-    {Class::kMetadata, kMetadata, kOldMetadata, "Metadata"},
-    {Class::kTensorStorageMetadata,
+    {Class::Metadata, kMetadata, kOldMetadata, "Metadata"},
+    {Class::TensorStorageMetadata,
      kMetadata,
      kOldMetadata,
      "TensorStorageMetadata"},
-    {Class::kBytesStorageMetadata,
+    {Class::BytesStorageMetadata,
      kMetadata,
      kOldMetadata,
      "BytesStorageMetadata"},
-    {Class::kChunkStorageMetadata,
+    {Class::ChunkStorageMetadata,
      kMetadata,
      kOldMetadata,
      "ChunkStorageMetadata"},
-    {Class::kTensorProperties, kMetadata, kShardedTensor, "TensorProperties"},
-    {Class::kMetadataIndex, kMetadata, kOldMetadata, "MetadataIndex"},
-    {Class::kStorageInfo, kFileSystem, kOldFileSystem, "_StorageInfo"},
-    {Class::kStorageMeta, kMetadata, kOldMetadata, "StorageMeta"},
+    {Class::TensorProperties, kMetadata, kShardedTensor, "TensorProperties"},
+    {Class::MetadataIndex, kMetadata, kOldMetadata, "MetadataIndex"},
+    {Class::StorageInfo, kFileSystem, kOldFileSystem, "_StorageInfo"},
+    {Class::StorageMeta, kMetadata, kOldMetadata, "StorageMeta"},
 };
 
 struct Row {
@@ -48,31 +48,31 @@ struct Row {
   Global global;
 };
 constexpr Row kRows[] = {
-    {kMetadata, "_MEM_FORMAT_ENCODING", Global::kMemoryFormat},
-    {kShardedTensor, "MEM_FORMAT_ENCODING", Global::kMemoryFormat},
-    {"torch", "Size", Global::kSize},
-    {"torch", "device", Global::kDevice},
-    {"torch.storage", "UntypedStorage", Global::kUntypedStorage},
-    {"torch", "UntypedStorage", Global::kUntypedStorage},
-    {"torch.serialization", "_get_layout", Global::kGetLayout},
-    {"torch._utils", "_rebuild_tensor", Global::kRebuildTensor},
-    {"torch._utils", "_rebuild_tensor_v2", Global::kRebuildTensorV2},
-    {"torch._utils", "_rebuild_tensor_v3", Global::kRebuildTensorV3},
-    {"torch._utils", "_rebuild_parameter", Global::kRebuildParameter},
-    {"collections", "OrderedDict", Global::kOrderedDict},
-    {"collections", "Counter", Global::kCounter},
-    {"_codecs", "encode", Global::kEncode},
-    {"builtins", "bytes", Global::kBytes},
-    {"builtins", "bytearray", Global::kByteArray},
-    {"builtins", "complex", Global::kComplex},
-    {"builtins", "set", Global::kSet},
-    {"builtins", "frozenset", Global::kSet},
-    {"builtins", "getattr", Global::kGetAttr},
-    {"pathlib", "PosixPath", Global::kPath},
-    {"pathlib", "PurePosixPath", Global::kPath},
+    {kMetadata, "_MEM_FORMAT_ENCODING", Global::MemoryFormat},
+    {kShardedTensor, "MEM_FORMAT_ENCODING", Global::MemoryFormat},
+    {"torch", "Size", Global::Size},
+    {"torch", "device", Global::Device},
+    {"torch.storage", "UntypedStorage", Global::UntypedStorage},
+    {"torch", "UntypedStorage", Global::UntypedStorage},
+    {"torch.serialization", "_get_layout", Global::GetLayout},
+    {"torch._utils", "_rebuild_tensor", Global::RebuildTensor},
+    {"torch._utils", "_rebuild_tensor_v2", Global::RebuildTensorV2},
+    {"torch._utils", "_rebuild_tensor_v3", Global::RebuildTensorV3},
+    {"torch._utils", "_rebuild_parameter", Global::RebuildParameter},
+    {"collections", "OrderedDict", Global::OrderedDict},
+    {"collections", "Counter", Global::Counter},
+    {"_codecs", "encode", Global::Encode},
+    {"builtins", "bytes", Global::Bytes},
+    {"builtins", "bytearray", Global::ByteArray},
+    {"builtins", "complex", Global::Complex},
+    {"builtins", "set", Global::Set},
+    {"builtins", "frozenset", Global::Set},
+    {"builtins", "getattr", Global::GetAttr},
+    {"pathlib", "PosixPath", Global::Path},
+    {"pathlib", "PurePosixPath", Global::Path},
     // Python 3.13.
-    {"pathlib._local", "PosixPath", Global::kPath},
-    {"pathlib._local", "PurePosixPath", Global::kPath},
+    {"pathlib._local", "PosixPath", Global::Path},
+    {"pathlib._local", "PurePosixPath", Global::Path},
 };
 
 } // namespace
@@ -86,7 +86,7 @@ std::optional<GlobalRef> find_global(
   for (const auto& row : kClasses) {
     if (row.name == name &&
         (row.module == module || row.old_module == module)) {
-      return GlobalRef{.global = Global::kObject, .cls = row.cls};
+      return GlobalRef{.global = Global::Object, .cls = row.cls};
     }
   }
   for (const auto& row : kRows) {
@@ -96,10 +96,10 @@ std::optional<GlobalRef> find_global(
   }
   if (module == "torch") {
     if (const auto dtype = dtype_of_torch_name(name)) {
-      return GlobalRef{.global = Global::kDType, .dtype = *dtype};
+      return GlobalRef{.global = Global::DType, .dtype = *dtype};
     }
     if (const auto dtype = dtype_of_storage_name(name)) {
-      return GlobalRef{.global = Global::kTypedStorage, .dtype = *dtype};
+      return GlobalRef{.global = Global::TypedStorage, .dtype = *dtype};
     }
   }
   return std::nullopt;

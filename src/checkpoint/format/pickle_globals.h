@@ -11,27 +11,27 @@
 namespace tessera::format {
 
 enum class Global : uint8_t {
-  kObject, // a class of torch.distributed.checkpoint
-  kMemoryFormat,
-  kSize,
-  kDevice,
-  kDType,
-  kTypedStorage,
-  kUntypedStorage,
-  kGetLayout,
-  kRebuildTensor,
-  kRebuildTensorV2,
-  kRebuildTensorV3,
-  kRebuildParameter,
-  kOrderedDict,
-  kCounter,
-  kEncode,
-  kBytes,
-  kByteArray,
-  kComplex,
-  kSet,
-  kGetAttr,
-  kPath,
+  Object, // a class of torch.distributed.checkpoint
+  MemoryFormat,
+  Size,
+  Device,
+  DType,
+  TypedStorage,
+  UntypedStorage,
+  GetLayout,
+  RebuildTensor,
+  RebuildTensorV2,
+  RebuildTensorV3,
+  RebuildParameter,
+  OrderedDict,
+  Counter,
+  Encode,
+  Bytes,
+  ByteArray,
+  Complex,
+  Set,
+  GetAttr,
+  Path,
 };
 
 struct GlobalRef {

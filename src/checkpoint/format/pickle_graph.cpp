@@ -41,18 +41,18 @@ class Measure {
       if (next < num_children(nodes_[id])) {
         const uint32_t below = child(nodes_[id], next++);
         switch (seen_[below].stage) {
-          case Stage::kNew:
+          case Stage::New:
             enter(below); // invalidates id and next
             break;
-          case Stage::kOnPath:
+          case Stage::OnPath:
             throw FormatError(nodes_[below].at, "a value contains itself");
-          case Stage::kDone:
+          case Stage::Done:
             add(id, below);
             break;
         }
       } else {
         const uint32_t done = id;
-        seen_[done].stage = Stage::kDone;
+        seen_[done].stage = Stage::Done;
         path_.pop_back();
         if (!path_.empty()) {
           add(path_.back().first, done);
@@ -62,12 +62,12 @@ class Measure {
   }
 
  private:
-  enum class Stage : uint8_t { kNew, kOnPath, kDone };
+  enum class Stage : uint8_t { New, OnPath, Done };
   struct Seen {
     uint64_t values = 1;
     uint64_t text_bytes = 0;
     uint8_t depth = 1;
-    Stage stage = Stage::kNew;
+    Stage stage = Stage::New;
   };
   static_assert(kMaxNesting < UINT8_MAX);
 
@@ -75,7 +75,7 @@ class Measure {
     if (path_.size() >= kMaxNesting) {
       too_deep(id);
     }
-    seen_[id].stage = Stage::kOnPath;
+    seen_[id].stage = Stage::OnPath;
     seen_[id].text_bytes = nodes_[id].text.size();
     path_.emplace_back(id, 0);
   }
@@ -118,31 +118,31 @@ class Builder {
   Value build(uint32_t id) const {
     const Node& node = nodes_[id];
     switch (node.kind) {
-      case Node::Kind::kNone:
+      case Node::Kind::None:
         return None{};
-      case Node::Kind::kBool:
+      case Node::Kind::Bool:
         return node.integer != 0;
-      case Node::Kind::kInt:
+      case Node::Kind::Int:
         return node.integer;
-      case Node::Kind::kFloat:
+      case Node::Kind::Float:
         return node.number;
-      case Node::Kind::kText:
+      case Node::Kind::Text:
         return std::string(node.text);
-      case Node::Kind::kBytes:
+      case Node::Kind::Bytes:
         return Bytes{std::string(node.text)};
-      case Node::Kind::kList:
+      case Node::Kind::List:
         return List{items(node)};
-      case Node::Kind::kTuple:
+      case Node::Kind::Tuple:
         return Tuple{items(node)};
-      case Node::Kind::kSet:
+      case Node::Kind::Set:
         return Set{items(node)};
-      case Node::Kind::kDict:
+      case Node::Kind::Dict:
         return dict(node);
-      case Node::Kind::kGlobal:
+      case Node::Kind::Global:
         return global(node);
-      case Node::Kind::kCall:
+      case Node::Kind::Call:
         return call(node);
-      case Node::Kind::kPersistent:
+      case Node::Kind::Persistent:
         return storage(node);
     }
     throw FormatError(node.at, "unknown node"); // not reached
@@ -168,7 +168,7 @@ class Builder {
   }
 
   Value global(const Node& node) const {
-    if (node.global.global != Global::kDType) {
+    if (node.global.global != Global::DType) {
       throw FormatError(
           node.at, "a class or function stands where a value belongs");
     }
@@ -176,7 +176,7 @@ class Builder {
   }
 
   Value call(const Node& node) const {
-    if (node.global.global == Global::kGetAttr) {
+    if (node.global.global == Global::GetAttr) {
       return member(node);
     }
     Call call{
@@ -193,9 +193,9 @@ class Builder {
   // getattr(_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST")
   Value member(const Node& node) const {
     const auto& args = nodes_[node.children[0]].children;
-    if (args.size() == 2 && nodes_[args[0]].kind == Node::Kind::kGlobal &&
-        nodes_[args[0]].global.global == Global::kMemoryFormat &&
-        nodes_[args[1]].kind == Node::Kind::kText) {
+    if (args.size() == 2 && nodes_[args[0]].kind == Node::Kind::Global &&
+        nodes_[args[0]].global.global == Global::MemoryFormat &&
+        nodes_[args[1]].kind == Node::Kind::Text) {
       return memory_format_named(nodes_[args[1]].text, node.at);
     }
     throw FormatError(node.at, "getattr is for memory formats only");
@@ -207,16 +207,16 @@ class Builder {
     const auto is = [&](size_t i, Node::Kind kind) {
       return nodes_[id.children[i]].kind == kind;
     };
-    if (id.kind != Node::Kind::kTuple || id.children.size() != 5 ||
-        !is(0, Node::Kind::kText) || !is(1, Node::Kind::kGlobal) ||
-        !is(2, Node::Kind::kText) || !is(3, Node::Kind::kText) ||
-        !is(4, Node::Kind::kInt) || nodes_[id.children[0]].text != "storage") {
+    if (id.kind != Node::Kind::Tuple || id.children.size() != 5 ||
+        !is(0, Node::Kind::Text) || !is(1, Node::Kind::Global) ||
+        !is(2, Node::Kind::Text) || !is(3, Node::Kind::Text) ||
+        !is(4, Node::Kind::Int) || nodes_[id.children[0]].text != "storage") {
       throw FormatError(
           node.at, "a persistent id that does not name a storage");
     }
     const GlobalRef type = nodes_[id.children[1]].global;
-    if (type.global != Global::kTypedStorage &&
-        type.global != Global::kUntypedStorage) {
+    if (type.global != Global::TypedStorage &&
+        type.global != Global::UntypedStorage) {
       throw FormatError(node.at, "a storage whose type is none");
     }
     Storage storage{
@@ -224,7 +224,7 @@ class Builder {
         .dtype = std::nullopt,
         .location = std::string(nodes_[id.children[3]].text),
         .numel = nodes_[id.children[4]].integer};
-    if (type.global == Global::kTypedStorage) {
+    if (type.global == Global::TypedStorage) {
       storage.dtype = type.dtype;
     }
     if (storage.numel < 0) {

@@ -23,22 +23,22 @@ constexpr uint32_t kNoNode = UINT32_MAX;
 /// every few bytes.
 struct Node {
   enum class Kind : uint8_t {
-    kNone,
-    kBool,
-    kInt,
-    kFloat,
-    kText,
-    kBytes,
-    kList,
-    kTuple,
-    kSet,
-    kDict, // children: key, value, key, value
-    kGlobal,
-    kCall, // one child: the tuple of arguments
-    kPersistent, // one child: the id
+    None,
+    Bool,
+    Int,
+    Float,
+    Text,
+    Bytes,
+    List,
+    Tuple,
+    Set,
+    Dict, // children: key, value, key, value
+    Global,
+    Call, // one child: the tuple of arguments
+    Persistent, // one child: the id
   };
 
-  Kind kind = Kind::kNone;
+  Kind kind = Kind::None;
   GlobalRef global{}; // kGlobal, and what kCall calls
   uint32_t at = 0; // the opcode's place in the input
   uint32_t state = kNoNode; // kCall: what BUILD gave

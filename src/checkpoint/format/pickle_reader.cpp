@@ -75,8 +75,7 @@ class Machine {
   }
 
   void read_protocol() {
-    if (bytes_.size() < 2 ||
-        bytes_[0] != static_cast<uint8_t>(Opcode::kProto)) {
+    if (bytes_.size() < 2 || bytes_[0] != static_cast<uint8_t>(Opcode::Proto)) {
       throw FormatError(0, "this is no pickle of protocol 2 or later");
     }
     if (bytes_[1] < 2 || bytes_[1] > 5) {
@@ -164,7 +163,7 @@ class Machine {
   // ---- Values ----
 
   void push_int(int64_t value) {
-    push(Kind::kInt).integer = value;
+    push(Kind::Int).integer = value;
   }
 
   void push_long(ByteSpan digits) {
@@ -183,7 +182,7 @@ class Machine {
 
   void push_float() {
     const auto bits = __builtin_bswap64(number<uint64_t>());
-    push(Kind::kFloat).number = std::bit_cast<double>(bits);
+    push(Kind::Float).number = std::bit_cast<double>(bits);
   }
 
   void push_text(uint64_t length) {
@@ -191,16 +190,16 @@ class Machine {
     if (!is_utf8(text)) {
       refuse("has a string that is no UTF-8");
     }
-    push(Kind::kText).text = text;
+    push(Kind::Text).text = text;
   }
 
   void push_bytes(uint64_t length) {
     const auto bytes = as_text(take(length));
-    push(Kind::kBytes).text = bytes;
+    push(Kind::Bytes).text = bytes;
   }
 
   void push_tuple(std::vector<uint32_t> ids) {
-    push(Kind::kTuple).children = std::move(ids);
+    push(Kind::Tuple).children = std::move(ids);
   }
 
   void append(const std::vector<uint32_t>& ids, Kind kind, const char* what) {
@@ -212,7 +211,7 @@ class Machine {
     if (ids.size() % 2 != 0) {
       refuse("has a key without a value");
     }
-    append(ids, Kind::kDict, "a dict");
+    append(ids, Kind::Dict, "a dict");
   }
 
   // ---- Globals and calls ----
@@ -226,13 +225,13 @@ class Machine {
               in_quotes(std::string(module) + "." + std::string(name)) +
               ", which is not among what a checkpoint may contain");
     }
-    push(Kind::kGlobal).global = *found;
+    push(Kind::Global).global = *found;
   }
 
   void stack_global() {
     const Node& name = nodes_[pop()];
     const Node& module = nodes_[pop()];
-    if (name.kind != Kind::kText || module.kind != Kind::kText) {
+    if (name.kind != Kind::Text || module.kind != Kind::Text) {
       refuse("wants two strings");
     }
     push_global(module.text, name.text);
@@ -242,21 +241,21 @@ class Machine {
     const uint32_t args_id = pop();
     const Node& args = nodes_[args_id];
     const Node& callee = nodes_[pop()];
-    if (callee.kind != Kind::kGlobal || args.kind != Kind::kTuple) {
+    if (callee.kind != Kind::Global || args.kind != Kind::Tuple) {
       refuse("wants a global and a tuple");
     }
     const GlobalRef global = callee.global;
-    if (is_new_object != (global.global == Global::kObject)) {
+    if (is_new_object != (global.global == Global::Object)) {
       refuse("is not how torch writes this global");
     }
-    if (global.global == Global::kOrderedDict) {
+    if (global.global == Global::OrderedDict) {
       if (!args.children.empty()) {
         refuse("gives an OrderedDict arguments");
       }
-      push(Kind::kDict);
+      push(Kind::Dict);
       return;
     }
-    auto& node = push(Kind::kCall);
+    auto& node = push(Kind::Call);
     node.global = global;
     node.children = {args_id}; // shared, not copied: the memo may repeat it
   }
@@ -264,10 +263,10 @@ class Machine {
   void build() {
     const uint32_t state = pop();
     auto& node = nodes_[top()];
-    if (node.kind == Kind::kDict && nodes_[state].kind == Kind::kDict) {
+    if (node.kind == Kind::Dict && nodes_[state].kind == Kind::Dict) {
       return; // attributes of an OrderedDict, which are not kept
     }
-    if (node.kind != Kind::kCall || node.global.global != Global::kObject ||
+    if (node.kind != Kind::Call || node.global.global != Global::Object ||
         node.state != kNoNode) {
       refuse("is not on a new object");
     }
@@ -276,7 +275,7 @@ class Machine {
 
   void persistent() {
     const uint32_t id = pop();
-    push(Kind::kPersistent).children = {id};
+    push(Kind::Persistent).children = {id};
   }
 
   // ---- One opcode; false after the last ----
@@ -288,139 +287,139 @@ class Machine {
     }
     const uint8_t code = bytes_[place_++];
     switch (static_cast<Opcode>(code)) {
-      case Opcode::kStop:
+      case Opcode::Stop:
         return false;
-      case Opcode::kFrame:
+      case Opcode::Frame:
         if (number<uint64_t>() > bytes_.size() - place_) {
           refuse("is longer than the file");
         }
         return true;
-      case Opcode::kMark:
+      case Opcode::Mark:
         marks_.push_back(stack_.size());
         return true;
-      case Opcode::kNone:
-        push(Kind::kNone);
+      case Opcode::None:
+        push(Kind::None);
         return true;
-      case Opcode::kNewTrue:
-        push(Kind::kBool).integer = 1;
+      case Opcode::NewTrue:
+        push(Kind::Bool).integer = 1;
         return true;
-      case Opcode::kNewFalse:
-        push(Kind::kBool);
+      case Opcode::NewFalse:
+        push(Kind::Bool);
         return true;
-      case Opcode::kBinInt:
+      case Opcode::BinInt:
         push_int(number<int32_t>());
         return true;
-      case Opcode::kBinInt1:
+      case Opcode::BinInt1:
         push_int(number<uint8_t>());
         return true;
-      case Opcode::kBinInt2:
+      case Opcode::BinInt2:
         push_int(number<uint16_t>());
         return true;
-      case Opcode::kLong1:
+      case Opcode::Long1:
         push_long(take(number<uint8_t>()));
         return true;
-      case Opcode::kBinFloat:
+      case Opcode::BinFloat:
         push_float();
         return true;
-      case Opcode::kShortBinUnicode:
+      case Opcode::ShortBinUnicode:
         push_text(number<uint8_t>());
         return true;
-      case Opcode::kBinUnicode:
+      case Opcode::BinUnicode:
         push_text(number<uint32_t>());
         return true;
-      case Opcode::kBinUnicode8:
+      case Opcode::BinUnicode8:
         push_text(number<uint64_t>());
         return true;
-      case Opcode::kShortBinBytes:
+      case Opcode::ShortBinBytes:
         push_bytes(number<uint8_t>());
         return true;
-      case Opcode::kBinBytes:
+      case Opcode::BinBytes:
         push_bytes(number<uint32_t>());
         return true;
-      case Opcode::kBinBytes8:
-      case Opcode::kByteArray8:
+      case Opcode::BinBytes8:
+      case Opcode::ByteArray8:
         push_bytes(number<uint64_t>());
         return true;
-      case Opcode::kEmptyList:
-        push(Kind::kList);
+      case Opcode::EmptyList:
+        push(Kind::List);
         return true;
-      case Opcode::kAppend:
-        append({pop()}, Kind::kList, "a list");
+      case Opcode::Append:
+        append({pop()}, Kind::List, "a list");
         return true;
-      case Opcode::kAppends:
-        append(pop_to_mark(), Kind::kList, "a list");
+      case Opcode::Appends:
+        append(pop_to_mark(), Kind::List, "a list");
         return true;
-      case Opcode::kEmptyTuple:
-        push(Kind::kTuple);
+      case Opcode::EmptyTuple:
+        push(Kind::Tuple);
         return true;
-      case Opcode::kTuple:
+      case Opcode::Tuple:
         push_tuple(pop_to_mark());
         return true;
-      case Opcode::kTuple1:
+      case Opcode::Tuple1:
         push_tuple(pop_last(1));
         return true;
-      case Opcode::kTuple2:
+      case Opcode::Tuple2:
         push_tuple(pop_last(2));
         return true;
-      case Opcode::kTuple3:
+      case Opcode::Tuple3:
         push_tuple(pop_last(3));
         return true;
-      case Opcode::kEmptyDict:
-        push(Kind::kDict);
+      case Opcode::EmptyDict:
+        push(Kind::Dict);
         return true;
-      case Opcode::kSetItem:
+      case Opcode::SetItem:
         set_items(pop_last(2));
         return true;
-      case Opcode::kSetItems:
+      case Opcode::SetItems:
         set_items(pop_to_mark());
         return true;
-      case Opcode::kEmptySet:
-        push(Kind::kSet);
+      case Opcode::EmptySet:
+        push(Kind::Set);
         return true;
-      case Opcode::kAddItems:
-        append(pop_to_mark(), Kind::kSet, "a set");
+      case Opcode::AddItems:
+        append(pop_to_mark(), Kind::Set, "a set");
         return true;
-      case Opcode::kFrozenSet: {
+      case Opcode::FrozenSet: {
         auto ids = pop_to_mark();
-        push(Kind::kSet).children = std::move(ids);
+        push(Kind::Set).children = std::move(ids);
         return true;
       }
-      case Opcode::kBinPut:
+      case Opcode::BinPut:
         put(number<uint8_t>());
         return true;
-      case Opcode::kLongBinPut:
+      case Opcode::LongBinPut:
         put(number<uint32_t>());
         return true;
-      case Opcode::kMemoize:
+      case Opcode::Memoize:
         put(static_cast<uint32_t>(memo_.size()));
         return true;
-      case Opcode::kBinGet:
+      case Opcode::BinGet:
         get(number<uint8_t>());
         return true;
-      case Opcode::kLongBinGet:
+      case Opcode::LongBinGet:
         get(number<uint32_t>());
         return true;
-      case Opcode::kGlobal: {
+      case Opcode::Global: {
         const auto module = line();
         push_global(module, line());
         return true;
       }
-      case Opcode::kStackGlobal:
+      case Opcode::StackGlobal:
         stack_global();
         return true;
-      case Opcode::kReduce:
+      case Opcode::Reduce:
         call(false);
         return true;
-      case Opcode::kNewObj:
+      case Opcode::NewObj:
         call(true);
         return true;
-      case Opcode::kBuild:
+      case Opcode::Build:
         build();
         return true;
-      case Opcode::kBinPersId:
+      case Opcode::BinPersId:
         persistent();
         return true;
-      case Opcode::kProto:
+      case Opcode::Proto:
         break; // stands at the beginning only
     }
     throw FormatError(at_, "opcode " + opcode_name(code) + " is not accepted");

@@ -19,42 +19,42 @@ namespace {
 class Writer {
  public:
   std::string run(const Value& value) {
-    op(Opcode::kProto);
+    op(Opcode::Proto);
     out_ += '\x02';
     write(value);
-    op(Opcode::kStop);
+    op(Opcode::Stop);
     return std::move(out_);
   }
 
   // ---- One for each kind of value ----
 
   void operator()(const None&) {
-    op(Opcode::kNone);
+    op(Opcode::None);
   }
 
   void operator()(bool value) {
-    op(value ? Opcode::kNewTrue : Opcode::kNewFalse);
+    op(value ? Opcode::NewTrue : Opcode::NewFalse);
   }
 
   void operator()(int64_t value) {
     if (value >= 0 && value <= UINT8_MAX) {
-      op(Opcode::kBinInt1);
+      op(Opcode::BinInt1);
       number(static_cast<uint8_t>(value));
     } else if (value >= 0 && value <= UINT16_MAX) {
-      op(Opcode::kBinInt2);
+      op(Opcode::BinInt2);
       number(static_cast<uint16_t>(value));
     } else if (value >= INT32_MIN && value <= INT32_MAX) {
-      op(Opcode::kBinInt);
+      op(Opcode::BinInt);
       number(static_cast<int32_t>(value));
     } else {
-      op(Opcode::kLong1);
+      op(Opcode::Long1);
       number(uint8_t{sizeof(value)});
       number(value);
     }
   }
 
   void operator()(double value) {
-    op(Opcode::kBinFloat);
+    op(Opcode::BinFloat);
     number(__builtin_bswap64(std::bit_cast<uint64_t>(value)));
   }
 
@@ -68,7 +68,7 @@ class Writer {
     if (text.size() > UINT32_MAX) {
       throw FormatError("a string of more than 4 GiB");
     }
-    op(Opcode::kBinUnicode);
+    op(Opcode::BinUnicode);
     number(static_cast<uint32_t>(text.size()));
     out_ += text;
     remember(text);
@@ -89,61 +89,61 @@ class Writer {
     global("_codecs", "encode");
     (*this)(text);
     (*this)(std::string("latin1"));
-    op(Opcode::kTuple2);
-    op(Opcode::kReduce);
+    op(Opcode::Tuple2);
+    op(Opcode::Reduce);
   }
 
   void operator()(const Complex& value) {
     global("__builtin__", "complex");
     (*this)(value.real);
     (*this)(value.imag);
-    op(Opcode::kTuple2);
-    op(Opcode::kReduce);
+    op(Opcode::Tuple2);
+    op(Opcode::Reduce);
   }
 
   void operator()(const List& list) {
-    op(Opcode::kEmptyList);
-    fill(list.items, Opcode::kAppends);
+    op(Opcode::EmptyList);
+    fill(list.items, Opcode::Appends);
   }
 
   void operator()(const Tuple& tuple) {
     if (tuple.items.empty()) {
-      op(Opcode::kEmptyTuple);
+      op(Opcode::EmptyTuple);
       return;
     }
-    op(Opcode::kMark);
+    op(Opcode::Mark);
     for (const auto& item : tuple.items) {
       write(item);
     }
-    op(Opcode::kTuple);
+    op(Opcode::Tuple);
   }
 
   void operator()(const Set& set) {
     global("__builtin__", "set");
-    op(Opcode::kEmptyList);
-    fill(set.items, Opcode::kAppends);
-    op(Opcode::kTuple1);
-    op(Opcode::kReduce);
+    op(Opcode::EmptyList);
+    fill(set.items, Opcode::Appends);
+    op(Opcode::Tuple1);
+    op(Opcode::Reduce);
   }
 
   void operator()(const Dict& dict) {
-    op(Opcode::kEmptyDict);
+    op(Opcode::EmptyDict);
     if (dict.items.empty()) {
       return;
     }
-    op(Opcode::kMark);
+    op(Opcode::Mark);
     for (const auto& [key, value] : dict.items) {
       write(key);
       write(value);
     }
-    op(Opcode::kSetItems);
+    op(Opcode::SetItems);
   }
 
   void operator()(const Size& size) {
     global("torch", "Size");
     ints(size.dims);
-    op(Opcode::kTuple1);
-    op(Opcode::kReduce);
+    op(Opcode::Tuple1);
+    op(Opcode::Reduce);
   }
 
   void operator()(DType dtype) {
@@ -161,8 +161,8 @@ class Writer {
   void operator()(MemoryFormat format) {
     global("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING");
     (*this)(static_cast<int64_t>(format));
-    op(Opcode::kTuple1);
-    op(Opcode::kReduce);
+    op(Opcode::Tuple1);
+    op(Opcode::Reduce);
   }
 
   void operator()(const Path& path) {
@@ -170,7 +170,7 @@ class Writer {
   }
 
   void operator()(const Box<Storage>& storage) {
-    op(Opcode::kMark);
+    op(Opcode::Mark);
     (*this)(std::string("storage"));
     if (storage->dtype) {
       const auto name = info(*storage->dtype).storage_name;
@@ -186,8 +186,8 @@ class Writer {
     (*this)(storage->key);
     (*this)(storage->location);
     (*this)(storage->numel);
-    op(Opcode::kTuple);
-    op(Opcode::kBinPersId);
+    op(Opcode::Tuple);
+    op(Opcode::BinPersId);
   }
 
   void operator()(const Box<Tensor>& tensor) {
@@ -196,8 +196,8 @@ class Writer {
       plain_tensor(*tensor);
       (*this)(tensor->requires_grad);
       no_hooks();
-      op(Opcode::kTuple3);
-      op(Opcode::kReduce);
+      op(Opcode::Tuple3);
+      op(Opcode::Reduce);
     } else {
       plain_tensor(*tensor);
     }
@@ -206,12 +206,12 @@ class Writer {
   void operator()(const Box<Object>& object) {
     const auto name = name_of(object->cls);
     global(name.module, name.name);
-    op(Opcode::kEmptyTuple);
-    op(Opcode::kNewObj);
+    op(Opcode::EmptyTuple);
+    op(Opcode::NewObj);
     const auto* fields = object->state.get<Dict>();
     if (!fields || !fields->items.empty()) {
       write(object->state);
-      op(Opcode::kBuild);
+      op(Opcode::Build);
     }
   }
 
@@ -240,7 +240,7 @@ class Writer {
     if (items.empty()) {
       return;
     }
-    op(Opcode::kMark);
+    op(Opcode::Mark);
     for (const auto& item : items) {
       write(item);
     }
@@ -259,20 +259,20 @@ class Writer {
       const std::string& argument) {
     global(module, function);
     (*this)(argument);
-    op(Opcode::kTuple1);
-    op(Opcode::kReduce);
+    op(Opcode::Tuple1);
+    op(Opcode::Reduce);
   }
 
   void no_hooks() {
     global("collections", "OrderedDict");
-    op(Opcode::kEmptyTuple);
-    op(Opcode::kReduce);
+    op(Opcode::EmptyTuple);
+    op(Opcode::Reduce);
   }
 
   void plain_tensor(const Tensor& tensor) {
     const bool typed = tensor.storage.dtype == tensor.dtype;
     global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
-    op(Opcode::kMark);
+    op(Opcode::Mark);
     (*this)(Box<Storage>(tensor.storage));
     (*this)(tensor.offset);
     ints(tensor.sizes);
@@ -292,8 +292,8 @@ class Writer {
       }
       (*this)(flags);
     }
-    op(Opcode::kTuple);
-    op(Opcode::kReduce);
+    op(Opcode::Tuple);
+    op(Opcode::Reduce);
   }
 
   void global(std::string_view module, std::string_view name) {
@@ -304,7 +304,7 @@ class Writer {
     if (recall(key)) {
       return;
     }
-    op(Opcode::kGlobal);
+    op(Opcode::Global);
     out_ += line;
     remember(key);
   }
@@ -317,10 +317,10 @@ class Writer {
       return false;
     }
     if (found->second <= UINT8_MAX) {
-      op(Opcode::kBinGet);
+      op(Opcode::BinGet);
       number(static_cast<uint8_t>(found->second));
     } else {
-      op(Opcode::kLongBinGet);
+      op(Opcode::LongBinGet);
       number(found->second);
     }
     return true;
@@ -333,10 +333,10 @@ class Writer {
     const auto slot = static_cast<uint32_t>(memo_.size());
     memo_.emplace(key, slot);
     if (slot <= UINT8_MAX) {
-      op(Opcode::kBinPut);
+      op(Opcode::BinPut);
       number(static_cast<uint8_t>(slot));
     } else {
-      op(Opcode::kLongBinPut);
+      op(Opcode::LongBinPut);
       number(slot);
     }
   }

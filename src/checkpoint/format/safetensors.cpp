@@ -67,7 +67,7 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
   }
 
   bool number_unsigned(number_unsigned_t number) override {
-    if (place_ != Place::kNumbers || number > INT64_MAX) {
+    if (place_ != Place::Numbers || number > INT64_MAX) {
       return other();
     }
     if (numbers().size() == kMostDims) {
@@ -79,11 +79,11 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
   }
 
   bool string(string_t& text) override {
-    if (place_ == Place::kMetadata) {
+    if (place_ == Place::Metadata) {
       header_.metadata.emplace(field_, std::move(text));
       return true;
     }
-    if (place_ != Place::kTensor || field_ != "dtype") {
+    if (place_ != Place::Tensor || field_ != "dtype") {
       return other();
     }
     const auto dtype = dtype_of_safetensors_name(text);
@@ -98,18 +98,18 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
 
   bool start_object(size_t) override {
     switch (place_) {
-      case Place::kBefore:
-        place_ = Place::kHeader;
+      case Place::Before:
+        place_ = Place::Header;
         return true;
-      case Place::kHeader:
+      case Place::Header:
         place_ =
-            tensor_.name == kMetadataName ? Place::kMetadata : Place::kTensor;
+            tensor_.name == kMetadataName ? Place::Metadata : Place::Tensor;
         has_ = {};
         return true;
-      case Place::kTensor:
-      case Place::kMetadata:
+      case Place::Tensor:
+      case Place::Metadata:
         return other();
-      case Place::kNumbers:
+      case Place::Numbers:
         break;
     }
     return too_deep();
@@ -117,14 +117,14 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
 
   bool key(string_t& name) override {
     switch (place_) {
-      case Place::kHeader:
+      case Place::Header:
         if (name == kMetadataName && std::exchange(has_metadata_, true)) {
           throw FormatError(kLengthBytes, in_quotes(name) + " is there twice");
         }
         tensor_ = {.name = std::move(name)};
         places_.clear();
         return true;
-      case Place::kMetadata:
+      case Place::Metadata:
         if (header_.metadata.contains(name)) {
           throw FormatError(kLengthBytes, in_quotes(name) + " is there twice");
         }
@@ -137,26 +137,26 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
   }
 
   bool end_object() override {
-    if (place_ == Place::kTensor) {
+    if (place_ == Place::Tensor) {
       finish_tensor();
     }
-    place_ = place_ == Place::kHeader ? Place::kBefore : Place::kHeader;
+    place_ = place_ == Place::Header ? Place::Before : Place::Header;
     return true;
   }
 
   bool start_array(size_t) override {
-    if (place_ == Place::kNumbers) {
+    if (place_ == Place::Numbers) {
       return too_deep();
     }
-    if (place_ != Place::kTensor || field_ == "dtype") {
+    if (place_ != Place::Tensor || field_ == "dtype") {
       return other();
     }
-    place_ = Place::kNumbers;
+    place_ = Place::Numbers;
     return true;
   }
 
   bool end_array() override {
-    place_ = Place::kTensor;
+    place_ = Place::Tensor;
     return true;
   }
 
@@ -172,11 +172,11 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
 
  private:
   enum class Place {
-    kBefore, // of the header, or behind it
-    kHeader,
-    kMetadata,
-    kTensor,
-    kNumbers, // of one of its fields
+    Before, // of the header, or behind it
+    Header,
+    Metadata,
+    Tensor,
+    Numbers, // of one of its fields
   };
 
   std::string where() const {
@@ -198,21 +198,21 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
   /// A value of a kind that does not belong here.
   bool other() const {
     switch (place_) {
-      case Place::kHeader:
+      case Place::Header:
         if (tensor_.name == kMetadataName) {
           throw FormatError("__metadata__ is no object");
         }
         throw FormatError(where() + " is not described by three fields");
-      case Place::kMetadata:
+      case Place::Metadata:
         throw FormatError(
             "__metadata__." + in_quotes(field_) + " is no string");
-      case Place::kTensor:
-      case Place::kNumbers:
+      case Place::Tensor:
+      case Place::Numbers:
         if (field_ == "dtype") {
           throw FormatError(where() + " has a dtype that is no string");
         }
         refuse(field_ + " is no list of sizes");
-      case Place::kBefore:
+      case Place::Before:
         break;
     }
     throw FormatError(kLengthBytes, "the header is no object");
@@ -260,7 +260,7 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
       "data_offsets"};
 
   SafetensorsHeader& header_;
-  Place place_ = Place::kBefore;
+  Place place_ = Place::Before;
   bool has_metadata_ = false;
   SafeTensor tensor_; // the one under way; its name, also of __metadata__
   std::array<bool, kFields.size()> has_{}; // of its fields

@@ -13,7 +13,7 @@ namespace tessera::format {
 
 struct SafeTensor {
   std::string name;
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::Float32;
   std::vector<int64_t> sizes;
   uint64_t begin = 0; // of its bytes, from the end of the header
   uint64_t end = 0;

@@ -79,9 +79,9 @@ struct Layout {
 
 /// torch.memory_format, by the numbers that DCP gives them.
 enum class MemoryFormat : uint8_t {
-  kContiguous,
-  kChannelsLast,
-  kPreserve,
+  Contiguous,
+  ChannelsLast,
+  Preserve,
 };
 
 /// pathlib.Path, its parts joined.
@@ -103,7 +103,7 @@ struct Storage {
 /// A view of a storage. `offset` and `strides` count elements.
 struct Tensor {
   Storage storage;
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::Float32;
   int64_t offset = 0;
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
@@ -117,14 +117,14 @@ struct Tensor {
 
 /// Classes of torch.distributed.checkpoint.
 enum class Class : uint8_t {
-  kMetadata,
-  kTensorStorageMetadata,
-  kBytesStorageMetadata,
-  kChunkStorageMetadata,
-  kTensorProperties,
-  kMetadataIndex,
-  kStorageInfo,
-  kStorageMeta,
+  Metadata,
+  TensorStorageMetadata,
+  BytesStorageMetadata,
+  ChunkStorageMetadata,
+  TensorProperties,
+  MetadataIndex,
+  StorageInfo,
+  StorageMeta,
 };
 
 struct Object;

@@ -16,10 +16,10 @@ using format::in_quotes;
 
 bool is_floating(format::DType dtype) {
   switch (dtype) {
-    case format::DType::kBFloat16:
-    case format::DType::kFloat16:
-    case format::DType::kFloat32:
-    case format::DType::kFloat64:
+    case format::DType::BFloat16:
+    case format::DType::Float16:
+    case format::DType::Float32:
+    case format::DType::Float64:
       return true;
     default:
       return false;

@@ -29,7 +29,7 @@ struct TensorEntry {
   std::string name;
   EntryPath path;
   const StoredTensor* tensor = nullptr;
-  format::DType dtype = format::DType::kFloat32; // to write
+  format::DType dtype = format::DType::Float32; // to write
 
   uint64_t bytes() const;
 };

@@ -91,8 +91,8 @@ std::vector<Line> lines_of(const Source& source, ShowBoxes boxes) {
     lines.push_back(
         {.keys = tensor.keys,
          .text = tensor_text(source, tensor),
-         .below = boxes == ShowBoxes::kYes ? box_texts(source, tensor)
-                                           : std::vector<std::string>{}});
+         .below = boxes == ShowBoxes::Yes ? box_texts(source, tensor)
+                                          : std::vector<std::string>{}});
   }
   for (const auto& value : source.values()) {
     lines.push_back(

@@ -6,7 +6,7 @@
 
 namespace tessera::checkpoint {
 
-enum class ShowBoxes { kNo, kYes };
+enum class ShowBoxes { No, Yes };
 
 /// A tree of all names with shapes, dtypes, sizes and files, and totals.
 std::string inspect_text(const Source& source, ShowBoxes boxes);

@@ -35,7 +35,7 @@ class Verifier {
 
   VerifyReport run() {
     const fs::path resolved = resolve_checkpoint(path_); // it must be there
-    attempt([&] { source_ = Source::open(path_, Sums::kIgnore); });
+    attempt([&] { source_ = Source::open(path_, Sums::Ignore); });
     root_ = source_                  ? source_->root()
         : fs::is_directory(resolved) ? resolved
                                      : resolved.parent_path();
@@ -71,11 +71,11 @@ class Verifier {
 
   // A torch file has none, and a single file only if they tell of it.
   void take_checksums() {
-    if (source_ && source_->format() == Format::kTorchFile) {
+    if (source_ && source_->format() == Format::TorchFile) {
       return;
     }
     sums_ = read_side_file(root_);
-    if (sums_ && source_ && source_->format() == Format::kSafetensors &&
+    if (sums_ && source_ && source_->format() == Format::Safetensors &&
         source_->files().size() == 1 &&
         !sums_->files.contains(source_->files()[0].name)) {
       sums_.reset();

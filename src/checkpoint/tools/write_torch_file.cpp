@@ -110,7 +110,7 @@ class TorchTarget {
   size_t storage_of(const TensorEntry& entry) {
     const size_t number = storages_.size();
     const auto& tensor = *entry.tensor;
-    if (content_.source->format() == Format::kTorchFile &&
+    if (content_.source->format() == Format::TorchFile &&
         !tensor.boxes.empty()) {
       const Place place = content_.source->locate(tensor, tensor.boxes[0]);
       const auto [found, is_new] = known_.emplace(

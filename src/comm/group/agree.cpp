@@ -14,6 +14,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/byte_vector.h"
 #include "comm/group/group_impl.h"
 
 namespace tessera {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/byte_vector.h"
 #include "comm/group/arguments.h"
 #include "comm/group/group_impl.h"
 

@@ -54,7 +54,7 @@ inline std::vector<int64_t> row_major(const std::vector<int64_t>& sizes) {
 inline format::Tensor float_tensor(std::vector<int64_t> sizes, int64_t numel) {
   format::Tensor tensor;
   tensor.storage = {
-      .key = "0", .dtype = DType::kFloat32, .location = "cpu", .numel = numel};
+      .key = "0", .dtype = DType::Float32, .location = "cpu", .numel = numel};
   tensor.strides = row_major(sizes);
   tensor.sizes = std::move(sizes);
   return tensor;
@@ -67,7 +67,7 @@ class HandmadeDcp {
   HandmadeDcp(std::filesystem::path folder, std::vector<int64_t> sizes)
       : folder_(std::move(folder)) {
     metadata.tensors.push_back(
-        {.name = "w", .dtype = DType::kFloat32, .sizes = std::move(sizes)});
+        {.name = "w", .dtype = DType::Float32, .sizes = std::move(sizes)});
     metadata.version = "1.0.0";
     std::filesystem::create_directory(folder_);
   }

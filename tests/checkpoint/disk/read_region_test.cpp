@@ -59,7 +59,7 @@ std::vector<float> expected_of(
   return rows;
 }
 
-enum class Stored { kRowMajor, kTransposed, kView };
+enum class Stored { RowMajor, Transposed, View };
 
 class ReadRegionTest
     : public ::testing::TestWithParam<std::tuple<Stored, bool>> {
@@ -83,10 +83,10 @@ class ReadRegionTest
     auto tensor = float_tensor({kRows, kColumns}, kRows * kColumns);
     std::string bytes;
     switch (std::get<Stored>(GetParam())) {
-      case Stored::kRowMajor:
+      case Stored::RowMajor:
         bytes = counting(0, kRows * kColumns);
         break;
-      case Stored::kTransposed:
+      case Stored::Transposed:
         tensor.strides = {1, kRows};
         for (int64_t j = 0; j < kColumns; ++j) {
           for (int64_t i = 0; i < kRows; ++i) {
@@ -94,7 +94,7 @@ class ReadRegionTest
           }
         }
         break;
-      case Stored::kView:
+      case Stored::View:
         tensor.offset = 3;
         tensor.strides = {kColumns + kPadding, 1};
         bytes = counting(-1000, 3);
@@ -149,10 +149,7 @@ INSTANTIATE_TEST_SUITE_P(
     All,
     ReadRegionTest,
     ::testing::Combine(
-        ::testing::Values(
-            Stored::kRowMajor,
-            Stored::kTransposed,
-            Stored::kView),
+        ::testing::Values(Stored::RowMajor, Stored::Transposed, Stored::View),
         ::testing::Bool()),
     case_name);
 

@@ -49,7 +49,7 @@ class SourceTest : public ::testing::Test {
 
 TEST_F(SourceTest, ReadsADcpFolder) {
   const auto source = Source::open(kGoldens + "/plain");
-  EXPECT_EQ(source->format(), Format::kDcp);
+  EXPECT_EQ(source->format(), Format::Dcp);
   EXPECT_EQ(source->checksums(), nullptr);
   EXPECT_EQ(read_tensor(*source, "model.w"), counting(0, 6));
   EXPECT_EQ(read_tensor(*source, "empty"), "");
@@ -72,17 +72,17 @@ TEST_F(SourceTest, ReadsADcpFolder) {
 
 TEST_F(SourceTest, OpensADcpFolderByItsMetadata) {
   const auto source = Source::open(kGoldens + "/plain/.metadata");
-  EXPECT_EQ(source->format(), Format::kDcp);
+  EXPECT_EQ(source->format(), Format::Dcp);
   EXPECT_TRUE(source->find_tensor("model.w"));
 }
 
 TEST_F(SourceTest, ReadsSafetensors) {
   const auto source = Source::open(kGoldens + "/kinds.safetensors");
-  EXPECT_EQ(source->format(), Format::kSafetensors);
+  EXPECT_EQ(source->format(), Format::Safetensors);
   EXPECT_EQ(read_tensor(*source, "w"), counting(0, 6));
   EXPECT_EQ(read_tensor(*source, "m"), std::string("\1\0\1", 3));
   EXPECT_EQ(source->find_tensor("e")->boxes.size(), 0);
-  EXPECT_EQ(source->find_tensor("s")->dtype, DType::kFloat64);
+  EXPECT_EQ(source->find_tensor("s")->dtype, DType::Float64);
 }
 
 TEST_F(SourceTest, ReadsSafetensorsThroughTheirIndex) {
@@ -99,7 +99,7 @@ void write_safetensors(
   format::SafetensorsHeader header;
   for (const auto& name : names) {
     header.tensors.push_back(
-        {.name = name, .dtype = DType::kFloat32, .sizes = {2}});
+        {.name = name, .dtype = DType::Float32, .sizes = {2}});
   }
   std::string bytes = format::lay_out_safetensors(&header);
   for (size_t i = 0; i < names.size(); ++i) {
@@ -154,7 +154,7 @@ TEST_F(SourceTest, RejectsAnIndexThatDoesNotFit) {
 
 TEST_F(SourceTest, ReadsTorchFiles) {
   const auto source = Source::open(kGoldens + "/kinds.pt");
-  EXPECT_EQ(source->format(), Format::kTorchFile);
+  EXPECT_EQ(source->format(), Format::TorchFile);
   // [[6, 7], [10, 11]], a view of twelve.
   EXPECT_EQ(read_tensor(*source, "view"), counting(6, 2) + counting(10, 2));
   std::string transposed;
@@ -362,8 +362,8 @@ TEST_F(SourceTest, RejectsItemsOfAnotherKindThanPromised) {
       error_with(float_tensor({4}, 4), 4),
       HasSubstr("a tensor of sizes [4], [5] is promised"));
   auto ints = float_tensor({5}, 5);
-  ints.dtype = DType::kInt32;
-  ints.storage.dtype = DType::kInt32;
+  ints.dtype = DType::Int32;
+  ints.storage.dtype = DType::Int32;
   EXPECT_THAT(error_with(ints, 5), HasSubstr("int32, float32 is promised"));
   EXPECT_THAT(error_with(7, 0), HasSubstr("this is an int"));
   auto far = float_tensor({5}, 5);
@@ -472,7 +472,7 @@ class SummedSourceTest : public SourceTest {
       EXPECT_THAT(error.what(), HasSubstr(text));
     }
     // Those who look for damage can still look.
-    EXPECT_TRUE(Source::open(folder_ / "d", Sums::kIgnore)->find_tensor("w"));
+    EXPECT_TRUE(Source::open(folder_ / "d", Sums::Ignore)->find_tensor("w"));
   }
 };
 

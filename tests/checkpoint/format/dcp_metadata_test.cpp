@@ -37,7 +37,7 @@ DcpMetadata example() {
   DcpMetadata metadata;
   DcpTensor w;
   w.name = "model.w";
-  w.dtype = DType::kBFloat16;
+  w.dtype = DType::BFloat16;
   w.sizes = {4, 3};
   w.chunks = {
       {.offsets = {0, 0},
@@ -47,7 +47,7 @@ DcpMetadata example() {
        .sizes = {1, 3},
        .storage = DcpStorage{"__1_0.distcp", 7, int64_t{1} << 40, {"zstd"}}},
       {.offsets = {4, 0}, .sizes = {0, 3}, .storage = std::nullopt}};
-  w.memory_format = MemoryFormat::kPreserve;
+  w.memory_format = MemoryFormat::Preserve;
   w.requires_grad = true;
   metadata.tensors = {w};
   metadata.bytes = {{.name = "l.0", .storage = {"__0_0.distcp", 1500, 10, {}}}};
@@ -69,15 +69,15 @@ TEST(DcpMetadataTest, ReadsAPlainCheckpointOfTorch) {
   EXPECT_EQ(metadata.storage_meta->checkpoint_id, "plain");
   EXPECT_EQ(metadata.tensors.size(), 5u);
   const auto& w = tensor(metadata, "model.w");
-  EXPECT_EQ(w.dtype, DType::kFloat32);
+  EXPECT_EQ(w.dtype, DType::Float32);
   EXPECT_THAT(w.sizes, ElementsAre(2, 3));
   ASSERT_EQ(w.chunks.size(), 1u);
   EXPECT_THAT(w.chunks[0].offsets, ElementsAre(0, 0));
   EXPECT_EQ(w.chunks[0].storage->file, "__0_0.distcp");
-  EXPECT_EQ(tensor(metadata, "model.b").dtype, DType::kBFloat16);
+  EXPECT_EQ(tensor(metadata, "model.b").dtype, DType::BFloat16);
   EXPECT_THAT(tensor(metadata, "empty").sizes, ElementsAre(0, 3));
   EXPECT_TRUE(tensor(metadata, "optim.state.0.step").sizes.empty());
-  EXPECT_EQ(tensor(metadata, "odd name, ünïcode").dtype, DType::kBool);
+  EXPECT_EQ(tensor(metadata, "odd name, ünïcode").dtype, DType::Bool);
   ASSERT_EQ(metadata.bytes.size(), 3u);
   EXPECT_EQ(metadata.bytes[0].name, "optim.param_groups.0.lr");
   const DcpPath lr{
@@ -239,7 +239,7 @@ TEST(DcpMetadataTest, RejectsFieldsOfAnotherKind) {
       HasSubstr("another planner"));
   EXPECT_THAT(
       refused_tree([](Dict& d) {
-        field(d, "storage_meta") = Object{Class::kMetadata, Dict{}};
+        field(d, "storage_meta") = Object{Class::Metadata, Dict{}};
       }),
       HasSubstr("storage_meta is a Metadata, not a StorageMeta"));
   EXPECT_THAT(
@@ -257,7 +257,7 @@ TEST(DcpMetadataTest, RejectsFieldsOfAnotherKind) {
         auto& entries = std::get<Dict>(field(d, "state_dict_metadata").is);
         auto& w = std::get<Box<Object>>(entries.items[0].value.is);
         field(std::get<Dict>(w->state.is), "properties") =
-            Object{Class::kTensorProperties, Tuple{{1, 2}}};
+            Object{Class::TensorProperties, Tuple{{1, 2}}};
       }),
       HasSubstr("tensor \"model.w\": properties are not"));
 }

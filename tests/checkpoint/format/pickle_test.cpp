@@ -103,19 +103,19 @@ TEST(PickleReaderTest, ReadsFramesAndStackGlobals) {
   EXPECT_EQ(
       read_pickle(as_bytes("\x80\x04\x95\x0f\x00\x00\x00\x00\x00\x00\x00"
                            "\x8c\x05torch\x8c\x04int8\x93."s)),
-      Value(DType::kInt8));
+      Value(DType::Int8));
 }
 
 TEST(PickleReaderTest, ReadsOldNamesOfMemoryFormats) {
   const auto old = global(
       "torch.distributed._shard.sharded_tensor.metadata",
       "MEM_FORMAT_ENCODING");
-  EXPECT_EQ(read(old + "K\x01\x85R"), Value(MemoryFormat::kChannelsLast));
+  EXPECT_EQ(read(old + "K\x01\x85R"), Value(MemoryFormat::ChannelsLast));
   EXPECT_EQ(
       read(
           global("builtins", "getattr") + old +
           "\x8c\x13TORCH_CHANNELS_LAST\x86R"),
-      Value(MemoryFormat::kChannelsLast));
+      Value(MemoryFormat::ChannelsLast));
 }
 
 TEST(PickleReaderTest, RejectsGlobalsByName) {
@@ -299,13 +299,13 @@ TEST(PickleReaderTest, RejectsWhatTheMemoBlowsUp) {
 
 TEST(PickleWriterTest, EveryKindRoundTrips) {
   Tensor tensor;
-  tensor.storage = {"3", DType::kFloat32, "cpu", 12};
+  tensor.storage = {"3", DType::Float32, "cpu", 12};
   tensor.offset = 2;
   tensor.sizes = {2, 3};
   tensor.strides = {3, 1};
   Tensor untyped = tensor;
   untyped.storage.dtype = std::nullopt;
-  untyped.dtype = DType::kUInt16;
+  untyped.dtype = DType::UInt16;
   untyped.conj = untyped.neg = true;
   Tensor parameter = tensor;
   parameter.is_parameter = parameter.requires_grad = true;
@@ -333,16 +333,16 @@ TEST(PickleWriterTest, EveryKindRoundTrips) {
       Dict{{{1, "one"}, {"two", Tuple{{2}}}, {Tuple{{1}}, None{}}}},
       Size{{2, 3}},
       Size{},
-      DType::kBFloat16,
+      DType::BFloat16,
       Device{"cuda:1"},
       Layout{"torch.strided"},
-      MemoryFormat::kPreserve,
+      MemoryFormat::Preserve,
       Path{"a/b"},
       tensor,
       untyped,
       parameter,
-      Object{Class::kStorageMeta, Dict{{{"save_id", "x"}}}},
-      Object{Class::kBytesStorageMetadata, Dict{}});
+      Object{Class::StorageMeta, Dict{{{"save_id", "x"}}}},
+      Object{Class::BytesStorageMetadata, Dict{}});
   EXPECT_EQ(round_trip(value), value);
 }
 
@@ -384,7 +384,7 @@ TEST(PickleWriterTest, RejectsWhatCannotBeWritten) {
   EXPECT_THAT(refusal([&] { write_pickle(deep); }), HasSubstr("nested"));
   EXPECT_THAT(
       refusal([] {
-        write_pickle(Storage{"0", DType::kUInt16, "cpu", 1});
+        write_pickle(Storage{"0", DType::UInt16, "cpu", 1});
       }),
       HasSubstr("no typed storage of uint16"));
 }

@@ -40,7 +40,7 @@ TEST(SafetensorsTest, ReadsAFileOfPython) {
   EXPECT_EQ(header.data_offset % 8, 0u);
   for (const auto& tensor : header.tensors) {
     if (tensor.name == "w") {
-      EXPECT_EQ(tensor.dtype, DType::kFloat32);
+      EXPECT_EQ(tensor.dtype, DType::Float32);
       EXPECT_THAT(tensor.sizes, ElementsAre(2, 3));
       EXPECT_EQ(
           load_le<float>(
@@ -58,11 +58,11 @@ TEST(SafetensorsTest, LaysOutAlignedTensorsThatReadBack) {
   SafetensorsHeader header;
   header.metadata = {{"format", "pt"}, {"ü", "\"\n"}};
   header.tensors = {
-      {.name = "flag", .dtype = DType::kBool, .sizes = {3}},
-      {.name = "b", .dtype = DType::kFloat64, .sizes = {2, 2}},
-      {.name = "half", .dtype = DType::kFloat16, .sizes = {5}},
-      {.name = "a", .dtype = DType::kFloat64, .sizes = {}},
-      {.name = "none", .dtype = DType::kFloat32, .sizes = {0, 7}}};
+      {.name = "flag", .dtype = DType::Bool, .sizes = {3}},
+      {.name = "b", .dtype = DType::Float64, .sizes = {2, 2}},
+      {.name = "half", .dtype = DType::Float16, .sizes = {5}},
+      {.name = "a", .dtype = DType::Float64, .sizes = {}},
+      {.name = "none", .dtype = DType::Float32, .sizes = {0, 7}}};
   auto bytes = lay_out_safetensors(&header);
   EXPECT_EQ(header.data_offset, bytes.size());
   EXPECT_EQ(bytes.size() % 8, 0u);
@@ -236,7 +236,7 @@ TEST(SafetensorsTest, RejectsWhatCannotBeWritten) {
   const SafeTensor w{.name = "w", .sizes = {1}};
   EXPECT_THAT(refused_write({w, w}), HasSubstr("\"w\" is there twice"));
   EXPECT_THAT(
-      refused_write({{.name = "w", .dtype = DType::kComplex128}}),
+      refused_write({{.name = "w", .dtype = DType::Complex128}}),
       HasSubstr("safetensors has no complex128"));
   EXPECT_THAT(
       refused_write({{.name = "__metadata__"}}), HasSubstr("cannot be named"));

@@ -22,7 +22,7 @@ const Tensor& as_tensor(const Value* value) {
 
 Tensor vector_of(int64_t numel) {
   Tensor tensor;
-  tensor.storage = {"0", DType::kFloat32, "cpu", numel};
+  tensor.storage = {"0", DType::Float32, "cpu", numel};
   tensor.sizes = {numel};
   tensor.strides = {1};
   return tensor;
@@ -71,7 +71,7 @@ TEST(TorchFileTest, ReadsEveryKindOfValue) {
   EXPECT_EQ(*dict.find("set"), Value(Set{{7}}));
   EXPECT_EQ(*dict.find("counter"), Value(Dict{{{3, 1}}}));
   EXPECT_EQ(*dict.find("size"), Value(Size{{2, 3}}));
-  EXPECT_EQ(*dict.find("dtype"), Value(DType::kFloat16));
+  EXPECT_EQ(*dict.find("dtype"), Value(DType::Float16));
   EXPECT_EQ(*dict.find("device"), Value(Device{"cpu"}));
   EXPECT_EQ(dict.items.back().key, Value(5));
 }
@@ -82,8 +82,8 @@ TEST(TorchFileTest, ReadsEveryKindOfTensor) {
   const auto& dict = *file.value.get<Dict>();
   EXPECT_TRUE(as_tensor(dict.find("parameter")).is_parameter);
   EXPECT_TRUE(as_tensor(dict.find("parameter")).requires_grad);
-  EXPECT_EQ(as_tensor(dict.find("uint16")).dtype, DType::kUInt16);
-  EXPECT_EQ(as_tensor(dict.find("float8")).dtype, DType::kFloat8E4M3FN);
+  EXPECT_EQ(as_tensor(dict.find("uint16")).dtype, DType::UInt16);
+  EXPECT_EQ(as_tensor(dict.find("float8")).dtype, DType::Float8E4M3FN);
   EXPECT_TRUE(as_tensor(dict.find("conj")).conj);
   const auto& view = as_tensor(dict.find("view"));
   EXPECT_EQ(view.offset, 6);

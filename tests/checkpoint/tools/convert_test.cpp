@@ -146,7 +146,7 @@ TEST_F(ConvertTest, WritesSafetensorsInSeveralFiles) {
 
 TEST_F(ConvertTest, KeepsNotesOfSafetensors) {
   format::SafetensorsHeader header;
-  header.tensors = {{.name = "w", .dtype = DType::kFloat32, .sizes = {2}}};
+  header.tensors = {{.name = "w", .dtype = DType::Float32, .sizes = {2}}};
   header.metadata = {{"author", "me"}, {"format", "mlx"}};
   format::write_file(
       folder_ / "a.safetensors",
@@ -212,13 +212,13 @@ TEST_F(ConvertTest, CastsFloatingPoint) {
        "--dtype",
        "fp16"});
   const auto source = Source::open(folder_ / "h.safetensors");
-  EXPECT_EQ(source->find_tensor("w")->dtype, DType::kFloat16);
+  EXPECT_EQ(source->find_tensor("w")->dtype, DType::Float16);
   EXPECT_EQ(
       read_tensor(*source, "w"),
       std::string("\0\0\0\x3c\0\x40\0\x42\0\x44\0\x45", 12));
-  EXPECT_EQ(source->find_tensor("b")->dtype, DType::kFloat16);
-  EXPECT_EQ(source->find_tensor("i")->dtype, DType::kInt64);
-  EXPECT_EQ(source->find_tensor("s")->dtype, DType::kFloat64); // has no dims
+  EXPECT_EQ(source->find_tensor("b")->dtype, DType::Float16);
+  EXPECT_EQ(source->find_tensor("i")->dtype, DType::Int64);
+  EXPECT_EQ(source->find_tensor("s")->dtype, DType::Float64); // has no dims
 }
 
 TEST_F(ConvertTest, RejectsValuesThatSafetensorsCannotHold) {
