@@ -159,6 +159,24 @@ void load_world1(
   bench::print(row);
 }
 
+bench::Row row_of(
+    const tessera::Group& world,
+    const std::string& what,
+    const char* unit) {
+  const std::string ranks = std::to_string(world.size());
+  return {"checkpoint/" + what + "/1GB/cpu" + ranks, unit, {}};
+}
+
+void print_on_rank_0(
+    const tessera::Group& world,
+    const std::vector<bench::Row>& rows) {
+  for (const auto& row : rows) {
+    if (world.rank() == 0) {
+      bench::print(row);
+    }
+  }
+}
+
 /// Saving and loading by all ranks, into and from `folder`.
 class Saves {
  public:
@@ -180,10 +198,10 @@ class Saves {
 
   /// Against raw writes and reads.
   void measure_calls() {
-    bench::Row saves = row_of("save", "ms");
-    bench::Row loads = row_of("load", "ms");
-    bench::Row save_memory = row_of("peak-memory/save", "MB");
-    bench::Row load_memory = row_of("peak-memory/load", "MB");
+    bench::Row saves = row_of(world_, "save", "ms");
+    bench::Row loads = row_of(world_, "load", "ms");
+    bench::Row save_memory = row_of(world_, "peak-memory/save", "MB");
+    bench::Row load_memory = row_of(world_, "peak-memory/load", "MB");
     save_memory.ours = {extra_megabytes([&] { save(); })};
     load_memory.ours = {extra_megabytes([&] { load(); })};
     warm_disk();
@@ -203,15 +221,15 @@ class Saves {
       loads.ours.push_back(milliseconds(world_, [&] { load(); }));
     }
     fs::remove(raw_path_);
-    print({saves, loads, save_memory, load_memory});
+    print_on_rank_0(world_, {saves, loads, save_memory, load_memory});
   }
 
   /// Behind training: the call, and the step that follows it.
   void measure_async() {
-    bench::Row stalls = row_of("async_stall", "ms");
-    bench::Row ends = row_of("async_until_done", "ms");
-    bench::Row steps = row_of("async_next_step", "ms");
-    bench::Row memory = row_of("peak-memory/async", "MB");
+    bench::Row stalls = row_of(world_, "async_stall", "ms");
+    bench::Row ends = row_of(world_, "async_until_done", "ms");
+    bench::Row steps = row_of(world_, "async_next_step", "ms");
+    bench::Row memory = row_of(world_, "peak-memory/async", "MB");
     for (int i = 0; i < repeats_; ++i) {
       clean();
       steps.limit.push_back(milliseconds(world_, [&] { run_.step(); }));
@@ -226,7 +244,7 @@ class Saves {
       memory.ours.push_back(extra_megabytes(
           [&] { ends.ours.push_back(milliseconds(world_, save_and_step)); }));
     }
-    print({stalls, ends, steps, memory});
+    print_on_rank_0(world_, {stalls, ends, steps, memory});
   }
 
   /// The last one, for load_world1.
@@ -239,19 +257,6 @@ class Saves {
   }
 
  private:
-  bench::Row row_of(const std::string& what, const char* unit) const {
-    const std::string ranks = std::to_string(world_.size());
-    return {"checkpoint/" + what + "/1GB/cpu" + ranks, unit, {}};
-  }
-
-  void print(const std::vector<bench::Row>& rows) const {
-    for (const auto& row : rows) {
-      if (world_.rank() == 0) {
-        bench::print(row);
-      }
-    }
-  }
-
   void save() {
     ckpt::save(state_, folder_ / "c", ckpt::SaveOptions().overwrite(true));
   }
@@ -328,9 +333,9 @@ class Copies {
 
   /// The optimizer steps at once: everything that is not on disk yet is copied.
   void measure_async() {
-    bench::Row stalls = row_of("async_stall_copies", "ms");
-    bench::Row steps = row_of("async_next_step_copies", "ms");
-    bench::Row memory = row_of("peak-memory/async_copies", "MB");
+    bench::Row stalls = row_of(world_, "async_stall_copies", "ms");
+    bench::Row steps = row_of(world_, "async_next_step_copies", "ms");
+    bench::Row memory = row_of(world_, "peak-memory/async_copies", "MB");
     for (int i = 0; i < repeats_; ++i) {
       clean();
       steps.limit.push_back(milliseconds(world_, [&] { optimizer_->step(); }));
@@ -343,12 +348,12 @@ class Copies {
         saving.wait();
       }));
     }
-    print({stalls, steps, memory});
+    print_on_rank_0(world_, {stalls, steps, memory});
   }
 
   /// Against the same tensors without the comparison between ranks.
   void measure_comparison() {
-    bench::Row saves = row_of("save_copies", "ms");
+    bench::Row saves = row_of(world_, "save_copies", "ms");
     for (int i = 0; i < 2 * repeats_; ++i) {
       const bool compares = i % 2 == 0;
       const tessera::StateDict now = state(!compares);
@@ -357,7 +362,7 @@ class Copies {
         ckpt::save(now, folder_ / "p");
       }));
     }
-    print({saves});
+    print_on_rank_0(world_, {saves});
     clean();
   }
 
@@ -381,19 +386,6 @@ class Copies {
       add(name + ".exp_avg_sq", moments.at("exp_avg_sq").tensor());
     }
     return result;
-  }
-
-  bench::Row row_of(const std::string& what, const char* unit) const {
-    const std::string ranks = std::to_string(world_.size());
-    return {"checkpoint/" + what + "/1GB/cpu" + ranks, unit, {}};
-  }
-
-  void print(const std::vector<bench::Row>& rows) const {
-    for (const auto& row : rows) {
-      if (world_.rank() == 0) {
-        bench::print(row);
-      }
-    }
   }
 
   void clean() const {

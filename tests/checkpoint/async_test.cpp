@@ -29,15 +29,11 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::FileOp;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
 using ::testing::ElementsAre;
-using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::names_in;
-using testing::on_ranks;
-using testing::TempFolder;
-using testing::test_device;
 
 torch::nn::Sequential make_model() {
   torch::manual_seed(3);

@@ -26,16 +26,11 @@
 namespace tessera {
 namespace {
 
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
-using testing::Cut;
-using testing::cut;
-using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::names_in;
 using ::testing::Not;
-using testing::on_ranks;
-using testing::TempFolder;
 
 /// Equal parts on two ranks, so that they look like copies.
 torch::nn::Sequential make_sharded(ShardLayout layout) {

@@ -16,12 +16,9 @@ namespace {
 namespace fs = std::filesystem;
 using checkpoint::LoadOptions;
 using checkpoint::Verify;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
-using testing::error_of;
 using ::testing::HasSubstr;
-using testing::names_in;
-using testing::on_ranks;
-using testing::TempFolder;
 
 StateDict small_state(float value) {
   return {

@@ -24,15 +24,11 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::FileOp;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
-using testing::Cut;
-using testing::cut;
 using ::testing::ElementsAre;
-using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::on_ranks;
-using testing::TempFolder;
 
 StateDict state_at(int64_t step, const Group& world) {
   return {

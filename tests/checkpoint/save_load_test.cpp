@@ -20,18 +20,12 @@ namespace fs = std::filesystem;
 
 using checkpoint::LoadOptions;
 using checkpoint::SaveOptions;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
-using testing::blank;
-using testing::Cut;
-using testing::cut;
 using ::testing::ElementsAre;
-using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::names_in;
 using ::testing::Not;
-using testing::on_ranks;
-using testing::TempFolder;
 
 constexpr Cut kCuts[] =
     {Cut::kWhole, Cut::kRows, Cut::kColumns, Cut::kFlat, Cut::kLast};

@@ -18,6 +18,7 @@
 #include "support/errors.h"
 #include "support/memory_meter.h"
 #include "support/ranks.h"
+#include "zero/support.h"
 
 namespace tessera {
 namespace {
@@ -273,17 +274,8 @@ TEST(TrainingStateTest, ASharedOptimizerIsSavedInItsOwnMemory) {
   on_ranks(4, [](const Group& world) {
     constexpr double kMegaByte = 1 << 20;
     const TempFolder folder(world);
-    torch::nn::Sequential model;
-    for (int i = 0; i < 8; ++i) {
-      model->push_back(
-          torch::nn::Linear(torch::nn::LinearOptions(1024, 1024).bias(false)));
-    }
-    ZeroRedundancyOptimizer zero(
-        model->parameters(), optimizer_class<optim::AdamW>(1e-2));
-    for (const at::Tensor& param : model->parameters()) {
-      param.mutable_grad() = torch::ones_like(param);
-    }
-    zero.step();
+    testing::SteppedZero subject(8);
+    auto& [model, zero] = subject;
     TrainingState training(*model, {zero});
     // The optimizer's state is 64 MB, of which each rank keeps 16.
     testing::MemoryMeter meter;

@@ -19,13 +19,7 @@
 namespace tessera {
 namespace {
 
-using tessera::testing::bin_dir;
-using tessera::testing::Command;
-using tessera::testing::CommandOptions;
-using tessera::testing::CommandResult;
-using tessera::testing::run_command;
-using tessera::testing::tessera_program;
-using tessera::testing::without_launcher;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -144,17 +138,7 @@ std::unique_ptr<Command> start_node(
     int node,
     const std::string& endpoint,
     const std::vector<std::string>& more) {
-  std::vector<std::string> words{
-      tessera_program(),
-      "run",
-      "-n",
-      "1",
-      "--nnodes",
-      "2",
-      "--node-rank",
-      std::to_string(node),
-      "--rdzv-endpoint",
-      endpoint};
+  auto words = run_on_node_of_two(node, endpoint);
   words.insert(words.end(), more.begin(), more.end());
   return std::make_unique<Command>(
       words, CommandOptions{.environment = without_launcher()});

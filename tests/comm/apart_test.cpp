@@ -20,13 +20,7 @@
 namespace tessera {
 namespace {
 
-using tessera::testing::bin_dir;
-using tessera::testing::Command;
-using tessera::testing::CommandOptions;
-using tessera::testing::CommandResult;
-using tessera::testing::run_command;
-using tessera::testing::tessera_program;
-using tessera::testing::without_launcher;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -94,13 +88,7 @@ class TwoRanks {
 };
 
 MATCHER_P2(Says, times, text, "") {
-  int count = 0;
-  const std::string part = text;
-  for (size_t at = arg.find(part); at != std::string::npos;
-       at = arg.find(part, at + 1)) {
-    ++count;
-  }
-  return count == times;
+  return num_times(arg, text) == times;
 }
 
 /// Why a command cannot be used for a test here, if so.

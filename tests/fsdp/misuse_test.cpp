@@ -40,6 +40,17 @@ void expect_unchanged(
   }
 }
 
+/// The gradients that the model's shards have.
+std::vector<at::Tensor> gradients_of(torch::nn::Module& model) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& leaf : parameters(model)) {
+    if (leaf.grad().defined()) {
+      gradients.push_back(leaf.grad());
+    }
+  }
+  return gradients;
+}
+
 TEST(MisuseTest, AnOptimizerMadeBeforeShardingIsRefusedAtItsFirstStep) {
   on_ranks(2, [](const Group& world) {
     for (const bool has_plain_group : {false, true}) {
@@ -139,11 +150,7 @@ TEST(MisuseTest, ClippingWithLibTorchsFunctionIsRefused) {
     auto model = make_stack();
     shard_blocks(model);
     loss_of(model, tokens(world.rank(), 0)).backward();
-    std::vector<at::Tensor> gradients;
-    for (const at::Tensor& leaf : parameters(*model)) {
-      gradients.push_back(leaf.grad());
-    }
-    std::erase_if(gradients, [](const auto& one) { return !one.defined(); });
+    const auto gradients = gradients_of(*model);
     const auto before = copies_of(gradients);
     for (const double norm_type :
          {2.0, std::numeric_limits<double>::infinity(), 0.0}) {
@@ -306,11 +313,7 @@ TEST(MisuseTest, ClippingNeverScalesShardsByDifferentFactors) {
     auto model = make_stack();
     fully_shard(*model, FullyShardOptions().ignored_params({model->head}));
     loss_of(model, tokens(world.rank(), 0)).backward();
-    std::vector<at::Tensor> gradients;
-    for (const at::Tensor& leaf : parameters(*model)) {
-      gradients.push_back(leaf.grad());
-    }
-    std::erase_if(gradients, [](const auto& one) { return !one.defined(); });
+    const auto gradients = gradients_of(*model);
     const auto before = copies_of(gradients);
     EXPECT_THAT(
         error_of([&] { clip_grad_norm_(*model, 1e-3); }),

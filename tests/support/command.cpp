@@ -173,6 +173,31 @@ CommandResult run_command(
   return Command(words, options).wait();
 }
 
+int num_times(const std::string& text, const std::string& what) {
+  int times = 0;
+  for (size_t at = text.find(what); at != std::string::npos;
+       at = text.find(what, at + 1)) {
+    ++times;
+  }
+  return times;
+}
+
+std::vector<std::string> run_on_node_of_two(
+    int node,
+    const std::string& endpoint) {
+  return {
+      tessera_program(),
+      "run",
+      "-n",
+      "1",
+      "--nnodes",
+      "2",
+      "--node-rank",
+      std::to_string(node),
+      "--rdzv-endpoint",
+      endpoint};
+}
+
 std::string bin_dir() {
   char path[4096];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof path);

@@ -69,6 +69,14 @@ CommandResult run_command(
     const std::vector<std::string>& words,
     const CommandOptions& options = {});
 
+/// How often `what` stands in a text such as a program's output.
+int num_times(const std::string& text, const std::string& what);
+
+/// The first words of a command that starts one rank on node `node` of two.
+std::vector<std::string> run_on_node_of_two(
+    int node,
+    const std::string& endpoint);
+
 /// Folder of the built programs.
 std::string bin_dir();
 /// `tessera`, `bin_dir()/tessera`.

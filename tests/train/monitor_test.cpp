@@ -28,24 +28,14 @@ using ::testing::Not;
 constexpr int kSteps = 4; // by the third one buffers are recycled
 constexpr double kSlack = 0.02; // of the whole, by which a kind may be off
 
-/// Trains with a monitor; the report of the last step.
 template <class Optimizer>
 StepReport watch(
     Layers& model,
     Optimizer& optimizer,
     int64_t batch,
     bool timeline = false) {
-  StepMonitor monitor(model, {optimizer});
-  const at::Tensor x = torch::ones({batch, Layers::kSize});
-  StepReport report;
-  for (int step = 0; step < kSteps; ++step) {
-    monitor.begin_step(MonitorOptions().timeline(timeline));
-    optimizer.zero_grad();
-    model.forward(x).square().mean().backward();
-    optimizer.step();
-    report = monitor.end_step();
-  }
-  return report;
+  return testing::watch(
+      model, optimizer, torch::ones({batch, Layers::kSize}), kSteps, timeline);
 }
 
 void expect_near(int64_t found, double expected, const MemoryByKind& memory) {

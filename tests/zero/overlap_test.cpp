@@ -19,12 +19,12 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 #include "zero/bucket_assignment.h"
+#include "zero/support.h"
 
 namespace tessera {
 namespace {
 
-using tessera::testing::error_of;
-using tessera::testing::on_ranks;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -93,16 +93,6 @@ at::Tensor input(const Group& world, int step) {
 /// Every parameter in a bucket of its own.
 DDPOptions tiny_buckets() {
   return DDPOptions().first_bucket_mb(1e-6).bucket_cap_mb(1e-6);
-}
-
-void expect_equal(
-    const torch::nn::Sequential& a,
-    const torch::nn::Sequential& b) {
-  const auto left = a->parameters();
-  const auto right = b->parameters();
-  for (size_t i = 0; i < left.size(); ++i) {
-    EXPECT_TRUE(torch::equal(left[i], right[i])) << "parameter " << i;
-  }
 }
 
 std::vector<at::Tensor> values_of(const torch::nn::Sequential& model) {

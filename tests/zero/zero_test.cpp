@@ -21,13 +21,12 @@
 #include "support/errors.h"
 #include "support/memory_meter.h"
 #include "support/ranks.h"
+#include "zero/support.h"
 
 namespace tessera {
 namespace {
 
-using tessera::testing::error_of;
-using tessera::testing::MemoryMeter;
-using tessera::testing::on_ranks;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using torch::optim::OptimizerParamGroup;
@@ -42,16 +41,6 @@ torch::nn::Sequential make_model() {
 void backward(torch::nn::Sequential& model, int step) {
   torch::manual_seed(100 + step);
   model->forward(torch::randn({4, 7})).square().mean().backward();
-}
-
-void expect_equal(
-    const torch::nn::Sequential& a,
-    const torch::nn::Sequential& b) {
-  const auto left = a->parameters();
-  const auto right = b->parameters();
-  for (size_t i = 0; i < left.size(); ++i) {
-    EXPECT_TRUE(torch::equal(left[i], right[i])) << "parameter " << i;
-  }
 }
 
 /// Sharded and not, the same bits.
@@ -458,17 +447,8 @@ TEST(ZeroTest, GetStateDictLeavesStateWithItsOwner) {
 TEST(ZeroTest, SavingAndLoadingPeakBelowThisRanksShare) {
   on_ranks(4, [](const Group& world) {
     constexpr double kMegaByte = 1 << 20;
-    torch::nn::Sequential model;
-    for (int i = 0; i < 4; ++i) {
-      model->push_back(
-          torch::nn::Linear(torch::nn::LinearOptions(1024, 1024).bias(false)));
-    }
-    ZeroRedundancyOptimizer zero(
-        model->parameters(), optimizer_class<optim::AdamW>(1e-2));
-    for (const at::Tensor& param : model->parameters()) {
-      param.mutable_grad() = torch::ones_like(param);
-    }
-    zero.step();
+    SteppedZero subject(4);
+    auto& [model, zero] = subject;
     // The state is 32 MB, of which each rank keeps 8.
     MemoryMeter meter;
     StateDict state = get_optimizer_state_dict(*model, {zero});
@@ -533,17 +513,8 @@ void expect_consolidation_peaks_below(double mega_bytes_beside) {
   constexpr double kMegaByte = 1 << 20;
   constexpr double kResult = 32 * kMegaByte;
   constexpr double kSlack = 1 * kMegaByte;
-  torch::nn::Sequential model;
-  for (int i = 0; i < 4; ++i) {
-    model->push_back(
-        torch::nn::Linear(torch::nn::LinearOptions(1024, 1024).bias(false)));
-  }
-  ZeroRedundancyOptimizer zero(
-      model->parameters(), optimizer_class<optim::AdamW>(1e-2));
-  for (const at::Tensor& param : model->parameters()) {
-    param.mutable_grad() = torch::ones_like(param);
-  }
-  zero.step();
+  SteppedZero subject(4);
+  auto& zero = subject.zero;
   MemoryMeter meter;
   zero.consolidate_state_dict(1);
   const bool has_it = zero.join_process_group().rank() == 1;
