@@ -1,6 +1,7 @@
 // A small model, its data and its training, for tests of front ends.
 #pragma once
 
+#include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/fully_shard.h>
 
 #include <torch/torch.h>
@@ -30,6 +31,9 @@ at::Tensor loss_of(Stack& model, const at::Tensor& x);
 
 /// Each block a unit, then the rest.
 void shard_blocks(Stack& model, const FullyShardOptions& options = {});
+
+/// The same by the handle: each block a unit, then the rest.
+FSDPOptions by_block();
 
 torch::optim::AdamW make_adamw(std::vector<at::Tensor> parameters);
 
