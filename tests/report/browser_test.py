@@ -186,9 +186,9 @@ class ReportTest(unittest.TestCase):
         run = self.scratch_run(lines[:3] + ["garbage <b>", '{"kind":"step","step":"x"}'] + lines[3:])
         done = report(run)
         self.assertEqual(done.returncode, 0)
-        self.assertIn("2 of 8 lines could not be read:\n  line 4 is no JSON\n  line 5 \"step\" is no count\n", done.stderr)
+        self.assertIn("2 of 8 lines could not be read:\n  line 4 is not JSON\n  line 5 \"step\" is not a count\n", done.stderr)
         page = self.open(run / "report.html")
-        self.assertEqual(page.texts("#problems li"), ["line 4 is no JSON", 'line 5 "step" is no count'])
+        self.assertEqual(page.texts("#problems li"), ["line 4 is not JSON", 'line 5 "step" is not a count'])
         self.assertEqual(all_problems(page), [])
 
     # ---- The page ----
