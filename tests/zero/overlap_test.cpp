@@ -463,7 +463,7 @@ TEST(ZeroOverlapTest, RejectsWhatItCannotStep) {
     hook_with_zero_step(average, ddp, zero);
     EXPECT_THAT(
         error_of([&] { hook_with_zero_step(average, ddp, zero); }),
-        HasSubstr("in a hook already"));
+        HasSubstr("already used by a hook"));
   });
 }
 
