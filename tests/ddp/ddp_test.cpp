@@ -557,7 +557,7 @@ TEST(DdpTest, AParameterThatNobodyAveragesIsAnErrorOnAll) {
       model->head.set_requires_grad(true);
       EXPECT_THAT(
           error_of([&] { loss_of(model, tokens(world.rank(), 1)).backward(); }),
-          AllOf(HasSubstr("\"head\""), HasSubstr("Make it anew")));
+          AllOf(HasSubstr("\"head\""), HasSubstr("Make a new one")));
     }
     { // registered, and on one rank only
       Stack model = make_stack();
