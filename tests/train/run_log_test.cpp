@@ -278,7 +278,7 @@ TEST(RunLogTest, AFullDiskIsWarnedOfOnceAndTrainingGoesOn) {
   ASSERT_EQ(warnings.texts.size(), 1);
   EXPECT_THAT(warnings.texts[0], HasSubstr("log.jsonl"));
   EXPECT_THAT(warnings.texts[0], HasSubstr("No space left"));
-  EXPECT_THAT(warnings.texts[0], HasSubstr("Training goes on"));
+  EXPECT_THAT(warnings.texts[0], HasSubstr("Training continues"));
 }
 
 TEST(RunLogTest, AFolderThatCannotBeMadeIsWarnedOf) {
