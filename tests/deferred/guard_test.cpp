@@ -53,7 +53,7 @@ TEST_F(DeferredInitTest, MovingToADeviceAfterTheGuardIsRecorded) {
   if (!torch::cuda::is_available()) {
     EXPECT_THAT(
         error_of([&] { module->to(torch::kCUDA); }),
-        HasSubstr("asks for device cuda, and this process has none"));
+        HasSubstr("asks for device cuda, but this process has no device"));
   }
 }
 

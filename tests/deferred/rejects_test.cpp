@@ -80,7 +80,9 @@ TEST_F(DeferredInitTest, RejectsWritingItsValuesToMemory) {
            },
            [&] { memory.index_put_({torch::tensor({1})}, tensor[0]); }}) {
     EXPECT_THAT(
-        error_of(write), HasSubstr("this would write to a tensor with memory"));
+        error_of(write),
+        HasSubstr(
+            "this operation would write values that depend on a deferred"));
   }
 }
 
@@ -96,7 +98,7 @@ TEST_F(DeferredInitTest, RejectsMetaTensorsOfUnknownValues) {
       AllOf(
           HasSubstr("[aten::add_]"),
           HasSubstr("a meta tensor that is not deferred"),
-          HasSubstr("Make it under DeferredInit too")));
+          HasSubstr("Create the meta tensor under DeferredInit too")));
   EXPECT_THAT(
       error_of([&] { tensor.set_data(unknown); }),
       HasSubstr("a meta tensor that is not deferred"));
@@ -150,7 +152,7 @@ TEST_F(DeferredInitTest, RejectsSparseResults) {
         torch::sparse_coo_tensor(
             torch::zeros({2, 4}, torch::kLong), torch::rand({4}), {3, 3});
       }),
-      HasSubstr("only these can be deferred"));
+      HasSubstr("only dense tensors can be deferred"));
   const auto sparse = torch::zeros({3, 3}, torch::kSparse);
   EXPECT_FALSE(is_deferred(sparse));
   EXPECT_THAT(
