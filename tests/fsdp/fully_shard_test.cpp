@@ -362,7 +362,7 @@ TEST(FullyShardErrorsTest, EveryWayToWriteIsRefusedOrNoticed) {
           auto leaf = parameters(*m).front();
           leaf.set_data(torch::zeros_like(leaf));
         }),
-        HasSubstr("part a shard from its unit"));
+        HasSubstr("separate a shard from its unit"));
     EXPECT_THAT(
         after([](Stack& m) { m->head.data().add_(1); }),
         HasSubstr("writes to a sharded parameter"));
