@@ -19,37 +19,38 @@ enum class StateDictType {
   SHARDED_STATE_DICT, // ShardedTensor values: this rank's part with its place
 };
 
-/// Of FULL_STATE_DICT, for a model.
+/// Config of FULL_STATE_DICT for a model.
 struct TESSERA_API FullStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = false;
-  /// The others get an empty dictionary.
+  /// Only rank 0 gets the state; the other ranks get an empty dictionary.
   TORCH_ARG(bool, rank0_only) = false;
 };
-/// Of LOCAL_STATE_DICT, for a model.
+/// Config of LOCAL_STATE_DICT for a model.
 struct TESSERA_API LocalStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = false;
 };
-/// Of SHARDED_STATE_DICT, for a model.
+/// Config of SHARDED_STATE_DICT for a model.
 struct TESSERA_API ShardedStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = false;
 };
 
-/// Of FULL_STATE_DICT, for optimizers.
+/// Config of FULL_STATE_DICT for optimizers.
 struct TESSERA_API FullOptimStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = true;
-  /// The others get an empty dictionary, and load from rank 0's.
+  /// Only rank 0 gets the state; the other ranks get an empty dictionary, and
+  /// load from rank 0's.
   TORCH_ARG(bool, rank0_only) = false;
 };
-/// Of LOCAL_STATE_DICT, for optimizers.
+/// Config of LOCAL_STATE_DICT for optimizers.
 struct TESSERA_API LocalOptimStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = false;
 };
-/// Of SHARDED_STATE_DICT, for optimizers.
+/// Config of SHARDED_STATE_DICT for optimizers.
 struct TESSERA_API ShardedOptimStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = true;
@@ -78,10 +79,10 @@ struct TESSERA_API StateDictSettings {
 /// optim_state_dict_to_load() of the module do, for all units in it; returns
 /// what was set before. A config left out takes the type's defaults. Units of
 /// FSDP start with FULL_STATE_DICT, those of fully_shard with
-/// SHARDED_STATE_DICT. Not collective, but to be called on all ranks alike.
+/// SHARDED_STATE_DICT. Not collective, but must be called on all ranks alike.
 ///
 /// Throws c10::ValueError, with nothing changed, for a config of another type,
-/// and where the module has no units, or units that were set differently.
+/// and if the module has no units, or units that were set differently.
 TESSERA_API StateDictSettings set_state_dict_type(
     torch::nn::Module& module,
     StateDictType type,
@@ -94,10 +95,10 @@ TESSERA_API StateDictSettings set_state_dict_type(
 /// Throws c10::ValueError unless all units of the module agree.
 TESSERA_API StateDictSettings get_state_dict_type(torch::nn::Module& module);
 
-/// Sets it while it lives, then what was set before.
+/// Sets the type while the guard lives, then restores the one before.
 class [[nodiscard]] TESSERA_API StateDictTypeGuard {
  public:
-  /// As set_state_dict_type(). The module must outlive it.
+  /// As set_state_dict_type(). The module must outlive the guard.
   StateDictTypeGuard(
       torch::nn::Module& module,
       StateDictType type,
