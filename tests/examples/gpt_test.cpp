@@ -318,7 +318,7 @@ TEST_F(GptTest, OneProcessTrainsInARunAtATime) {
   ASSERT_TRUE(first.wait_for_output("GPT of"));
   const auto second = train(1, "run");
   EXPECT_EQ(second.exit_code, 1);
-  EXPECT_THAT(second.output, HasSubstr("somebody is training in"));
+  EXPECT_THAT(second.output, HasSubstr("another process is training in"));
   ::kill(first.pid(), SIGTERM);
   EXPECT_EQ(first.wait().exit_code, 128 + SIGTERM);
 }

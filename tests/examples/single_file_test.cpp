@@ -68,7 +68,7 @@ TEST(ZeroSgdExampleTest, EachOfTwoRanksKeepsAPartAndRankZeroSavesAll) {
   EXPECT_EQ(result.exit_code, 0) << result.output;
   EXPECT_THAT(result.output, AllOf(HasSubstr("saved to"), HasSubstr("ok: ")));
   EXPECT_TRUE(fs::exists(scratch.path + "/optimizer/.metadata"));
-  const double whole = number_after(result.output, "goes on with ");
+  const double whole = number_after(result.output, "continues with ");
   for (const char* rank : {"rank 0 of 2 keeps ", "rank 1 of 2 keeps "}) {
     EXPECT_NEAR(number_after(result.output, rank), whole / 2, whole / 10)
         << result.output;
