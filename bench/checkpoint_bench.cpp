@@ -1,5 +1,6 @@
-// A checkpoint of about 1 GB: saving, loading, and what saving behind training
-// costs it; against raw writes and reads of the same bytes.
+// A checkpoint of about 1 GB: saving, loading, and what saving in the
+// background costs training; compared with raw writes and reads of the same
+// bytes.
 //
 //   tessera run -n 2 --cpu-threads 1 checkpoint_bench FOLDER
 //   checkpoint_bench FOLDER load_world1      what two ranks saved there
@@ -32,7 +33,7 @@ using bench::extra_megabytes;
 using bench::milliseconds;
 using bench::Samples;
 
-constexpr int kRepeats = 4; // a round
+constexpr int kRepeats = 4; // per round
 constexpr size_t kRawBytes = size_t{16} << 20; // of one raw write or read
 
 /// All tensors of this rank, as bytes.
@@ -55,7 +56,7 @@ std::vector<std::pair<char*, size_t>> memory_of(
   return parts;
 }
 
-/// Writes and syncs, or reads, the same bytes with nothing around them.
+/// Writes and syncs, or reads, the same bytes without any format.
 void raw(
     const std::string& path,
     const std::vector<std::pair<char*, size_t>>& parts,
@@ -80,7 +81,7 @@ void raw(
   ::close(file);
 }
 
-/// The small files, syncs and the rename that go with a checkpoint.
+/// The small files, the syncs and the rename of a checkpoint.
 void raw_commit(const fs::path& folder) {
   const fs::path partial = folder / "raw.partial";
   const fs::path done = folder / "raw.done";
@@ -177,7 +178,7 @@ void print_on_rank_0(
   }
 }
 
-/// Saving and loading by all ranks, into and from `folder`.
+/// All ranks save to and load from `folder`.
 class Saves {
  public:
   Saves(
@@ -196,7 +197,7 @@ class Saves {
     parts_ = memory_of(state_);
   }
 
-  /// Against raw writes and reads.
+  /// Compared with raw writes and reads.
   void measure_calls() {
     bench::Row saves = row_of(world_, "save", "ms");
     bench::Row loads = row_of(world_, "load", "ms");
@@ -207,7 +208,7 @@ class Saves {
     warm_disk();
     for (int i = 0; i < repeats_; ++i) {
       fs::remove(raw_path_);
-      // In turns: what comes second finds the disk busier.
+      // The sides take turns: the second one finds the disk busier.
       if (i % 2 == 0) {
         saves.limit.push_back(time_raw_write());
         saves.ours.push_back(time_save());
@@ -224,7 +225,7 @@ class Saves {
     print_on_rank_0(world_, {saves, loads, save_memory, load_memory});
   }
 
-  /// Behind training: the call, and the step that follows it.
+  /// Saving in the background: the call, and the step that follows it.
   void measure_async() {
     bench::Row stalls = row_of(world_, "async_stall", "ms");
     bench::Row ends = row_of(world_, "async_until_done", "ms");
@@ -247,7 +248,7 @@ class Saves {
     print_on_rank_0(world_, {stalls, ends, steps, memory});
   }
 
-  /// The last one, for load_world1.
+  /// Keeps the last checkpoint, for load_world1.
   void keep() {
     world_.barrier();
     if (world_.rank() == 0) {
@@ -291,7 +292,7 @@ class Saves {
     world_.barrier();
   }
 
-  /// A virtual disk is slow where nothing was ever written.
+  /// A virtual disk is slow where nothing has been written before.
   void warm_disk() const {
     const auto path = [&](int i) {
       return raw_path_ + "_warm" + std::to_string(i);
@@ -351,7 +352,7 @@ class Copies {
     print_on_rank_0(world_, {stalls, steps, memory});
   }
 
-  /// Against the same tensors without the comparison between ranks.
+  /// Compared with the same tensors without the comparison between ranks.
   void measure_comparison() {
     bench::Row saves = row_of(world_, "save_copies", "ms");
     for (int i = 0; i < 2 * repeats_; ++i) {
