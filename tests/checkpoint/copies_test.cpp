@@ -53,7 +53,7 @@ auto refuses_part(const std::string& name) {
       HasSubstr("tessera::get_state_dict"));
 }
 
-/// Nothing is saved, on no rank, and all say the same.
+/// Nothing is saved on any rank, and all ranks throw the same error.
 template <class Matcher>
 void expect_refused(
     const Group& world,

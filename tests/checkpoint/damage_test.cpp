@@ -70,7 +70,8 @@ TEST(DamageTest, AnyTruncatedFileIsFoundAndNamed) {
       ASSERT_EQ(diff(target, small_state(0)), "");
     }
     fs::remove(path);
-    if (name != ".checksums") { // without it, it is one as others write
+    if (name != ".checksums") { // without it, the folder is like those of other
+                                // programs
       StateDict target = small_state(0);
       EXPECT_NE(
           error_of([&] { checkpoint::load(target, folder / "c"); }),

@@ -215,7 +215,7 @@ TEST(CheckpointTest, SavesTensorsOfAnyStrides) {
   }
   checkpoint::load(target, folder / "c");
   EXPECT_EQ(diff(target, state), "");
-  // Into strides, too.
+  // Also into tensors with strides.
   const at::Tensor wide = torch::zeros({8, 12});
   StateDict strided{{"transposed", wide.slice(1, 0, 12, 2)}};
   checkpoint::load(strided, folder / "c", LoadOptions().strict(false));

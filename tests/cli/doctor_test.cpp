@@ -38,8 +38,8 @@ TEST(DoctorTest, SaysWhatIsThereAndThatItWorks) {
           HasSubstr("shm           ok")));
 }
 
-/// It starts ranks in the environment it is asked about, so that what crashes
-/// them there is not called well.
+/// `doctor` starts ranks in its own environment, so that a setting that makes
+/// ranks crash there is not reported as ok.
 TEST(DoctorTest, TellsWhetherRanksStartHere) {
   auto environment = under_slurm({});
   auto result = doctor(environment);

@@ -34,7 +34,7 @@ CommandResult launch(
   return run_command(words, options);
 }
 
-/// What a batch script of Slurm has; srun gives a step id as well.
+/// The variables of a Slurm batch script; srun gives a step id as well.
 const Variables kAllocation{
     {"SLURM_JOB_ID", "1"},
     {"SLURM_JOBID", "1"},

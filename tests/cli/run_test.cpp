@@ -102,7 +102,7 @@ TEST(RunTest, ARankWaitsForADebuggerWhenAsked) {
   const pid_t rank = std::atoi(launcher.output().c_str() + at);
   ASSERT_EQ(ptrace(PTRACE_SEIZE, rank, nullptr, nullptr), 0);
   ASSERT_TRUE(launcher.wait_for_output("[1] sum=3"));
-  waitpid(rank, nullptr, __WALL); // its launcher hears of the end after us
+  waitpid(rank, nullptr, __WALL); // its launcher learns of the end after us
   const auto result = launcher.wait();
   EXPECT_EQ(result.exit_code, 0) << result.output;
 }
@@ -157,7 +157,7 @@ TEST(RunTest, ANodeEndsAlsoWhileNodeZeroIsFrozen) {
   ASSERT_TRUE(second->wait_for_output("[1] at 3\n"));
   kill(first->pid(), SIGSTOP);
   ASSERT_TRUE(
-      second->wait_for_output("[1] at 43\n")); // ranks go on to be heard
+      second->wait_for_output("[1] at 43\n")); // ranks continue to be heard
   kill(second->pid(), SIGINT);
   const auto result = second->wait();
   EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.output;

@@ -153,7 +153,7 @@ TEST_F(SlurmTest, ABatchScriptMayUseAnyLauncher) {
           kProbe + "\n" + kProbe + "\n");
   expect_sums(result, 4 * 4, kFour);
   expect_sums(result, 2, kTwo);
-  // By itself it is alone, in spite of the four tasks.
+  // A program by itself is alone, in spite of the four tasks.
   expect_sums(result, 1, "sum=1 world=1 backend=none");
 }
 
@@ -197,7 +197,7 @@ TEST_F(SlurmTest, TheDoctorTellsTheTruthInABatchScript) {
           HasSubstr("a program is alone here"), HasSubstr("launch        ok")));
 }
 
-/// The timeout is ten minutes: it is the death that is noticed.
+/// The timeout is ten minutes: so it is the death that is noticed.
 TEST_F(SlurmTest, AKilledTaskIsNamedAtOnce) {
   const auto result =
       cluster_->run({"srun", "-n", "2", "--unbuffered", kProbe, "die", "1"});
@@ -295,8 +295,8 @@ std::map<int, std::string> losses(const std::string& log) {
   return result;
 }
 
-/// A job that is put back into the queue in the middle goes on from its newest
-/// checkpoint, and prints what one prints that was left alone.
+/// A job that is put back into the queue in the middle resumes from its newest
+/// checkpoint, and prints the same as a job that was not interrupted.
 TEST_F(SlurmTest, TheDocumentedScriptResumesAfterARequeue) {
   const std::string script = documented_script();
   ASSERT_FALSE(script.empty());
@@ -346,7 +346,7 @@ TEST_F(SlurmTest, TheDocumentedScriptResumesAfterARequeue) {
     return losses(log()).rbegin()->first > before + 40;
   })) << log();
   cluster_->run({"scancel", id});
-  // It did not begin again at the beginning, and came to the same numbers.
+  // The job did not start from the beginning, and got the same numbers.
   EXPECT_EQ(num_times(log(), "step  20 "), 1) << log();
   const auto found = losses(log());
   for (const auto& [step, line] : losses(reference.output)) {

@@ -93,7 +93,8 @@ inline int num_deferred(const Module& module) {
   return count;
 }
 
-/// Each alone on a tape of its own, all in reverse order, and in place.
+/// Materializes each tensor alone on a tape of its own, all tensors in reverse
+/// order, and all in place.
 inline void expect_as_plain(const Make& make) {
   const auto plain = make_plain(make);
   const Named expected = tensors_of(*plain);

@@ -255,7 +255,7 @@ TEST_F(GptDataTest, NoticesTextThatWasAdded) {
   EXPECT_THAT(
       message_of([&] { prepare_corpus(settings, folder_ / "data"); }),
       HasSubstr("extent was"));
-  EXPECT_THAT( // a run that began with them goes on
+  EXPECT_THAT( // a run that began with them continues
       prepare_corpus(settings, folder_ / "data", /*is_trained_on=*/true),
       HasSubstr("has changed since"));
   fs::remove_all(folder_ / "text"); // the tokens are enough
@@ -350,7 +350,7 @@ TEST_F(GptDataTest, JsonSaysTheSame) {
 
 TEST_F(GptDataTest, ARunKeepsWhatItWasBegunWith) {
   const auto run = (folder_ / "run").string();
-  // Without a checkpoint nothing hangs on them.
+  // Without a checkpoint nothing depends on them.
   keep_settings(parse({"--run", run, "--width", "16"}));
   keep_settings(parse({"--run", run, "--width", "64", "--seed", "3"}));
   fs::create_directories(folder_ / "run" / "checkpoints" / "step_00000001");

@@ -88,7 +88,7 @@ class GptTest : public ::testing::Test {
     const auto result = train(num_ranks, run, flags);
     ASSERT_EQ(result.exit_code, 0) << result.output;
   }
-  /// Dies in the middle, then goes on to the end.
+  /// Dies in the middle, then resumes and runs to the end.
   void must_die_and_resume(
       int num_ranks,
       int num_ranks_after,
@@ -295,7 +295,7 @@ TEST_F(GptTest, RefusesWhatCannotBeMeant) {
   const auto refuses = [&](const Words& flags, const std::string& why) {
     const auto result = train(2, "refused", flags);
     EXPECT_EQ(result.exit_code, 2) << result.output;
-    // Rank 0 alone says it.
+    // Only rank 0 prints it.
     EXPECT_THAT(
         result.output, AllOf(HasSubstr(why), Not(HasSubstr("[1] gpt:"))));
   };
@@ -346,7 +346,7 @@ TEST_F(GptTest, WhatIsNotFiniteIsNeitherUsedNorSaved) {
   ASSERT_EQ(ends.size(), 1);
   EXPECT_EQ(ends[0].at("reason"), "failed");
   EXPECT_THAT(ends[0].at("error"), HasSubstr("not finite"));
-  // Where nothing is saved the next gradients tell.
+  // If nothing is saved, the next gradients show it.
   const auto unsaved = explode("unsaved", "0");
   EXPECT_EQ(unsaved.exit_code, 1);
   EXPECT_THAT(

@@ -30,7 +30,7 @@ CommandResult run_example(
       words, {.environment = environment, .timeout = std::chrono::minutes(10)});
 }
 
-/// A folder that is gone with the test.
+/// A folder that is removed with the test.
 struct Scratch {
   Scratch() {
     std::string pattern = fs::temp_directory_path() / "examples_testXXXXXX";
@@ -42,7 +42,7 @@ struct Scratch {
   std::string path;
 };
 
-/// The number after `text` in the output; -1 where there is no such text.
+/// The number after `text` in the output; -1 if there is no such text.
 double number_after(const std::string& output, const std::string& text) {
   const auto at = output.find(text);
   return at == std::string::npos ? -1
@@ -104,7 +104,7 @@ TEST(HfSafetensorsExampleTest, TwoRanksLoadTrainAndWriteWhatPythonOpens) {
           HasSubstr("ok: 20 steps"),
           HasSubstr("ok: logits of the sharded model and of finetuned"),
           Not(HasSubstr("WRONG"))));
-  // No rank has, or reads, more than its part.
+  // No rank has or reads more than its part.
   EXPECT_NEAR(number_after(result.output, "has about "), 3.17 / 2, 0.1);
   EXPECT_NEAR(number_after(result.output, "and read "), 1.58 / 2, 0.1);
   for (const char* folder : {"/pretrained", "/finetuned"}) {

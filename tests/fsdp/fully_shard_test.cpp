@@ -338,7 +338,7 @@ TEST(FullyShardErrorsTest, RejectsWritesToShardedParameters) {
   });
 }
 
-/// What a user may do to a sharded model by mistake, and what it says.
+/// What a user may do to a sharded model by mistake, and the errors.
 TEST(FullyShardErrorsTest, EveryWayToWriteIsRefusedOrNoticed) {
   on_ranks(2, [](const Group& world) {
     const auto after = [&](const std::function<void(Stack&)>& change) {

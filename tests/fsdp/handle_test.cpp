@@ -116,7 +116,8 @@ TEST(FsdpTest, AUnitOutlivesTheModuleThatNamedIt) {
     auto reference = train_plain(world.size());
     auto model = make_stack();
     for (int64_t i = 0; i < kDepth; ++i) {
-      // Containers that go at once: their addresses are taken by the next.
+      // Containers that are destroyed at once: the next one reuses their
+      // address.
       torch::nn::Sequential container(
           Block(std::dynamic_pointer_cast<BlockImpl>(
               model->blocks->ptr(static_cast<size_t>(i)))));
@@ -144,7 +145,7 @@ TEST(FsdpTest, TiedParametersGoToTheLowestUnitThatContainsThem) {
         FSDPOptions()
             .auto_wrap_policy(module_wrap_policy<torch::nn::Embedding, Block>())
             .use_orig_params(true));
-    // The embedding's weight is the head of the whole too.
+    // The embedding's weight is also the head of the whole model.
     EXPECT_TRUE(engine::unit_of(module->embed->weight)->is_root());
     train_sharded(module, world.rank());
     expect_same_parameters(module, reference.model, 1e-9);

@@ -1,5 +1,4 @@
-// Programs that would train on wrong numbers without a word, and what they
-// hear.
+// Programs that would silently train on wrong numbers, and the errors they get.
 #include <tessera/ddp/distributed_data_parallel.h>
 #include <tessera/error.h>
 #include <tessera/fsdp/fsdp.h>
@@ -23,7 +22,7 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-/// The values of a model that are shards, before and after.
+/// The values of a model's shards, to compare later.
 std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> copies;
   for (const at::Tensor& tensor : tensors) {
@@ -168,8 +167,8 @@ TEST(MisuseTest, ClippingWithLibTorchsFunctionIsRefused) {
           torch::nn::utils::clip_grad_value_(model->parameters(), 1e-3);
         }),
         HasSubstr("gradient of a sharded parameter"));
-    // Nor by the norm of the shards of one rank. LibTorch itself refuses the
-    // largest element of a gradient that is empty on this rank.
+    // The norm of one rank's shards is refused, too. LibTorch itself refuses
+    // the largest element of a gradient that is empty on this rank.
     for (const double norm_type :
          {2.0, std::numeric_limits<double>::infinity()}) {
       EXPECT_THAT(
@@ -183,7 +182,7 @@ TEST(MisuseTest, ClippingWithLibTorchsFunctionIsRefused) {
     }
     expect_unchanged(gradients, before);
 
-    // By hand it can be done, and each element by itself.
+    // Clipping by hand is possible, and clipping each element by itself.
     const double norm = clip_grad_norm_(*model, 1e9);
     auto sum = torch::zeros({1}, at::kDouble);
     for (const at::Tensor& gradient : gradients) {
@@ -282,7 +281,7 @@ TEST(MisuseTest, WhatIsNotShardedMayBeTrainedByItsUser) {
       EXPECT_FALSE(named_parameters(*looked_at).empty());
     }
     loss_of(looked_at, tokens(world.rank(), 0)).backward();
-    // And a root that is sharded after all has nothing to compare.
+    // A root that is sharded later has nothing to compare.
     auto late = forget_the_root();
     EXPECT_FALSE(named_parameters(*late).empty());
     fully_shard(*late);
@@ -330,7 +329,7 @@ TEST(MisuseTest, ClippingNeverScalesShardsByDifferentFactors) {
         torch::nn::utils::clip_grad_norm_(plain->parameters(), 1e-3);
     EXPECT_NEAR(clip_grad_norm_(*model, 1e-3), expected, 1e-9);
     EXPECT_TRUE(torch::allclose(model->head.grad(), plain->head.grad()));
-    // A rank that has none, too.
+    // Also on a rank that has none.
     if (world.rank() == 1) {
       model->head.mutable_grad().reset();
     }

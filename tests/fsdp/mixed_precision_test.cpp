@@ -30,7 +30,8 @@ TEST(FsdpTest, MixedPrecisionComputesLowAndKeepsHigh) {
                 .reduce_dtype(at::kFloat)
                 .buffer_dtype(at::kBFloat16)));
     auto x = torch::ones({3, 8}, at::requires_grad());
-    // The handle casts its input, the plain forward each operand that clashes.
+    // The handle casts its input, the plain forward casts each operand of
+    // another dtype.
     EXPECT_EQ(model(x).scalar_type(), at::kBFloat16);
     const auto output = module->forward(x);
     EXPECT_EQ(output.scalar_type(), at::kBFloat16);

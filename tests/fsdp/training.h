@@ -17,7 +17,7 @@ namespace tessera::testing {
 inline constexpr int64_t kVocabulary = 11;
 inline constexpr int64_t kWidth = 6;
 inline constexpr int64_t kDepth = 3;
-inline constexpr int64_t kBatch = 2; // a rank
+inline constexpr int64_t kBatch = 2; // per rank
 inline constexpr int kSteps = 4;
 
 /// In double, always with the same values.
@@ -44,8 +44,8 @@ struct Reference {
 };
 Reference train_plain(int size, bool tied = false);
 
-/// Trains a sharded one, kSteps on this rank's part of the batch; returns this
-/// rank's losses.
+/// Trains a sharded model for kSteps on this rank's part of the batch; returns
+/// this rank's losses.
 std::vector<double> train_sharded(Stack& model, int rank);
 
 /// Reads parameters by operators, so that units are gathered.

@@ -15,7 +15,8 @@ using namespace tessera::testing; // NOLINT: the fixture of these tests
 using namespace tessera::testing::recomputation; // NOLINT: likewise
 using torch::nn::Linear;
 
-/// Counts the bytes that tensors of this thread take since it was made.
+/// Counts the bytes that tensors of this thread have taken since it was
+/// constructed.
 class Ledger : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device)
@@ -47,7 +48,7 @@ class LedgerScope {
 
 TEST(RecomputeMemoryTest, KeepsTheInputsOfEachCallAlone) {
   constexpr int64_t kCalls = 5;
-  constexpr int64_t kOps = 7; // a call
+  constexpr int64_t kOps = 7; // per call
   constexpr int64_t kBytes = 4 * 4096; // of one activation
   const auto alive = [&](bool recomputes, const RecomputeOptions& options) {
     const auto x = leaf({4096});
@@ -76,7 +77,7 @@ TEST(RecomputeMemoryTest, KeepsTheInputsOfEachCallAlone) {
 
 TEST(RecomputeMemoryTest, ReleasesActivationsWhileBackwardRuns) {
   constexpr int64_t kCalls = 6;
-  constexpr int64_t kOps = 8; // a call
+  constexpr int64_t kOps = 8; // per call
   constexpr int64_t kBytes = 4 * 4096;
   const auto x = leaf({4096});
   LedgerScope ledger;
@@ -97,7 +98,7 @@ TEST(RecomputeMemoryTest, ReleasesActivationsWhileBackwardRuns) {
   y.reset();
   loss.backward();
   // Each call's input and the last output, the activations of one call, and
-  // its gradients: the one that came in, the one under way and its successor.
+  // its gradients: the incoming one, the current one and its successor.
   EXPECT_LE(ledger->peak, (kCalls + kOps + 3) * kBytes + 64);
   loss.reset();
   EXPECT_EQ(ledger->alive, kBytes); // the gradient of x

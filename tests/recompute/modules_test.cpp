@@ -297,7 +297,8 @@ TEST(RecomputeModulesTest, RejectsWhatIsNotInASequential) {
   EXPECT_EQ(front[0]->as<Block>(), front->children()[0]->as<Block>());
   EXPECT_NE(front[0]->as<Block>(), nullptr);
 
-  front->register_module("beside", Block(kWidth)); // a child, but no element
+  front->register_module(
+      "beside", Block(kWidth)); // a child, but not an element
   EXPECT_THAT(
       error_of([&] { apply_activation_checkpointing<Block>(*front); }),
       HasSubstr("submodule \"beside\""));

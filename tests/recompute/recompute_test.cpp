@@ -27,7 +27,7 @@ TEST(RecomputeTest, RunsTheFunctionOnceMoreInBackward) {
   EXPECT_EQ(calls.use_count(), 2); // the graph has the function
   y.sum().backward();
   EXPECT_EQ(*calls, 2);
-  EXPECT_EQ(calls.use_count(), 1); // until backward is through
+  EXPECT_EQ(calls.use_count(), 1); // until backward is done
 }
 
 TEST(RecomputeTest, GradientsHaveTheSameBits) {

@@ -1,4 +1,5 @@
-// What the tests of recompute() share: values, and calls with it and without.
+// What the tests of recompute() share: values, and calls with and without
+// recompute().
 #pragma once
 
 #include <tessera/recompute/recompute.h>
@@ -27,7 +28,8 @@ inline at::Tensor leaf(at::IntArrayRef sizes, int seed = 0) {
   return noise(sizes, seed).requires_grad_();
 }
 
-/// Same bits, or as near as said for the largest; or both without a gradient.
+/// Expects the same bits, or values within `tolerance` of the largest one; or
+/// that neither is defined.
 inline void expect_same(
     const at::Tensor& a,
     const at::Tensor& b,
@@ -56,7 +58,8 @@ struct Caller {
   }
 };
 
-/// What `body` gives, calling its functions as they are and under recompute().
+/// Expects the same results of `body` with plain calls and with calls under
+/// recompute().
 inline void expect_no_difference(
     const std::function<Tensors(Caller)>& body,
     double tolerance = 0) {

@@ -282,7 +282,7 @@ TEST(RecomputeScheduleTest, IssuesExactlyTheCollectivesOfAPlainStep) {
         schedule.reset_counts();
         loss_of(model, tokens(world.rank(), step), mode).backward();
         // Forward: the root and each unit; backward: each unit but the last,
-        // which is still there, and all of them once their gradients are.
+        // which is still gathered, and all reductions once the gradients exist.
         EXPECT_EQ(schedule.counts().gathers, 1 + 2 * (kDepth / 2));
         EXPECT_EQ(schedule.counts().reductions, 1 + kDepth / 2);
       }

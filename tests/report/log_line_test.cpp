@@ -57,7 +57,7 @@ TEST(LogLineTest, ReadsLossesThatAreNoNumbers) {
   }
 }
 
-// "x":[1] is enough to be no plain line.
+// "x":[1] is enough for a line not to be plain.
 TEST(LogLineTest, PlainAndOtherStepLinesMeanTheSame) {
   for (const std::string members :
        {R"("step":1)",

@@ -52,7 +52,7 @@ struct Layers : torch::nn::Module {
   torch::nn::Linear head{nullptr};
 };
 
-/// The unit of the root is called after its class.
+/// The unit of the root is named after its class.
 inline constexpr const char* kRootName = "tessera::testing::Layers";
 
 inline std::shared_ptr<Layers> make_layers() {
@@ -60,7 +60,7 @@ inline std::shared_ptr<Layers> make_layers() {
   return std::make_shared<Layers>();
 }
 
-/// Trains with a monitor; the report of the last step.
+/// Trains with a monitor and returns the report of the last step.
 template <class Optimizer>
 StepReport watch(
     Layers& model,

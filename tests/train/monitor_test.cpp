@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr int kSteps = 4; // by the third one buffers are recycled
-constexpr double kSlack = 0.02; // of the whole, by which a kind may be off
+constexpr double kSlack = 0.02; // share of the whole by which a kind may be off
 
 template <class Optimizer>
 StepReport watch(
@@ -205,7 +205,7 @@ TEST(MonitorTest, ATimelineFollowsTheSchedule) {
     std::vector<std::string> gathers{"layer0", "layer1", "layer2", "layer3"};
     gathers.emplace_back(kRootName);
     auto found = names_in(report, Lane::Gather);
-    // What ranks compare at the end is no parameter, but it is a gather.
+    // What ranks compare at the end is not a parameter, but it is a gather.
     ASSERT_GE(found.size(), gathers.size());
     found.resize(gathers.size());
     EXPECT_THAT(found, ElementsAreArray(gathers));

@@ -46,7 +46,7 @@ void append(const fs::path& path, const std::string& text) {
   std::ofstream(path, std::ios::app) << text;
 }
 
-/// Collects warnings, as long as it lives.
+/// Collects warnings as long as the object lives.
 class Warnings : public c10::WarningHandler {
  public:
   Warnings() : before_(c10::WarningUtils::get_warning_handler()) {

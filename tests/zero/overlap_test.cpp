@@ -133,7 +133,7 @@ struct Overlapped {
             std::move(hook), ddp, *zero, way.shard_buckets));
   }
 
-  /// Through the handle or past it, which must not matter.
+  /// Through the handle or without it, which must not matter.
   void train(const at::Tensor& x, bool through_handle = true) {
     model->zero_grad();
     (through_handle ? ddp(x) : model->forward(x)).square().mean().backward();
@@ -311,7 +311,7 @@ TEST(ZeroOverlapTest, SchedulersDriveIt) {
       plain_scheduler.step();
       expect_equal(overlapped.model, plain.model);
     }
-    // What the last step had.
+    // The learning rate of the last step.
     EXPECT_LT(
         overlapped.zero->optim().param_groups()[0].options().get_lr(), 1e-2);
   });
@@ -587,7 +587,7 @@ TEST(ZeroOverlapTest, RejectsAParameterThatWasFrozen) {
   });
 }
 
-/// Throws where it is told to.
+/// Throws if it is told to.
 class Touchy : public optim::SGD {
  public:
   using optim::SGD::SGD;

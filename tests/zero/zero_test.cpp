@@ -43,7 +43,7 @@ void backward(torch::nn::Sequential& model, int step) {
   model->forward(torch::randn({4, 7})).square().mean().backward();
 }
 
-/// Sharded and not, the same bits.
+/// Expects the same bits with and without sharding.
 template <class O, class Options>
 void expect_matches_plain(const Options& options, bool bucket_view = false) {
   auto sharded = make_model();
@@ -449,13 +449,13 @@ TEST(ZeroTest, SavingAndLoadingPeakBelowThisRanksShare) {
     constexpr double kMegaByte = 1 << 20;
     SteppedZero subject(4);
     auto& [model, zero] = subject;
-    // The state is 32 MB, of which each rank keeps 8.
+    // The state is 32 MB; each rank keeps 8 MB.
     MemoryMeter meter;
     StateDict state = get_optimizer_state_dict(*model, {zero});
     EXPECT_LE(static_cast<double>(meter.peak_bytes()), 1 * kMegaByte);
     set_optimizer_state_dict(*model, {zero}, state);
     EXPECT_LE(static_cast<double>(meter.peak_bytes()), 17 * kMegaByte);
-    // Full tensors, of which each rank needs a part.
+    // Full tensors; each rank needs a part of them.
     const StateDict all = get_optimizer_state_dict(
         *model, {zero}, StateDictOptions().full_state_dict(true));
     state = {};
@@ -472,7 +472,7 @@ TEST(ZeroTest, RejectsARankThatIsNotThere) {
     auto model = make_model();
     ZeroRedundancyOptimizer zero(
         model->parameters(), optimizer_class<optim::SGD>(0.1));
-    // On one rank only: the other hears of it.
+    // On one rank only: the other rank throws, too.
     EXPECT_THAT(
         error_of([&] { zero.consolidate_state_dict(2 * world.rank()); }),
         HasSubstr("there is no rank 2"));
@@ -521,7 +521,7 @@ void expect_consolidation_peaks_below(double mega_bytes_beside) {
   EXPECT_LE(
       static_cast<double>(meter.peak_bytes()),
       (has_it ? kResult : 0) + mega_bytes_beside * kMegaByte + kSlack);
-  // Gloo's own thread lets go of what it sent a moment later.
+  // Gloo's own thread releases what it sent a moment later.
   const double kept = (has_it ? kResult : 0) + kSlack;
   for (int i = 0; i < 3000 && meter.live_bytes() > kept; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));

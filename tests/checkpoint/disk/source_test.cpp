@@ -225,7 +225,8 @@ TEST_F(SourceTest, RejectsTorchFilesThatAreNoStateDict) {
   EXPECT_THAT(open_error(folder_ / "old.pt"), HasSubstr("before 1.6"));
 }
 
-// ---- What is no checkpoint -------------------------------------------------
+// ---- What is not a checkpoint
+// -------------------------------------------------
 
 TEST_F(SourceTest, RejectsWhatIsNoCheckpoint) {
   EXPECT_THAT(
@@ -255,7 +256,7 @@ TEST_F(SourceTest, RejectsPipesInsteadOfWaiting) {
   EXPECT_THAT(open_error(folder_ / "pipe"), HasSubstr("not a regular file"));
 }
 
-// A file that is mapped ends the process when another one cuts it off.
+// A mapped file ends the process if another process truncates it.
 TEST_F(SourceTest, MapsNoFile) {
   const auto source = Source::open(kGoldens + "/kinds.pt");
   std::ifstream maps("/proc/self/maps");

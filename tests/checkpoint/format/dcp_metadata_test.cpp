@@ -209,7 +209,7 @@ TEST(DcpMetadataTest, RejectsWhatCannotBe) {
       refused([](M& m) { m.version = "2.0.0"; }), HasSubstr("\"2.0.0\""));
 }
 
-// Changes the tree that a good .metadata gives, and says how that is refused.
+// Changes the tree of a good .metadata, and returns how that is refused.
 std::string refused_tree(const std::function<void(Dict&)>& change) {
   Value root = read_pickle(as_bytes(write_dcp_metadata(example())));
   change(std::get<Dict>(std::get<Box<Object>>(root.is)->state.is));

@@ -268,7 +268,7 @@ TEST(PickleReaderTest, RejectsDeepNesting) {
   EXPECT_EQ(refused(nested(127)), "accepted");
   EXPECT_THAT(refused(nested(128)), HasSubstr("nested more than 128 deep"));
   EXPECT_THAT(refused(nested(1000000)), HasSubstr("nested more than 128"));
-  // Deep by what the memo puts below.
+  // Deep because of what the memo nests.
   EXPECT_THAT(
       refused(
           "]" + nested(100) + "q"s + '\0' + "ah"s + '\0' +
@@ -277,7 +277,7 @@ TEST(PickleReaderTest, RejectsDeepNesting) {
 }
 
 TEST(PickleReaderTest, RejectsWhatTheMemoBlowsUp) {
-  // Each step a list of ten times the one before.
+  // Each step is a list of ten times the one before.
   std::string laughs = "]N"s + "a\x94";
   for (char i = 0; i < 12; ++i) {
     laughs += "](";

@@ -175,7 +175,7 @@ TEST(SafetensorsTest, RejectsTwoOfAName) {
       HasSubstr("\"a\" appears twice"));
 }
 
-// Much of what costs memory and means nothing.
+// Much content that costs memory and has no meaning.
 TEST(SafetensorsTest, AHostileHeaderPeaksBelowAMultipleOfItself) {
   using Item = std::function<std::string(size_t)>;
   const Item one = [](size_t) {
