@@ -72,7 +72,7 @@ class Expected:
 
 
 def value_problems(page, expected):
-    """Where the page shows something else than the log says."""
+    """Where the page differs from the log."""
     tile = lambda key: page.text(f'[data-key="{key}"] .value')
     moves = lambda selector: sum(len(re.findall("[ML]", path)) for path in page.evaluate(
         f"[...document.querySelectorAll('{selector}')].map(path => path.getAttribute('d'))"))
@@ -121,7 +121,7 @@ OVERLAPS = """
 
 
 def layout_problems(page):
-    """What sticks out, and labels that cover one another."""
+    """What sticks out, and labels that overlap."""
     wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     return ([f"the page is {wide} pixels too wide"] if wide > 0 else []) + page.evaluate(OVERLAPS)
 
