@@ -1,5 +1,6 @@
-// A checkpoint of about 1 GB: saving, loading, and what saving behind training
-// costs it; against raw writes and reads of the same bytes.
+// A checkpoint of about 1 GB: saving, loading, and what saving in the
+// background costs training; compared with raw writes and reads of the same
+// bytes.
 //
 //   tessera run -n 2 --cpu-threads 1 checkpoint_bench FOLDER
 //   checkpoint_bench FOLDER load_world1      what two ranks saved there
@@ -32,7 +33,7 @@ using bench::extra_megabytes;
 using bench::milliseconds;
 using bench::Samples;
 
-constexpr int kRepeats = 4; // a round
+constexpr int kRepeats = 4; // per round
 constexpr size_t kRawBytes = size_t{16} << 20; // of one raw write or read
 
 /// All tensors of this rank, as bytes.
@@ -55,7 +56,7 @@ std::vector<std::pair<char*, size_t>> memory_of(
   return parts;
 }
 
-/// Writes and syncs, or reads, the same bytes with nothing around them.
+/// Writes and syncs, or reads, the same bytes without any format.
 void raw(
     const std::string& path,
     const std::vector<std::pair<char*, size_t>>& parts,
@@ -80,7 +81,7 @@ void raw(
   ::close(file);
 }
 
-/// The small files, syncs and the rename that go with a checkpoint.
+/// The small files, the syncs and the rename of a checkpoint.
 void raw_commit(const fs::path& folder) {
   const fs::path partial = folder / "raw.partial";
   const fs::path done = folder / "raw.done";
@@ -159,7 +160,25 @@ void load_world1(
   bench::print(row);
 }
 
-/// Saving and loading by all ranks, into and from `folder`.
+bench::Row row_of(
+    const tessera::Group& world,
+    const std::string& what,
+    const char* unit) {
+  const std::string ranks = std::to_string(world.size());
+  return {"checkpoint/" + what + "/1GB/cpu" + ranks, unit, {}};
+}
+
+void print_on_rank_0(
+    const tessera::Group& world,
+    const std::vector<bench::Row>& rows) {
+  for (const auto& row : rows) {
+    if (world.rank() == 0) {
+      bench::print(row);
+    }
+  }
+}
+
+/// All ranks save to and load from `folder`.
 class Saves {
  public:
   Saves(
@@ -178,18 +197,18 @@ class Saves {
     parts_ = memory_of(state_);
   }
 
-  /// Against raw writes and reads.
+  /// Compared with raw writes and reads.
   void measure_calls() {
-    bench::Row saves = row_of("save", "ms");
-    bench::Row loads = row_of("load", "ms");
-    bench::Row save_memory = row_of("peak-memory/save", "MB");
-    bench::Row load_memory = row_of("peak-memory/load", "MB");
+    bench::Row saves = row_of(world_, "save", "ms");
+    bench::Row loads = row_of(world_, "load", "ms");
+    bench::Row save_memory = row_of(world_, "peak-memory/save", "MB");
+    bench::Row load_memory = row_of(world_, "peak-memory/load", "MB");
     save_memory.ours = {extra_megabytes([&] { save(); })};
     load_memory.ours = {extra_megabytes([&] { load(); })};
     warm_disk();
     for (int i = 0; i < repeats_; ++i) {
       fs::remove(raw_path_);
-      // In turns: what comes second finds the disk busier.
+      // The sides take turns: the second one finds the disk busier.
       if (i % 2 == 0) {
         saves.limit.push_back(time_raw_write());
         saves.ours.push_back(time_save());
@@ -203,15 +222,15 @@ class Saves {
       loads.ours.push_back(milliseconds(world_, [&] { load(); }));
     }
     fs::remove(raw_path_);
-    print({saves, loads, save_memory, load_memory});
+    print_on_rank_0(world_, {saves, loads, save_memory, load_memory});
   }
 
-  /// Behind training: the call, and the step that follows it.
+  /// Saving in the background: the call, and the step that follows it.
   void measure_async() {
-    bench::Row stalls = row_of("async_stall", "ms");
-    bench::Row ends = row_of("async_until_done", "ms");
-    bench::Row steps = row_of("async_next_step", "ms");
-    bench::Row memory = row_of("peak-memory/async", "MB");
+    bench::Row stalls = row_of(world_, "async_stall", "ms");
+    bench::Row ends = row_of(world_, "async_until_done", "ms");
+    bench::Row steps = row_of(world_, "async_next_step", "ms");
+    bench::Row memory = row_of(world_, "peak-memory/async", "MB");
     for (int i = 0; i < repeats_; ++i) {
       clean();
       steps.limit.push_back(milliseconds(world_, [&] { run_.step(); }));
@@ -226,10 +245,10 @@ class Saves {
       memory.ours.push_back(extra_megabytes(
           [&] { ends.ours.push_back(milliseconds(world_, save_and_step)); }));
     }
-    print({stalls, ends, steps, memory});
+    print_on_rank_0(world_, {stalls, ends, steps, memory});
   }
 
-  /// The last one, for load_world1.
+  /// Keeps the last checkpoint, for load_world1.
   void keep() {
     world_.barrier();
     if (world_.rank() == 0) {
@@ -239,19 +258,6 @@ class Saves {
   }
 
  private:
-  bench::Row row_of(const std::string& what, const char* unit) const {
-    const std::string ranks = std::to_string(world_.size());
-    return {"checkpoint/" + what + "/1GB/cpu" + ranks, unit, {}};
-  }
-
-  void print(const std::vector<bench::Row>& rows) const {
-    for (const auto& row : rows) {
-      if (world_.rank() == 0) {
-        bench::print(row);
-      }
-    }
-  }
-
   void save() {
     ckpt::save(state_, folder_ / "c", ckpt::SaveOptions().overwrite(true));
   }
@@ -286,7 +292,7 @@ class Saves {
     world_.barrier();
   }
 
-  /// A virtual disk is slow where nothing was ever written.
+  /// A virtual disk is slow where nothing has been written before.
   void warm_disk() const {
     const auto path = [&](int i) {
       return raw_path_ + "_warm" + std::to_string(i);
@@ -328,9 +334,9 @@ class Copies {
 
   /// The optimizer steps at once: everything that is not on disk yet is copied.
   void measure_async() {
-    bench::Row stalls = row_of("async_stall_copies", "ms");
-    bench::Row steps = row_of("async_next_step_copies", "ms");
-    bench::Row memory = row_of("peak-memory/async_copies", "MB");
+    bench::Row stalls = row_of(world_, "async_stall_copies", "ms");
+    bench::Row steps = row_of(world_, "async_next_step_copies", "ms");
+    bench::Row memory = row_of(world_, "peak-memory/async_copies", "MB");
     for (int i = 0; i < repeats_; ++i) {
       clean();
       steps.limit.push_back(milliseconds(world_, [&] { optimizer_->step(); }));
@@ -343,12 +349,12 @@ class Copies {
         saving.wait();
       }));
     }
-    print({stalls, steps, memory});
+    print_on_rank_0(world_, {stalls, steps, memory});
   }
 
-  /// Against the same tensors without the comparison between ranks.
+  /// Compared with the same tensors without the comparison between ranks.
   void measure_comparison() {
-    bench::Row saves = row_of("save_copies", "ms");
+    bench::Row saves = row_of(world_, "save_copies", "ms");
     for (int i = 0; i < 2 * repeats_; ++i) {
       const bool compares = i % 2 == 0;
       const tessera::StateDict now = state(!compares);
@@ -357,7 +363,7 @@ class Copies {
         ckpt::save(now, folder_ / "p");
       }));
     }
-    print({saves});
+    print_on_rank_0(world_, {saves});
     clean();
   }
 
@@ -381,19 +387,6 @@ class Copies {
       add(name + ".exp_avg_sq", moments.at("exp_avg_sq").tensor());
     }
     return result;
-  }
-
-  bench::Row row_of(const std::string& what, const char* unit) const {
-    const std::string ranks = std::to_string(world_.size());
-    return {"checkpoint/" + what + "/1GB/cpu" + ranks, unit, {}};
-  }
-
-  void print(const std::vector<bench::Row>& rows) const {
-    for (const auto& row : rows) {
-      if (world_.rank() == 0) {
-        bench::print(row);
-      }
-    }
   }
 
   void clean() const {

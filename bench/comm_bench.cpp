@@ -1,8 +1,9 @@
-// Shared memory against Gloo, and memcpy of the same bytes as the limit.
+// Compares shared memory with Gloo, and with memcpy of the same bytes as the
+// limit.
 //
 //   tessera run -n 2 comm_bench
 //
-// One row a collective and size. The sides take turns within each repeat.
+// One row per collective and size. The sides take turns within each repeat.
 #include <tessera/tessera.h>
 
 #include <ATen/ops/full.h>
@@ -27,7 +28,7 @@ constexpr int64_t kQuickBytes = 1 << 20; // --quick leaves larger ones out
 struct Size {
   const char* name;
   int64_t bytes; // of the full tensor
-  int iterations; // a repeat
+  int iterations; // per repeat
 };
 
 constexpr Size kSizes[] = {
@@ -66,7 +67,7 @@ void measure(
         static_cast<size_t>(size.bytes));
   };
   const int iterations = arguments.times(size.iterations);
-  /// Microseconds an iteration on the slowest rank.
+  /// Microseconds per iteration on the slowest rank.
   const auto microseconds = [&](const std::function<void()>& body) {
     return 1e3 / iterations * bench::milliseconds(shm, [&] {
              for (int i = 0; i < iterations; ++i) {
@@ -91,7 +92,7 @@ void measure(
   }
 }
 
-/// What tessera::step_token() adds to a step, beside a barrier.
+/// What tessera::step_token() costs per step, compared with a barrier.
 void measure_token(
     const Arguments& arguments,
     const Group& shm,

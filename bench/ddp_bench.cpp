@@ -1,4 +1,5 @@
-// Data parallel training and ZeRO against the plain model, on the same ranks.
+// Data-parallel training and ZeRO compared with the plain model, on the same
+// ranks.
 //
 //   tessera run -n 2 ddp_bench           # tiny, on the CPU
 //   ddp_bench 124M cuda                  # alone, on a GPU, autocast to
@@ -6,7 +7,7 @@
 //
 // One training step of a GPT with AdamW: under DistributedDataParallel, with
 // ZeroRedundancyOptimizer on top, with its steps inside backward, and plainly,
-// where each rank trains its own model and communicates nothing; that is the
+// where each rank trains its own model without communication; that is the
 // limit. Steps take turns, a handful at a time. Then, on the CPU,
 // consolidate_state_dict() of AdamW over 20M parameters.
 #include <tessera/tessera.h>
@@ -25,7 +26,7 @@
 
 namespace {
 
-constexpr int kRepeats = 3; // a round
+constexpr int kRepeats = 3; // per round
 constexpr int kStepsARepeat = 8;
 constexpr int kWarmUp = 4;
 constexpr double kLearningRate = 1e-4;
@@ -58,7 +59,7 @@ class Trainer {
     optimizer_->zero_grad();
   }
 
-  /// Milliseconds a step on the slowest rank.
+  /// Milliseconds per step on the slowest rank.
   double measure(const tessera::Group& world, int steps) {
     bench::synchronize(setting_.device);
     const auto body = [&] {

@@ -1,4 +1,4 @@
-// A GPT as a LibTorch user writes it; nothing of Tessera in it.
+// A GPT as a LibTorch user writes it, without Tessera.
 #pragma once
 
 #include <torch/torch.h>

@@ -11,10 +11,11 @@
 
 namespace bench {
 
-/// Words, and `--quick`: everything once and short, to see that it runs.
+/// Words, and `--quick`, which runs everything once and briefly, to see that it
+/// works.
 class Arguments {
  public:
-  /// Ends the program with exit code 2 at a flag that it does not know.
+  /// Ends the program with exit code 2 if a flag is unknown.
   Arguments(int argc, char** argv);
 
   /// The word at `index`, counted from 0.
@@ -24,7 +25,7 @@ class Arguments {
   bool is_quick() const {
     return is_quick_;
   }
-  /// How often to do what a full run does `full` times.
+  /// How often to repeat what a full run does `full` times.
   int times(int full) const {
     return is_quick_ ? 1 : full;
   }
@@ -39,10 +40,10 @@ using Samples = std::vector<double>;
 
 double median(Samples values);
 
-/// Milliseconds that `body` takes here, alone.
+/// Milliseconds that `body` takes on this rank alone.
 double milliseconds(const std::function<void()>& body);
 
-/// The same on the slowest rank, all of which start together. Collective.
+/// The same on the slowest rank; all ranks start together. Collective.
 double milliseconds(
     const tessera::Group& world,
     const std::function<void()>& body);
@@ -50,16 +51,17 @@ double milliseconds(
 /// The largest value of all ranks. Collective.
 double largest(const tessera::Group& world, double value);
 
-/// Megabytes that this process took at most during `body`, beyond what it had.
+/// The peak of this process's memory during `body`, in megabytes beyond what it
+/// had before.
 double extra_megabytes(const std::function<void()>& body);
 
-/// What run.py reads: a line of JSON. It takes the medians, over the rounds in
-/// which it runs a program.
+/// A row for run.py: a line of JSON. run.py takes the medians over the rounds
+/// in which it runs a program.
 struct Row {
   std::string name;
   const char* unit;
   Samples ours;
-  Samples limit = {}; // may be none
+  Samples limit = {}; // may be empty
   std::map<std::string, Samples> peers = {}; // those in the same program
 };
 

@@ -1,5 +1,5 @@
 // What watching a training step costs: the tiny GPT of step_bench, sharded,
-// with a StepMonitor and without, step by step in turns. Times are the
+// with and without a StepMonitor, taking turns step by step. Times are the
 // process's own, so that neighbours do not matter.
 //
 //   tessera run -n 2 monitor_bench

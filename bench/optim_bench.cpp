@@ -1,4 +1,4 @@
-// One step of AdamW: ours, LibTorch's own, and what memory allows.
+// One step of AdamW: ours, LibTorch's own, and the limit that memory sets.
 //
 //   optim_bench
 //   optim_bench cuda
@@ -24,7 +24,7 @@ constexpr int kTensors = 150;
 constexpr int64_t kLarge =
     520 * 512; // every second one; as bench/peers/optim.py
 constexpr int64_t kSmall = 512;
-constexpr int kRepeats = 5; // a round
+constexpr int kRepeats = 5; // per round
 constexpr int kStepsARepeat = 5;
 constexpr double kLearningRate = 1e-4;
 
@@ -39,7 +39,7 @@ std::vector<torch::Tensor> make_params(const torch::Device& device) {
   return params;
 }
 
-/// Milliseconds of one call: the median of a few.
+/// Milliseconds per call: the median of a few.
 double measure(
     const torch::Device& device,
     int steps,

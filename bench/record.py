@@ -59,7 +59,7 @@ def machine(run):
 
 
 def runs_table(records):
-    """One line a run, with the families it measured."""
+    """One line per run, with the families it measured."""
     lines = []
     for name, sections in records.items():
         for run, rows in sections:

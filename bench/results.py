@@ -48,7 +48,7 @@ def describe_run(build, command, is_quick):
 
 
 def recorded(name):
-    """What set-up left in build/; empty where it did not run."""
+    """What set-up left in build/; empty if it did not run."""
     file = ROOT / "build" / name
     return file.read_text().strip() if file.exists() else ""
 
@@ -80,8 +80,8 @@ def compiler(build):
 
 
 def commit():
-    """With a plus sign where files are not as committed. TESSERA_COMMIT says it for a
-    copy of a tree that git here knows nothing of."""
+    """With a plus sign if files differ from the commit. TESSERA_COMMIT names the commit of
+    a copy that git here does not know."""
     told = os.environ.get("TESSERA_COMMIT", "")
     if told or not (ROOT / ".git").exists() or shutil.which("git") is None:
         return told or "unknown"
@@ -175,6 +175,6 @@ def write(path, sections):
 
 
 def keep(sections, is_kept):
-    """The rows for which it returns true; runs of which none is left go."""
+    """Keeps the rows for which it returns true; drops runs without rows."""
     kept = [(run, [row for row in rows if is_kept(row)]) for run, rows in sections]
     return [(run, rows) for run, rows in kept if rows]

@@ -30,7 +30,7 @@ RESULTS = results.ROOT / "build" / "bench" / "results.jsonl"
 
 @dataclasses.dataclass
 class Contest:
-    """Commands that take turns. `seconds`: what a round takes, about."""
+    """Commands that take turns. `seconds`: about how long a round takes."""
 
     family: str
     device: str
@@ -90,7 +90,7 @@ def contests(build):
 
 @functools.cache
 def checkpoint_folder():
-    """On the disk of the temporary files; gone at the end."""
+    """A folder on the disk of the temporary files, removed at the end."""
     folder = tempfile.TemporaryDirectory(prefix="tessera_bench")
     atexit.register(folder.cleanup)
     return folder.name
@@ -163,7 +163,7 @@ def run_contest(contest, rounds, on_round):
 
 
 class Progress:
-    """Where a run is, and when it may be through."""
+    """Where a run is, and when it may be done."""
 
     def __init__(self, chosen):
         self.families = list(dict.fromkeys(contest.family for contest, _ in chosen))
@@ -249,7 +249,7 @@ def parse():
 
 
 def command_line(args):
-    """What gives such a run again; where it writes is left out."""
+    """The command that repeats such a run, without its output file."""
     words = ["python3", "bench/run.py"]
     for option in ("only", "device", "rounds"):
         if getattr(args, option):

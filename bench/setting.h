@@ -1,4 +1,5 @@
-// Which GPT to train, and where: the first two words of step_bench, ddp_bench.
+// Which GPT to train, and on which device: the first two words of step_bench
+// and ddp_bench.
 #pragma once
 
 #include <torch/torch.h>
@@ -12,7 +13,7 @@
 
 namespace bench {
 
-/// Waits for a GPU, where that is what computes.
+/// Waits for the GPU if the model is on one.
 inline void synchronize(const torch::Device& device) {
   if (device.is_cuda()) {
     torch::cuda::synchronize();
@@ -58,7 +59,7 @@ struct Setting {
   GptConfig config;
 };
 
-/// How well the model tells each token from the tokens up to it.
+/// The loss of predicting each token from the tokens up to it.
 inline torch::Tensor loss_of(Gpt& model, const torch::Tensor& ids) {
   const auto logits = model->forward(ids);
   return torch::cross_entropy_loss(

@@ -1,5 +1,5 @@
-// Optimizer state of a sharded model: gathered on rank 0, taken where it lies,
-// and scattered from rank 0; and the memory that takes.
+// Optimizer state of a sharded model: gathered on rank 0, taken as it is
+// sharded, and scattered from rank 0; and the memory that each takes.
 //
 //   tessera run -n 2 --cpu-threads 1 state_bench
 #include <tessera/tessera.h>
@@ -16,12 +16,12 @@
 
 namespace {
 
-constexpr int kRepeats = 3; // a round
+constexpr int kRepeats = 3; // per round
 
 struct Call {
   std::string name;
   std::function<double()> run; // milliseconds
-  std::function<double()> limit = nullptr; // may be none
+  std::function<double()> limit = nullptr; // may be empty
   double peak = 0; // megabytes
   bench::Samples times = {};
   bench::Samples limits = {};
@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
   const std::optional<tessera::StateDict> to_scatter =
       world.rank() == 0 ? std::optional(full) : std::nullopt;
 
-  // What gathering must at least do: fill that much new memory on rank 0.
+  // The least that gathering must do: fill that much new memory on rank 0.
   const auto copy_everything = [&] {
     return measure(world, [&] {
       std::vector<torch::Tensor> copies;

@@ -1,9 +1,10 @@
-// One training step: a sharded GPT against the plain one, on the same ranks.
+// One training step of a sharded GPT, compared with the plain one, on the same
+// ranks.
 //
 //   tessera run -n 2 step_bench              # tiny, on the CPU
 //   step_bench 124M cuda                     # alone, on a GPU, in bfloat16
 //
-// The plain model communicates nothing: each rank trains its own. It is the
+// The plain model does not communicate: each rank trains its own. It is the
 // limit. Steps of the two take turns, a handful at a time. On a GPU the sharded
 // model computes in bfloat16 from float32 shards, the plain one has bfloat16
 // parameters.
@@ -18,7 +19,7 @@
 
 namespace {
 
-constexpr int kRepeats = 3; // a round
+constexpr int kRepeats = 3; // per round
 constexpr int kStepsARepeat = 8;
 constexpr int kWarmUp = 4;
 
@@ -57,7 +58,7 @@ class Trainer {
     optimizer_->zero_grad();
   }
 
-  /// Milliseconds a step on the slowest rank.
+  /// Milliseconds per step on the slowest rank.
   double measure(const tessera::Group& world, int steps) {
     bench::synchronize(setting_.device);
     const double all = bench::milliseconds(world, [&] {
@@ -76,7 +77,8 @@ class Trainer {
   torch::Tensor ids_;
 };
 
-/// Megabytes that a model and its training take at most on a GPU.
+/// The peak of memory that a model and its training take on a GPU, in
+/// megabytes.
 double peak_megabytes(const Setting& setting, bool sharded) {
   torch::empty({1}, setting.device); // there are no figures before first use
   auto* allocator = c10::getDeviceAllocator(torch::kCUDA);

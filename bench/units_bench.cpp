@@ -1,6 +1,6 @@
-// What a unit costs: 64 small layers, each a unit of its own, above the plain
-// model; and what it costs to compare the values that ranks begin with, at 1
-// GB.
+// The cost of a unit: 64 small layers, each a unit of its own, compared with
+// the plain model; and what it costs to compare the values that ranks begin
+// with, at 1 GB.
 //
 //   tessera run -n 2 units_bench
 //   units_bench cuda                  # alone, on a GPU
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kUnits = 64;
 constexpr int kWidth = 16;
-constexpr int kRepeats = 3; // a round
+constexpr int kRepeats = 3; // per round
 constexpr int kStepsARepeat = 50;
 
 class Trainer {
@@ -47,7 +47,7 @@ class Trainer {
     optimizer_->zero_grad();
   }
 
-  /// Microseconds a step on the slowest rank.
+  /// Microseconds per step on the slowest rank.
   double measure(const tessera::Group& world, int steps) {
     bench::synchronize(device_);
     return 1e3 / steps * bench::milliseconds(world, [&] {
@@ -71,7 +71,7 @@ double measure_start(
     const torch::Device& device,
     int64_t layers,
     bool compares) {
-  constexpr int64_t kRows = 2048; // 16 MB a layer
+  constexpr int64_t kRows = 2048; // 16 MB per layer
   torch::nn::Sequential model;
   for (int64_t i = 0; i < layers; ++i) {
     model->push_back(
@@ -97,7 +97,7 @@ double measure_start(
   });
 }
 
-/// Ours compares the ranks' values, the limit does not.
+/// Ours compares the values of the ranks, the limit does not.
 void compare_starts(
     const bench::Arguments& arguments,
     const tessera::Group& world,

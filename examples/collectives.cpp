@@ -116,7 +116,7 @@ int main() {
     if (world.rank() == 0) {
       std::fprintf(
           stderr,
-          "collectives wants an even number of ranks: tessera run -n 4 ...\n");
+          "collectives needs an even number of ranks: tessera run -n 4 ...\n");
     }
     return 1;
   }
@@ -124,8 +124,8 @@ int main() {
   show_collectives(world);
   if (world.rank() == 0) {
     std::printf(
-        "Under mpirun or torchrun it runs the same. Sharded training comes on\n"
-        "top: examples/gpt, which `make demo` runs.\n");
+        "It runs the same under mpirun or torchrun. Sharded training builds on\n"
+        "this: see examples/gpt, which `make demo` runs.\n");
   }
   return 0;
 }

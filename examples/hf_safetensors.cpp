@@ -1,17 +1,17 @@
-// A Llama in the layout of Hugging Face is loaded into a model that is sharded
-// from the start, fine-tuned, and written in that layout again.
+// Loads a Llama in the layout of Hugging Face into a model that is sharded from
+// the start, fine-tunes it, and writes it in the same layout.
 //
 //   tessera run -n 2 hf_safetensors FOLDER
 //   hf_safetensors FOLDER                    # alone
 //
 // FOLDER/pretrained has config.json, model.safetensors.index.json and the files
 // it lists; the program makes a small one there if it is missing, so that
-// nothing has to be downloaded. FOLDER/finetuned is what it writes. For another
-// Llama, put the numbers of its config.json into Config.
+// nothing has to be downloaded. The program writes FOLDER/finetuned. For
+// another Llama, put the numbers of its config.json into Config.
 //
 // No rank holds the whole model: it is built without memory, cut over the
 // ranks, and each rank reads its own bytes from the files. Only the checks, on
-// rank 0, load it whole.
+// rank 0, load the whole model.
 #include <tessera/tessera.h>
 
 #include <torch/torch.h>
@@ -60,7 +60,7 @@ struct RmsNormImpl : nn::Module {
 };
 TORCH_MODULE(RmsNorm);
 
-/// Turns pairs of features by an angle that grows with the position.
+/// Rotates pairs of features by an angle that grows with the position.
 Tensor rotate(const Tensor& x, double theta) { // (rows, heads, length, width)
   const auto half = x.size(-1) / 2;
   const auto exponents = torch::arange(half, x.options()) / half;
@@ -176,12 +176,13 @@ TORCH_MODULE(Llama);
 
 // ---- Names -----------------------------------------------------------------
 
-/// Ours to theirs: "layers.0.mlp.up_proj.weight" is below "model." there.
+/// Our name to Hugging Face's: "layers.0.mlp.up_proj.weight" is below "model."
+/// there.
 std::string hugging_face_name(const std::string& name) {
   return name == "head.weight" ? "lm_head.weight" : "model." + name;
 }
 
-/// The model's state with their names. Shares the model's memory.
+/// The model's state with Hugging Face's names. Shares the model's memory.
 tessera::StateDict hugging_face_state(Llama& model) {
   tessera::StateDict renamed;
   for (const auto& [name, value] : tessera::get_model_state_dict(model)) {
@@ -192,7 +193,8 @@ tessera::StateDict hugging_face_state(Llama& model) {
 
 // ---- Folders ---------------------------------------------------------------
 
-/// What Hugging Face's libraries want to know of a model, beside its weights.
+/// What Hugging Face's libraries need to know about a model besides its
+/// weights.
 void write_config(const Config& c, const fs::path& folder) {
   std::ofstream(folder / "config.json")
       << "{\n  \"architectures\": [\"LlamaForCausalLM\"],\n"
@@ -209,7 +211,7 @@ void write_config(const Config& c, const fs::path& folder) {
 }
 
 /// One process: turns a checkpoint into a folder of safetensors with an index.
-/// `tessera`, which does it, lies beside this program.
+/// The `tessera` command, which does it, lies beside this program.
 void convert(
     const fs::path& from,
     const fs::path& to,
@@ -224,7 +226,7 @@ void convert(
   fs::remove_all(from);
 }
 
-/// One process: a model that has learned nothing, in bfloat16 as most are.
+/// One process: makes an untrained model, in bfloat16 as most are.
 void make_pretrained(
     const Config& config,
     const tessera::Group& self,
@@ -256,7 +258,8 @@ tessera::checkpoint::LoadReport load(
 
 // ---- Sharding, checking, training ------------------------------------------
 
-/// A model that never was whole: its parameters get memory when they are cut.
+/// A model that is never whole in memory: its parameters get memory when they
+/// are sharded.
 Llama make_sharded(const Config& config, const torch::Device& device) {
   Llama model{nullptr};
   {
@@ -267,11 +270,11 @@ Llama make_sharded(const Config& config, const torch::Device& device) {
   for (const auto& layer : *model->layers) {
     tessera::fully_shard(layer);
   }
-  tessera::fully_shard(model); // what is left: embedding, norm and head
+  tessera::fully_shard(model); // the rest: embedding, norm and head
   return model;
 }
 
-/// Sequences to learn: each token is the one before it plus a stride.
+/// Sequences to learn: each token is the previous one plus a stride.
 Tensor make_ids(const Config& config, const torch::Device& device) {
   const auto start = torch::arange(8).view({8, 1}) * 11;
   const auto stride = torch::arange(1, 9).view({8, 1});
@@ -285,8 +288,9 @@ Tensor loss_of(Llama& model, const Tensor& ids) {
   return torch::cross_entropy_loss(logits.flatten(0, 1), next.flatten());
 }
 
-/// Whether the sharded model says what the one in `folder` says, which rank 0
-/// loads whole. Every rank calls it: every use of the model gathers it.
+/// Whether the sharded model computes the same as the one in `folder`, which
+/// rank 0 loads as a whole. Every rank calls this function, because every use
+/// of the model gathers it.
 bool says_the_same(
     Llama& sharded,
     const Config& config,
@@ -318,7 +322,7 @@ bool fine_tune(Llama& model, const tessera::Group& world, const Tensor& ids) {
   if (world.size() > ids.size(0)) {
     throw std::invalid_argument(
         "there are " + std::to_string(ids.size(0)) +
-        " rows to learn from: run on as many ranks at most.");
+        " rows to learn from: run on at most that many ranks.");
   }
   tessera::optim::AdamW optimizer(tessera::parameters(model), 3e-3);
   // Each rank learns from its own rows.
@@ -394,7 +398,7 @@ int run(const tessera::Group& world, const fs::path& folder) {
 
   is_right &= fine_tune(model, world, ids);
   const fs::path checkpoint = finetuned.string() + ".dcp";
-  tessera::checkpoint::save( // by all ranks, each its own part
+  tessera::checkpoint::save( // all ranks save, each its own part
       hugging_face_state(model),
       checkpoint,
       tessera::checkpoint::SaveOptions().overwrite(true));

@@ -1,11 +1,12 @@
-// A residual network learns to tell drawn shapes apart, data parallel.
+// A residual network learns to tell drawn shapes apart, with data-parallel
+// training.
 //
 //   tessera run -n 2 resnet_ddp
 //   resnet_ddp                       # alone, the same program
 //
 // Every rank has the whole model and draws its own images;
-// DistributedDataParallel averages the gradients. The program draws what it
-// learns from, so that there is nothing to download, and fails if it has not
+// DistributedDataParallel averages the gradients. The program draws its own
+// images, so that nothing has to be downloaded, and fails if it has not
 // learned.
 #include <tessera/tessera.h>
 
@@ -48,7 +49,8 @@ Images draw(int64_t count, const torch::Device& device) {
   const auto angle = uniform(0, 6.28);
   const auto size = uniform(0.45, 0.65);
 
-  // From here on in units of the shape: u and v along its sides.
+  // From here on coordinates are in units of the shape: u and v along its
+  // sides.
   const auto u = (x * angle.cos() + y * angle.sin()) / size;
   const auto v = (y * angle.cos() - x * angle.sin()) / size;
   const auto radius = (u.square() + v.square()).sqrt();
@@ -134,12 +136,13 @@ TORCH_MODULE(ResNet);
 
 using Ddp = tessera::DistributedDataParallel<ResNetImpl>;
 
-/// The share of images that is told right. Each rank looks at a part of them.
+/// The share of images that are classified correctly. Each rank looks at a part
+/// of them.
 double accuracy(Ddp& ddp, const tessera::Group& world, torch::Device device) {
   const torch::NoGradGuard no_grad;
   ddp->eval();
-  // The handle begins with rank 0's running means, so that all ranks judge by
-  // the same ones.
+  // The handle begins with rank 0's running means, so that all ranks evaluate
+  // with the same ones.
   const auto images = draw(kTestImages / world.size(), device);
   const auto right = ddp(images.pixels).argmax(1).eq(images.labels);
   auto share = right.to(torch::kDouble).mean().cpu();
@@ -168,13 +171,14 @@ int main() {
   const double before = accuracy(ddp, world, device);
   const auto start = std::chrono::steady_clock::now();
   for (int step = 1; step <= kSteps; ++step) {
-    // Down to zero, so that the running means of the norms catch up.
+    // The learning rate falls to zero, so that the running means of the norms
+    // catch up.
     optimizer.param_groups()[0].options().set_lr(
         kLearningRate * (kSteps - step) / kSteps);
     const auto batch = draw(kBatch / world.size(), device);
     const auto loss =
         torch::cross_entropy_loss(ddp(batch.pixels), batch.labels);
-    loss.backward(); // averages gradients over the ranks, as they come
+    loss.backward(); // averages gradients over the ranks as they arrive
     optimizer.step();
     optimizer.zero_grad();
     if (step % 20 == 0 && world.rank() == 0) {

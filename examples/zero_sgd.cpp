@@ -1,12 +1,12 @@
-// ZeRO over LibTorch's own SGD: momentum that is cut over the ranks.
+// ZeRO over LibTorch's own SGD: momentum that is divided over the ranks.
 //
 //   tessera run -n 2 zero_sgd [FOLDER]
 //   zero_sgd                         # alone: one rank keeps all of it
 //
-// A network learns a function, data parallel. Each rank keeps the momentum of
-// the parameters it owns. At the end rank 0 collects all of it, saves it to
-// FOLDER, if one is named, and goes on with a plain torch::optim::SGD, as a
-// program on one machine would.
+// A network learns a function with data-parallel training. Each rank keeps the
+// momentum of the parameters it owns. At the end rank 0 collects all of it,
+// saves it to FOLDER, if one is named, and continues with a plain
+// torch::optim::SGD, as a program on one machine would.
 #include <tessera/tessera.h>
 
 #include <torch/torch.h>
@@ -59,7 +59,7 @@ int64_t momentum_bytes(const torch::optim::Optimizer& optimizer) {
   return bytes;
 }
 
-/// One line of every rank, in their order.
+/// Prints one line per rank, in the order of ranks.
 void print_by_rank(const tessera::Group& world, const std::string& line) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(line.data());
   for (const auto& one : world.gather_bytes({bytes, line.size()}, 0)) {
@@ -67,8 +67,8 @@ void print_by_rank(const tessera::Group& world, const std::string& line) {
   }
 }
 
-/// Saves what was collected, and loads it into an optimizer that knows nothing
-/// of ranks. This rank alone.
+/// Saves the collected state, and loads it into an optimizer that knows nothing
+/// about ranks. Called on this rank alone.
 void save_and_load(
     const tessera::Group& self,
     const tessera::StateDict& collected,
@@ -112,7 +112,8 @@ int main(int argc, char** argv) {
     for (int step = 0; step < kSteps; ++step) {
       const auto loss = loss_of(model, kBatch / world.size(), device);
       loss.backward(); // averages gradients over the ranks
-      optimizer.step(); // of what this rank owns; then all get the new values
+      optimizer.step(); // steps what this rank owns; then all ranks get the new
+                        // values
       optimizer.zero_grad();
       last = loss.item<double>();
       first = step == 0 ? last : first;
@@ -133,7 +134,7 @@ int main(int argc, char** argv) {
     if (world.rank() == 0) {
       collected = optimizer.state_dict(); // as an unsharded SGD has it
     }
-  } // gradients are no longer averaged: rank 0 may go on alone
+  } // gradients are no longer averaged: rank 0 may continue alone
   if (world.rank() != 0) {
     return 0;
   }
@@ -145,7 +146,7 @@ int main(int argc, char** argv) {
     save_and_load(world.alone(), collected, folder, plain);
   }
   std::printf(
-      "a plain SGD on rank 0 goes on with %.2f MB of momentum\n",
+      "a plain SGD on rank 0 continues with %.2f MB of momentum\n",
       static_cast<double>(momentum_bytes(plain)) / 1e6);
   loss_of(model, kBatch, device).backward();
   plain.step();

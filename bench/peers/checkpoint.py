@@ -88,7 +88,7 @@ class Saves:
         return measure(lambda: dcp.save(self.state, checkpoint_id=self.path("py")))
 
     def load(self):
-        """Into changed tensors, which must then be what they were."""
+        """Loads into changed tensors, which must then have their old values."""
         before = [tensor.clone() for tensor in tensors(self.state)]
         for tensor in tensors(self.state):
             tensor.zero_()

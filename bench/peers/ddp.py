@@ -18,7 +18,7 @@ import ranks
 from gpt import CONFIGS, Gpt, add_setting, loss_of, make_ids
 
 REPEATS, STEPS, WARM_UP = 3, 6, 3
-CONSOLIDATIONS = 1  # a round: one takes seconds
+CONSOLIDATIONS = 1  # per round: one takes seconds
 
 
 def make_step(args, with_zero):

@@ -45,7 +45,7 @@ class Gpt(nn.Module):
 
 
 def loss_of(model, ids):
-    """How well the model tells each token from the tokens up to it."""
+    """The loss of predicting each token from the tokens up to it."""
     logits = model(ids)
     return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), ids.view(-1))
 

@@ -22,7 +22,7 @@ def parser(module_doc):
 
 
 def times(args, full):
-    """How often to do what a full run does `full` times."""
+    """How often to repeat what a full run does `full` times."""
     return 1 if args.quick else full
 
 

@@ -42,7 +42,7 @@ def measure(call):
 
 
 def measure_peak(call):
-    """Megabytes that it took at most on this rank, its result included."""
+    """The peak of memory of a call on this rank in megabytes, including its result."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # so that it takes new memory
     forget_peak()

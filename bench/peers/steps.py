@@ -49,8 +49,8 @@ def wrap(variant, config, device):
 
 
 def measure(variant, args):
-    """Milliseconds a step, and peak megabytes on a GPU; one variant at a time, as
-    memory is not endless."""
+    """Milliseconds per step, and peak megabytes on a GPU; one variant at a time, to
+    save memory."""
     device, config = args.device, CONFIGS[args.config]
     if device == "cuda":
         torch.cuda.empty_cache()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a unit costs under Python's FSDP2: the peer of bench/units_bench.cpp.
+"""The cost of a unit under Python's FSDP2: the peer of bench/units_bench.cpp.
 
     python3 bench/peers/units.py --ranks 2
     python3 bench/peers/units.py --ranks 1 --device cuda

@@ -5,7 +5,7 @@
 
 namespace gpt {
 
-/// LibTorch's autocast while it lives.
+/// Turns LibTorch's autocast on while the object lives.
 class Autocast {
  public:
   Autocast(torch::DeviceType device, torch::ScalarType dtype)

@@ -22,7 +22,7 @@ constexpr const char* kTokenizer = "tokenizer.json";
 constexpr const char* kTrain = "train.tokens";
 constexpr const char* kValidation = "validation.tokens";
 
-/// Every so much of the text, a part of it is set aside for validation.
+/// After this many bytes of text, a part is set aside for validation.
 constexpr size_t kStretch = 1 << 16;
 
 std::vector<fs::path> files_of(const DataSettings& settings) {
@@ -44,7 +44,7 @@ std::vector<fs::path> files_of(const DataSettings& settings) {
   for (auto entry = fs::recursive_directory_iterator(folder, error);
        !error && entry != fs::recursive_directory_iterator();
        entry.increment(error)) {
-    std::error_code unknown; // a link that leads nowhere, say: no text
+    std::error_code unknown; // such as a dangling link: not text
     if (entry->is_directory(unknown) && is_left_out(entry->path())) {
       entry.disable_recursion_pending();
     } else if (entry->is_regular_file(unknown)) {
@@ -97,8 +97,8 @@ Text read_text(const DataSettings& settings) {
   return text;
 }
 
-/// Notices text that was added or taken away since. None where the folder is
-/// gone: the tokens are all that is needed.
+/// Notices text that was added or removed since. Empty if the folder is gone:
+/// only the tokens are needed.
 nlohmann::json extent_of(const DataSettings& settings) {
   std::error_code error;
   if (!fs::exists(settings.text, error)) {
@@ -124,7 +124,8 @@ nlohmann::json source_of(const DataSettings& settings) {
       {"validation", settings.validation}};
 }
 
-/// Throws if `folder` was made from something else. Returns what to say of it.
+/// Throws if `folder` was made from something else. Returns a sentence about
+/// it.
 std::string check_source(
     const fs::path& folder,
     const nlohmann::json& wanted,
@@ -160,7 +161,7 @@ std::string check_source(
       "remove the folder.");
 }
 
-/// Whole or not at all.
+/// The files appear complete or not at all.
 void write_json(const fs::path& path, const nlohmann::json& json) {
   const fs::path beside = path.string() + ".partial";
   std::ofstream file(beside);

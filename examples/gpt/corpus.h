@@ -9,7 +9,7 @@
 
 namespace gpt {
 
-/// Text of a folder, made into tokens once: tokenizer.json, train.tokens,
+/// The text of a folder, turned into tokens once: tokenizer.json, train.tokens,
 /// validation.tokens, and source.json, which says what they were made from.
 struct Corpus {
   std::filesystem::path train;
@@ -17,17 +17,17 @@ struct Corpus {
   Tokenizer tokenizer;
 };
 
-/// Makes the files in `folder` unless they are there; of several processes that
-/// ask for the same, one does. Throws std::runtime_error if there is no text,
-/// or if what is there was made from something else. `is_trained_on`: a model
-/// learned from these tokens, so text that changed since is mentioned and no
-/// error. Returns what it did, in a sentence.
+/// Creates the files in `folder` unless they exist; if several processes ask
+/// for the same folder, one of them does. Throws std::runtime_error if there is
+/// no text, or if existing files were made from something else. `is_trained_on`
+/// means that a model learned from these tokens, so text that has changed since
+/// is mentioned and not an error. Returns a sentence about what was done.
 std::string prepare_corpus(
     const DataSettings& settings,
     const std::filesystem::path& folder,
     bool is_trained_on = false);
 
-/// Opens what prepare_corpus() left.
+/// Opens the files that prepare_corpus() created.
 Corpus open_corpus(const std::filesystem::path& folder);
 
 } // namespace gpt

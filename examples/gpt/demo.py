@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 BEFORE, AFTER = 2, 4  # ranks
 CURVE_ROWS = 20
 CURVE_WIDTH = 48
-# Sums over other numbers of ranks round otherwise, and training makes more of it.
+# Sums over another number of ranks round differently, and training amplifies the difference.
 MAY_DIFFER = 1e-2
 
 
@@ -49,7 +49,7 @@ def read_log(folder):
 
 
 def show_curve(attempts):
-    """Both attempts in one picture, a row every so many steps."""
+    """Both attempts in one picture, with a row every few steps."""
     last = max(attempts[-1]["losses"])
     top = max(attempts[0]["losses"].values())
     every = max(1, last // CURVE_ROWS)

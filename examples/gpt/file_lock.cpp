@@ -24,7 +24,7 @@ int open_lock(const std::filesystem::path& path) {
   return fd;
 }
 
-/// False if `how` does not wait and somebody has it.
+/// False if `how` does not wait and another process has the lock.
 bool lock(int fd, int how, const std::filesystem::path& path) {
   int result = 0;
   do {

@@ -5,14 +5,14 @@
 
 namespace gpt {
 
-/// A lock between processes, by a file. Held until the object goes, or the
-/// process, however that ends.
+/// A lock between processes, by a file. Held until the object is destroyed or
+/// the process ends, in whatever way.
 class FileLock {
  public:
-  /// Waits until it is free. Both throw std::runtime_error if the file cannot
-  /// be made or locked.
+  /// Waits until the lock is free. Both functions throw std::runtime_error if
+  /// the file cannot be created or locked.
   explicit FileLock(const std::filesystem::path& path);
-  /// Nothing if somebody has it.
+  /// Returns nothing if another process has the lock.
   static std::optional<FileLock> if_free(const std::filesystem::path& path);
 
   FileLock(FileLock&& other) noexcept;

@@ -68,7 +68,7 @@ def read_tokens(path):
 
 
 def read_log(path):
-    """The lines of a log; one that a kill tore is left out."""
+    """The lines of a log; a line that was cut off by a kill is left out."""
     lines = []
     for line in path.read_text().splitlines():
         try:

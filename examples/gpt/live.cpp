@@ -128,8 +128,7 @@ std::string Live::line(const Progress& progress) const {
   return text;
 }
 
-/// `tessera run` knows by what is in front that a line is to be replaced by the
-/// next one.
+/// By this prefix `tessera run` knows that the next line replaces this one.
 void Live::write_live(const std::string& text) {
   std::fputs(
       ("\r\033[K" + text + (under_launcher_ ? "\n" : "")).c_str(), stdout);

@@ -6,9 +6,9 @@
 
 namespace gpt {
 
-/// What the user sees of a run. Rank 0 prints, on the others every call is
+/// What the user sees of a run. Rank 0 prints; on other ranks every call is
 /// silent. On a terminal the last line shows progress and is overwritten, also
-/// under `tessera run`; elsewhere there are whole lines, now and then.
+/// under `tessera run`; elsewhere complete lines are printed now and then.
 class Live {
  public:
   Live(int rank, int64_t steps);
@@ -18,8 +18,8 @@ class Live {
 
   /// Lines that stay.
   void print(const std::string& text);
-  /// The same for what a model wrote, with a bar in front, and dots for what
-  /// does not belong on a terminal.
+  /// The same for text that a model wrote, with a bar in front, and dots for
+  /// characters that do not belong on a terminal.
   void print_written(const std::string& text);
 
   struct Progress {
@@ -42,7 +42,7 @@ class Live {
   const bool is_terminal_;
   const bool under_launcher_;
   const int64_t steps_;
-  // Of the first step that was shown: the pace is that since then.
+  // The time of the first step that was shown: the pace is measured from there.
   Clock::time_point started_{};
   int64_t first_step_ = -1;
   Clock::time_point shown_at_{};

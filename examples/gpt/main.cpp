@@ -4,8 +4,9 @@
 //   tessera run -n 4 gpt --text ~/books --tokenizer bpe --run runs/books
 //   gpt --help
 //
-// Read trainer.cpp first: train_step() is the loop. parallel.cpp is all that
-// Tessera has to do with it, model.h the model, which knows nothing of it.
+// Read trainer.cpp first: train_step() is the loop. parallel.cpp is the only
+// file that uses Tessera to share the model; model.h is the model, which knows
+// nothing about Tessera.
 #include <tessera/tessera.h>
 
 #include <chrono>
@@ -29,7 +30,8 @@
 namespace {
 
 /// Runs `work` on rank 0. All ranks return when it is done, or throw what it
-/// threw. However long it takes: the others hear every second that it goes on.
+/// threw. It may take any time: the other ranks are told every second that it
+/// is still running.
 void on_rank_0(const tessera::Group& world, const std::function<void()>& work) {
   std::future<void> running;
   if (world.rank() == 0) {
@@ -57,15 +59,15 @@ void on_rank_0(const tessera::Group& world, const std::function<void()>& work) {
   }
 }
 
-/// What rank 0 does before anybody trains. Returns the lock of the run, if it
-/// trains: two processes would write over each other.
+/// The work of rank 0 before training. Returns the lock of the run if it
+/// trains: two processes would overwrite each other's files.
 std::optional<gpt::FileLock> prepare(const gpt::Settings& settings) {
   std::optional<gpt::FileLock> lock;
   if (settings.mode == gpt::Mode::Train) {
     lock = gpt::FileLock::if_free(settings.run / ".lock");
     if (!lock) {
       throw std::runtime_error(
-          "somebody is training in \"" + settings.run.string() +
+          "another process is training in \"" + settings.run.string() +
           "\" already. Wait for that, or choose another --run.");
     }
   }

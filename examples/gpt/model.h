@@ -1,5 +1,5 @@
 // A GPT in the shape of GPT-2, as a LibTorch user writes it. Nothing in this
-// file knows of Tessera.
+// file knows about Tessera.
 #pragma once
 
 #include <torch/torch.h>
@@ -10,14 +10,14 @@ namespace gpt {
 
 struct GptConfig {
   int64_t vocabulary = 256;
-  int64_t length = 128; // the most tokens it looks at
+  int64_t length = 128; // the most tokens the model looks at
   int64_t layers = 4;
   int64_t heads = 4;
   int64_t width = 128;
   double dropout = 0.0;
 };
 
-/// Attention, then a perceptron, each added to what comes in.
+/// Attention, then a perceptron, each added to its input.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const GptConfig& config)
       : heads(config.heads), dropout(config.dropout) {
@@ -91,11 +91,11 @@ struct GptImpl : torch::nn::Module {
     const auto places = torch::arange(ids.size(1), ids.options());
     auto x = tokens(ids) + positions(places);
     x = torch::dropout(x, config.dropout, is_training());
-    // As in GPT-2, the embedding is the output layer too.
+    // As in GPT-2, the embedding is also the output layer.
     return torch::linear(norm(blocks->forward(x)), tokens->weight);
   }
 
-  /// GPT-2's: small normal weights, no biases.
+  /// GPT-2's initialisation: small normal weights, biases of zero.
   void initialize() {
     const torch::NoGradGuard no_grad;
     for (auto& parameter : named_parameters()) {

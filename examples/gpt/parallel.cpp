@@ -12,8 +12,9 @@ using tessera::optim::AdamW;
 using tessera::optim::AdamWOptions;
 using torch::optim::OptimizerParamGroup;
 
-/// Sharded models are built without memory, however large; sharding gives them
-/// values, a parameter at a time. The numbers are the same either way.
+/// Sharded models are built without memory, however large they are; sharding
+/// gives them values, one parameter at a time. The numbers are the same either
+/// way.
 Gpt make_model(const GptConfig& config, const Settings& settings) {
   torch::manual_seed(settings.seed);
   std::optional<tessera::DeferredInit> deferred;
@@ -49,7 +50,7 @@ Parallel::Parallel(
   make_optimizer(settings);
 }
 
-/// A unit for each block, gathered when it computes and freed after, and one
+/// One unit per block, gathered when it computes and freed afterwards, and one
 /// for the rest: the embeddings and the last norm.
 void Parallel::shard(const Settings& settings) {
   auto options = tessera::FullyShardOptions()
@@ -68,7 +69,7 @@ void Parallel::shard(const Settings& settings) {
 
 void Parallel::make_optimizer(const Settings& settings) {
   // Matrices decay, biases and norms do not. The module's own parameters have
-  // their shapes even where this rank has only a shard.
+  // their shapes even if this rank has only a shard.
   std::vector<torch::Tensor> decayed;
   std::vector<torch::Tensor> kept;
   const auto whole = model_->parameters();
@@ -96,8 +97,8 @@ void Parallel::make_optimizer(const Settings& settings) {
 torch::Tensor Parallel::loss(
     const torch::Tensor& inputs,
     const torch::Tensor& targets) {
-  // Sharded parameters are gathered in the precision to compute in; whole ones
-  // are cast by LibTorch.
+  // Sharded parameters are gathered in the precision to compute in; LibTorch
+  // casts whole parameters.
   std::optional<Autocast> autocast;
   if (precision_ == Precision::BFloat16 && strategy_ != Strategy::Fsdp) {
     autocast.emplace(inputs.device().type(), torch::kBFloat16);

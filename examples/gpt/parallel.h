@@ -1,4 +1,4 @@
-// All that the trainer needs of Tessera to share a model among ranks.
+// Everything that the trainer needs from Tessera to share a model among ranks.
 #pragma once
 
 #include <tessera/tessera.h>
@@ -31,11 +31,10 @@ class Parallel {
     return num_parameters_;
   }
 
-  /// Forward of a batch that lies on the device, in the precision of the
-  /// settings.
+  /// Forward of a batch on the device, in the precision of the settings.
   torch::Tensor loss(const torch::Tensor& inputs, const torch::Tensor& targets);
 
-  /// Off: gradients of a backward stay on this rank and add up. To be set
+  /// If off, gradients of a backward stay on this rank and accumulate. Set it
   /// before the forward.
   void set_syncs_gradients(bool on);
 

@@ -22,7 +22,7 @@ namespace {
 
 using nlohmann::json;
 
-/// How many letters have to be changed, added or left out.
+/// How many letters have to be changed, added or removed.
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
@@ -47,7 +47,8 @@ std::string nearest(
       });
 }
 
-/// With U+FFFD for what is not UTF-8: paths and prompts may be anything.
+/// The text with U+FFFD for bytes that are not UTF-8: paths and prompts may be
+/// anything.
 std::string text_of(const json& value) {
   return value.is_string()
       ? value.get<std::string>()
@@ -65,8 +66,8 @@ std::vector<std::string> option_names(const CLI::App& app) {
 }
 
 /// A file of settings: TOML, or JSON if it begins with a brace. Names are those
-/// of the flags, with underscores if you like; they may stand in sections named
-/// as the groups of --help.
+/// of the flags, with underscores if you like; they may be in sections named
+/// like the groups of --help.
 class SettingsFile : public CLI::ConfigTOML {
  public:
   explicit SettingsFile(const CLI::App& app) : app_(app) {
@@ -87,7 +88,7 @@ class SettingsFile : public CLI::ConfigTOML {
       if (item.inputs.size() != 1 || !seen.insert(item.name).second) {
         throw UsageError(
             "the file of settings has several values for \"" + item.name +
-            "\"; one is wanted.");
+            "\"; give one.");
       }
       item.parents.clear();
       entries.push_back(std::move(item));
@@ -113,7 +114,7 @@ class SettingsFile : public CLI::ConfigTOML {
       if (quote == '"' && line[i] == '\\') {
         throw UsageError(
             "the file of settings has an escape in: " + line +
-            "\nThey are not read in TOML here; use '...' for a backslash, or "
+            "\nEscapes in TOML are not supported; use '...' for a backslash, or "
             "JSON.");
       }
       if (quote != 0) {
@@ -144,7 +145,7 @@ class SettingsFile : public CLI::ConfigTOML {
           !seen.back().insert(value.get<std::string>()).second) {
         throw UsageError(
             "the file of settings has several values for \"" +
-            value.get<std::string>() + "\"; one is wanted.");
+            value.get<std::string>() + "\"; give one.");
       }
       return true;
     };
@@ -166,7 +167,7 @@ class SettingsFile : public CLI::ConfigTOML {
       file = json::parse(input, refuse_twice());
     } catch (const json::parse_error& error) {
       throw UsageError(
-          std::string("the file of settings is no JSON: ") + error.what());
+          std::string("the file of settings is not JSON: ") + error.what());
     }
     for (const auto& [name, value] : file.items()) {
       if (!value.is_object()) {
@@ -190,7 +191,7 @@ class SettingsFile : public CLI::ConfigTOML {
     }
     throw UsageError(
         "the file of settings has a section [" + CLI::detail::join(names, ".") +
-        "], which there is not. Sections are named as the groups of --help.");
+        "], which does not exist. Sections are named like the groups of --help.");
   }
 
   void check(const CLI::ConfigItem& item) const {
@@ -198,7 +199,7 @@ class SettingsFile : public CLI::ConfigTOML {
     if (std::find(names.begin(), names.end(), item.name) == names.end()) {
       throw UsageError(
           "the file of settings has \"" + item.fullname() +
-          "\", which there is not. Is \"" + nearest(item.name, names) +
+          "\", which does not exist. Is \"" + nearest(item.name, names) +
           "\" meant?");
     }
     if (item.parents.empty()) {
@@ -224,7 +225,7 @@ CLI::Validator whole(int64_t least) {
     const auto result = std::from_chars(text.data(), end, value);
     return result.ec == std::errc() && result.ptr == end && value >= least
         ? std::string()
-        : "wants a whole number, " + std::to_string(least) +
+        : "takes a whole number, " + std::to_string(least) +
             " or more, not \"" + text + "\"";
   };
   return CLI::Validator(check, "");
@@ -237,7 +238,7 @@ CLI::Validator number(bool may_be_zero) {
     const bool is_number = CLI::detail::lexical_cast(text, value) &&
         std::isfinite(value) && (value > 0 || (may_be_zero && value == 0));
     return is_number ? std::string()
-                     : std::string("wants a number ") +
+                     : std::string("takes a number ") +
             (may_be_zero ? "of 0 or more" : "above 0") + ", not \"" + text +
             "\"";
   };
@@ -282,7 +283,8 @@ void add_run(CLI::App& app, Settings& s) {
        {"prepare", Mode::Prepare}},
       "What to do");
   app.add_option("--run", s.run, "Folder of the run: log, checkpoints, report");
-  app.add_option("--seed", s.seed, "Of the weights and the order of the data")
+  app.add_option(
+         "--seed", s.seed, "Seed of the weights and of the order of the data")
       ->check(whole(0));
   app.add_option(
          "--device", s.device, "cpu, cuda, or auto: cuda if there is one")
@@ -296,11 +298,12 @@ void add_data(CLI::App& app, Settings& s) {
       ->transform(CLI::AsSizeValue(false));
   app.add_option("--tokenizer", s.data.tokenizer, "byte, or bpe: learned pairs")
       ->check(CLI::IsMember({"byte", "bpe"}));
-  app.add_option("--vocabulary", s.data.vocabulary, "Tokens of bpe")
+  app.add_option(
+         "--vocabulary", s.data.vocabulary, "Size of the vocabulary of bpe")
       ->check(CLI::Range(257, 1 << 24));
   app.add_option("--validation", s.data.validation, "Share to validate with")
       ->check(CLI::Range(0.001, 0.5));
-  app.add_option("--data", s.data_folder, "Where tokens are kept")
+  app.add_option("--data", s.data_folder, "Folder of the tokens")
       ->default_str("RUN/data");
 }
 
@@ -310,27 +313,28 @@ void add_model(CLI::App& app, Settings& s) {
       ->check(whole(1));
   app.add_option("--width", s.model.width, "Width of the layers")
       ->check(whole(1));
-  app.add_option("--length", s.model.length, "Tokens that it looks at")
+  app.add_option("--length", s.model.length, "Tokens that the model looks at")
       ->check(whole(1));
-  app.add_option("--dropout", s.model.dropout, "Share that is dropped")
+  app.add_option(
+         "--dropout", s.model.dropout, "Share of activations that is dropped")
       ->check(CLI::Range(0.0, 0.9));
 }
 
 void add_training(CLI::App& app, Settings& s) {
   app.add_option("--steps", s.steps, "Steps in all, resumed ones included")
       ->check(whole(0));
-  app.add_option("--batch", s.batch, "Windows a step, over all ranks")
+  app.add_option("--batch", s.batch, "Windows per step, over all ranks")
       ->check(whole(1));
   app.add_option(
          "--micro-batch",
          s.micro_batch,
-         "Windows that a rank takes at once; the gradients of several add up")
+         "Windows per rank and forward; gradients accumulate over several")
       ->check(whole(0))
       ->default_str("BATCH / ranks");
   app.add_option("--lr", s.lr, "Highest learning rate")->check(number(false));
-  app.add_option("--min-lr", s.min_lr, "Where the cosine ends")
+  app.add_option("--min-lr", s.min_lr, "Learning rate at the end of the cosine")
       ->check(number(true));
-  app.add_option("--warmup", s.warmup, "Steps in which it rises")
+  app.add_option("--warmup", s.warmup, "Steps in which the learning rate rises")
       ->check(whole(0));
   app.add_option("--weight-decay", s.weight_decay, "Of matrices")
       ->check(number(true));
@@ -370,7 +374,9 @@ void add_checkpoints(CLI::App& app, Settings& s) {
   app.add_option("--keep", s.keep, "Newest checkpoints to keep; 0: all")
       ->check(whole(0));
   app.add_flag(
-      "--wait-for-saves", s.wait_for_saves, "Stand still while saving");
+      "--wait-for-saves",
+      s.wait_for_saves,
+      "Save in the foreground: training waits");
   add_choice<Resume>(
       app,
       "--resume",
@@ -393,27 +399,32 @@ void add_watching(CLI::App& app, Settings& s) {
       ->check(whole(0));
   app.add_option("--sample-tokens", s.sample_tokens, "Tokens to write")
       ->check(whole(0));
-  app.add_option("--prompt", s.prompt, "What to go on from");
-  app.add_option("--temperature", s.temperature, "Of sampling; low is safe")
+  app.add_option("--prompt", s.prompt, "Text to continue from");
+  app.add_option(
+         "--temperature", s.temperature, "Temperature of sampling; low is safe")
       ->check(number(false));
-  app.add_option("--timeline-step", s.timeline_step, "Drawn in the report")
+  app.add_option(
+         "--timeline-step",
+         s.timeline_step,
+         "Steps whose timelines the report draws")
       ->check(whole(0));
   app.add_option("--trace", s.trace, "Steps to trace for Perfetto: 10-12");
   app.add_option(
          "--die-at",
          s.die_at,
-         "The last rank kills itself after this step, to show what then "
+         "The last rank kills itself after this step, to show what "
          "happens")
       ->check(whole(0));
   app.add_option(
          "--skip-at",
          s.skip_at,
-         "The last rank leaves this step out, to show what then happens")
+         "The last rank skips this step, to show what happens")
       ->check(whole(0));
 }
 
-/// What stays as it is for the life of a run. It is kept in RUN/settings.json:
-/// whoever goes on with the run need not say it again, and cannot change it.
+/// Settings that stay the same for the life of a run. They are kept in
+/// RUN/settings.json: whoever resumes the run need not give them again, and
+/// cannot change them.
 struct Kept {
   std::string name;
   std::function<json(const Settings&)> get;
@@ -460,7 +471,7 @@ std::filesystem::path kept_file(const Settings& settings) {
   return settings.run / "settings.json";
 }
 
-/// Takes what the run was begun with, where nothing else is said.
+/// Takes the settings that the run was started with, unless others are given.
 void take_kept(const CLI::App& app, Settings& settings) {
   std::ifstream file(kept_file(settings));
   if (!file || !settings.has_checkpoints()) {
@@ -470,7 +481,7 @@ void take_kept(const CLI::App& app, Settings& settings) {
   if (!kept.is_object()) {
     throw UsageError(
         "\"" + kept_file(settings).string() +
-        "\" is no file of settings. Remove it, and give the run's settings.");
+        "\" is not a file of settings. Remove it, and give the run's settings.");
   }
   for (const auto& [name, get, set] : kept_settings()) {
     const auto found = kept.find(name);
@@ -483,14 +494,14 @@ void take_kept(const CLI::App& app, Settings& settings) {
       } catch (const json::exception&) {
         throw UsageError(
             "\"" + kept_file(settings).string() + "\" has " + text_of(*found) +
-            " for \"" + name + "\", which cannot be. Mend it, or give --" +
-            name + ".");
+            " for \"" + name +
+            "\", which is not valid. Correct it, or give --" + name + ".");
       }
     } else if (get(settings) != *found) {
       throw UsageError(
           "the run in \"" + settings.run.string() + "\" has --" + name + " " +
           text_of(*found) + ", not " + text_of(get(settings)) +
-          ". Leave that out, or choose another --run.");
+          ". Leave it out, or choose another --run.");
     }
   }
 }
@@ -538,7 +549,7 @@ void check(Settings& s, int num_ranks) {
         text(std::max<int64_t>(1, s.batch / at_once) * at_once) + ".");
   }
   if (s.data.text_bytes < 1) {
-    throw UsageError("--text-bytes wants a number above 0.");
+    throw UsageError("--text-bytes takes a number above 0.");
   }
   if (!s.trace.empty()) {
     char rest = 0;
@@ -546,7 +557,7 @@ void check(Settings& s, int num_ranks) {
         s.trace.c_str(), "%ld-%ld%c", &s.trace_first, &s.trace_last, &rest);
     if (found != 2 || s.trace_first < 1 || s.trace_first > s.trace_last) {
       throw UsageError(
-          "--trace wants two steps, as in 10-12, not \"" + s.trace + "\".");
+          "--trace takes two steps, as in 10-12, not \"" + s.trace + "\".");
     }
   }
   if (s.min_lr > s.lr) {
@@ -594,7 +605,7 @@ std::optional<Settings> parse_settings(
   CLI::App app{"Trains a GPT on text. Run it under `tessera run -n RANKS`."};
   app.name("gpt");
   app.option_defaults()->always_capture_default();
-  // The last one counts: scripts add flags behind those they were given.
+  // The last value counts: scripts append flags to those they were given.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.get_formatter()->column_width(32);
   Settings settings;
@@ -636,7 +647,7 @@ std::optional<Settings> parse_settings(
   }
   namespace fs = std::filesystem;
   for (auto* path : {&settings.data.text, &settings.data_folder}) {
-    if (!path->empty()) { // the run may go on from another folder
+    if (!path->empty()) { // the run may resume from another folder
       *path = fs::absolute(*path).lexically_normal().string();
     }
   }
@@ -654,7 +665,7 @@ std::optional<Settings> parse_settings(
 void keep_settings(const Settings& settings) {
   const auto path = kept_file(settings);
   if (std::filesystem::exists(path) && settings.has_checkpoints()) {
-    return; // parse_settings() saw to it that they are the same
+    return; // parse_settings() made sure that they are the same
   }
   json kept;
   for (const auto& [name, get, set] : kept_settings()) {

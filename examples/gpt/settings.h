@@ -17,7 +17,8 @@ struct DataSettings {
   std::string tokenizer = "byte"; // or "bpe"
   int64_t vocabulary = 1024; // of "bpe"
   double validation = 0.05; // share of the text
-  /// Folders that are no text, though they may be below it: the run's own.
+  /// Folders that do not count as text even if they are below it: the run's
+  /// own.
   std::vector<std::filesystem::path> left_out;
 };
 
@@ -72,14 +73,15 @@ struct Settings {
   int64_t die_at = 0;
   int64_t skip_at = 0;
 
-  /// The same once more, by group and name, as JSON: for the run's log.
+  /// The same settings by group and name, as JSON, for the run's log.
   std::string json;
 
   /// Where the tokens are.
   std::filesystem::path tokens_folder() const;
-  /// Then it is bound to its data and its model.
+  /// Whether the run has checkpoints: it is then bound to its data and its
+  /// model.
   bool has_checkpoints() const;
-  /// Rows that a rank takes at once, and how often in a step.
+  /// Rows that a rank takes at once, and how often per step.
   int64_t rows(int num_ranks) const;
   int64_t accumulation(int num_ranks) const;
 };
@@ -89,18 +91,18 @@ class UsageError : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// From the command line, the file it names, and RUN/settings.json. Nothing if
-/// all was said already (--help), by `print_help` only. Throws UsageError for
-/// what it does not know, with the nearest name, or what makes no sense on so
-/// many ranks.
+/// From the command line, the file it names, and RUN/settings.json. Returns
+/// nothing if --help was given, which only `print_help` prints. Throws
+/// UsageError for unknown names, with the nearest known one, and for settings
+/// that make no sense on so many ranks.
 std::optional<Settings> parse_settings(
     int argc,
     char** argv,
     int num_ranks,
     bool print_help);
 
-/// Writes RUN/settings.json for a run without checkpoints: what eval, sample
-/// and resumed training take up. Throws std::runtime_error.
+/// Writes RUN/settings.json for a run without checkpoints: eval, sample and
+/// resumed training use them. Throws std::runtime_error.
 void keep_settings(const Settings& settings);
 
 } // namespace gpt

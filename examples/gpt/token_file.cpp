@@ -31,7 +31,7 @@ static_assert(sizeof(Header) == 24);
 [[noreturn]] void fail(const fs::path& path, const std::string& what) {
   throw std::runtime_error(
       "\"" + path.string() + "\": " + what +
-      " Remove the folder it is in to have it made again.");
+      " Remove its folder to have it made again.");
 }
 
 std::shared_ptr<const std::byte> map_file(const fs::path& path, size_t size) {
@@ -67,14 +67,14 @@ TokenFile::TokenFile(const fs::path& path) {
     fail(path, "cannot be read: " + error.message() + ".");
   }
   if (file_bytes < sizeof(Header)) {
-    fail(path, "is no file of tokens: it is too short.");
+    fail(path, "is not a file of tokens: it is too short.");
   }
   mapping_ = map_file(path, file_bytes);
   Header header;
   std::memcpy(&header, mapping_.get(), sizeof(header));
   if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0 ||
       (header.token_bytes != 2 && header.token_bytes != 4)) {
-    fail(path, "is no file of tokens.");
+    fail(path, "is not a file of tokens.");
   }
   const uint64_t room = (file_bytes - sizeof(header)) / header.token_bytes;
   if (header.size != room) {

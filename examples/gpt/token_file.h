@@ -7,10 +7,10 @@
 
 namespace gpt {
 
-/// Tokens in a file, mapped into memory: only what is looked at is read, and
-/// the ranks of a host share it.
+/// Tokens in a file, mapped into memory: only what is used is read, and the
+/// ranks of a host share the memory.
 ///
-/// The file: "TESSTOK1", bytes a token (2 or 4) and vocabulary as 32-bit
+/// The file: "TESSTOK1", bytes per token (2 or 4) and vocabulary as 32-bit
 /// numbers, the number of tokens as a 64-bit one, then the tokens; all
 /// little-endian.
 class TokenFile {
@@ -18,7 +18,7 @@ class TokenFile {
   /// Throws std::runtime_error for a file that is not what write() writes.
   explicit TokenFile(const std::filesystem::path& path);
 
-  /// Writes beside and renames: there is never half a file.
+  /// Writes a temporary file and renames it: there is never a partial file.
   static void write(
       const std::filesystem::path& path,
       std::span<const int32_t> tokens,

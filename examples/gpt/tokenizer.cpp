@@ -43,7 +43,7 @@ bool has_pair(const std::vector<int32_t>& tokens, int32_t left, int32_t right) {
   return false;
 }
 
-/// Replaces every `left right` by `token`.
+/// Replaces every `left right` with `token`.
 void merge(
     std::vector<int32_t>& tokens,
     int32_t left,
@@ -82,7 +82,7 @@ std::vector<std::string_view> words_of(std::string_view text) {
     size_t end = begin + 1;
     if (text[begin] == ' ' && end < text.size() &&
         kind_of(text[end]) != Kind::Blank) {
-      ++end; // the blank belongs to what follows
+      ++end; // the blank belongs to the next word
     }
     const Kind kind = kind_of(text[end - 1]);
     while (end < text.size() && kind_of(text[end]) == kind) {
@@ -160,7 +160,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text) {
   return tokens;
 }
 
-/// Makes the pairs in the order in which they were learned.
+/// Merges the pairs in the order in which they were learned.
 std::vector<int32_t> Tokenizer::encode_word(std::string_view word) const {
   auto tokens = bytes_of(word);
   while (true) {
@@ -219,8 +219,8 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
     return tokenizer;
   } catch (const std::exception& error) {
     throw std::runtime_error(
-        "\"" + path.string() + "\" is no tokenizer: " + error.what() +
-        ". Remove the folder it is in to have it made again.");
+        "\"" + path.string() + "\" is not a tokenizer: " + error.what() +
+        ". Remove its folder to have it made again.");
   }
 }
 

@@ -12,12 +12,13 @@
 
 namespace gpt {
 
-/// Text to tokens and back. Tokens 0 to 255 are the bytes; each further one is
-/// a pair of earlier ones that is frequent in the text it learned from (byte
-/// pair encoding). Pairs never reach over the end of a word.
+/// Converts text to tokens and back. Tokens 0 to 255 are the bytes; each
+/// further token is a pair of earlier ones that is frequent in the text it
+/// learned from (byte pair encoding). Pairs never extend over the end of a
+/// word.
 class Tokenizer {
  public:
-  /// Bytes alone.
+  /// Only bytes as tokens.
   Tokenizer() = default;
 
   /// Learns pairs until there are `vocabulary` tokens, or no pair that occurs
@@ -26,11 +27,11 @@ class Tokenizer {
 
   int64_t vocabulary() const;
   std::vector<int32_t> encode(std::string_view text);
-  /// Throws std::out_of_range for a token that is not there.
+  /// Throws std::out_of_range for a token that does not exist.
   std::string decode(std::span<const int32_t> tokens) const;
 
-  /// As JSON. Both throw std::runtime_error; load() also for a file that is not
-  /// what save() writes.
+  /// Save and load as JSON. Both throw std::runtime_error; load() also for a
+  /// file that is not what save() writes.
   void save(const std::filesystem::path& path) const;
   static Tokenizer load(const std::filesystem::path& path);
 
@@ -46,8 +47,9 @@ class Tokenizer {
   std::unordered_map<std::string, std::vector<int32_t>> known_words_;
 };
 
-/// Cuts text where tokens may not reach over: a word is a blank, if there is
-/// one, and what follows of one kind (letters and digits, blanks, or others).
+/// Cuts text into words, over whose ends no token extends: a word is a blank,
+/// if there is one, and the following characters of one kind (letters and
+/// digits, blanks, or others).
 std::vector<std::string_view> words_of(std::string_view text);
 
 } // namespace gpt

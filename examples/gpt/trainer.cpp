@@ -90,7 +90,8 @@ Trainer::Trainer(
           tessera::checkpoint::ManagerOptions().keep_last(settings.keep)),
       monitor_(parallel_.model(), {parallel_.optimizer()}),
       live_(world.rank(), settings.steps) {
-  // Every rank its own numbers for dropout; the weights are made by now.
+  // Every rank gets its own numbers for dropout; the weights have been
+  // initialized by now.
   torch::manual_seed(settings.seed + 1 + static_cast<uint64_t>(world.rank()));
 }
 
@@ -110,7 +111,7 @@ void Trainer::announce(bool resumed) {
       text,
       sizeof(text),
       "GPT of %.2f million parameters on %s: %d rank%s, %ld windows of %ld "
-      "tokens a step, %ld at once on a rank",
+      "tokens per step, %ld at once per rank",
       static_cast<double>(parallel_.num_parameters()) / 1e6,
       device_.str().c_str(),
       world_.size(),
@@ -153,11 +154,12 @@ void Trainer::train() {
         settings_.run / "trace", settings_.trace_first, settings_.trace_last);
     if (settings_.trace_last <= step_ ||
         settings_.trace_first > settings_.steps) {
-      live_.print("nothing will be traced: these steps are not made now");
+      live_.print(
+          "nothing will be traced: these steps are not part of this run");
     }
   }
   if (step_ >= settings_.steps) {
-    live_.print("nothing is left to do; give more --steps to go on");
+    live_.print("nothing is left to do; give more --steps to continue");
   }
   try {
     make_steps();
@@ -194,16 +196,16 @@ void Trainer::make_steps() {
   finish("finished");
 }
 
-/// The whole of training: everything else is about it.
+/// The whole of training: everything else supports it.
 Trainer::StepResult Trainer::train_step() {
-  tessera::step_token(step_ + 1); // all ranks are at the same one
+  tessera::step_token(step_ + 1); // all ranks are at the same step
   auto& optimizer = parallel_.optimizer();
   for (auto& group : optimizer.param_groups()) {
     group.options().set_lr(learning_rate(settings_, step_));
   }
   const int64_t rows = settings_.rows(world_.size());
   const int64_t times = settings_.accumulation(world_.size());
-  // The mean loss over the batch, and whether anybody was asked to stop.
+  // The mean loss over the batch, and whether any rank was asked to stop.
   auto together = torch::zeros({2}, torch::kDouble);
   torch::Tensor sum_of_losses = torch::zeros({}, device_);
   for (int64_t i = 0; i < times; ++i) {
@@ -221,7 +223,7 @@ Trainer::StepResult Trainer::train_step() {
   if (!std::isfinite(norm)) {
     throw std::runtime_error(
         "the gradients of step " + std::to_string(step_ + 1) +
-        " are not finite, and nothing was done with them. Resume with a lower "
+        " are not finite, so the step was not made. Resume with a lower "
         "--lr or a longer --warmup; if that fails too, remove the newest "
         "checkpoint first.");
   }
@@ -293,7 +295,8 @@ double Trainer::evaluate() {
   for (int64_t begin = 0; begin < all; begin += rows * world_.size()) {
     const int64_t first = begin + world_.rank() * rows;
     const int64_t count = std::clamp<int64_t>(all - first, 0, rows);
-    // Every rank computes equally often: a sharded model needs all of them.
+    // Every rank computes the same number of times: a sharded model needs all
+    // ranks.
     const auto batch = validation_windows_.spread(
         count > 0 ? first : 0, std::max<int64_t>(count, 1), all);
     const auto loss =
@@ -309,7 +312,8 @@ std::string Trainer::sample() {
   const torch::NoGradGuard no_grad;
   auto& model = parallel_.model();
   model->eval();
-  // Numbers of its own: training goes on as if nobody had asked.
+  // Random numbers of its own: training continues as if nothing had been
+  // sampled.
   auto generator = at::make_generator<at::CPUGeneratorImpl>(settings_.seed);
   auto tokens = corpus_.tokenizer.encode(
       settings_.prompt.empty() ? "\n" : settings_.prompt);
@@ -342,7 +346,7 @@ void Trainer::write_sample() {
   }
 }
 
-/// On all ranks. What is saved must be worth resuming from.
+/// Checks all ranks. A checkpoint must be worth resuming from.
 bool Trainer::has_finite_parameters() {
   auto is_finite = torch::ones({}, torch::kDouble);
   for (const auto& parameter : tessera::parameters(parallel_.model())) {
@@ -362,7 +366,7 @@ void Trainer::save() {
         "--warmup.");
   }
   const auto start = Clock::now();
-  checkpoints_.wait(); // for the one before; throws if that failed
+  checkpoints_.wait(); // waits for the previous save; throws if that failed
   note_saved();
   state_.values = {{"step", step_}, {"windows_seen", windows_seen_}};
   if (settings_.wait_for_saves) {
@@ -373,20 +377,22 @@ void Trainer::save() {
   newest_ = Save{.step = step_, .blocked_seconds = seconds_since(start)};
 }
 
-/// Puts the newest save into the log once it is there. When that is differs
-/// between ranks, and rank 0 alone writes: nothing else may depend on it.
+/// Puts the newest save into the log once it is complete. Ranks may notice that
+/// at different times, and only rank 0 writes the log: nothing else may depend
+/// on it.
 void Trainer::note_saved() {
   if (!newest_ || newest_->is_logged || checkpoints_.is_saving()) {
     return;
   }
   const auto path = checkpoints_.path_of(newest_->step);
-  if (std::filesystem::exists(path)) { // else it failed: wait() will say so
+  if (std::filesystem::exists(
+          path)) { // otherwise it failed: wait() will report it
     log_->checkpoint(newest_->step, path, newest_->blocked_seconds);
     newest_->is_logged = true;
   }
 }
 
-/// Stands still until the newest save is there.
+/// Waits until the newest save is complete.
 void Trainer::wait_for_save() {
   const auto start = Clock::now();
   checkpoints_.wait();
@@ -413,7 +419,7 @@ void Trainer::finish(const std::string& reason) {
     live_.print(
         "stopped after step " + std::to_string(step_) +
         (settings_.checkpoint_every > 0
-             ? ", which is saved: the same command goes on from here"
+             ? ", which is saved: the same command resumes from here"
              : "; nothing is saved, as --checkpoint-every 0 says"));
   }
   if (trace_ && std::filesystem::exists(trace_->path())) {
@@ -424,7 +430,7 @@ void Trainer::finish(const std::string& reason) {
   }
 }
 
-/// A page that cannot be made does not undo the training.
+/// A report that cannot be written does not undo the training.
 void Trainer::write_page() {
   try {
     live_.print("report: " + tessera::write_report(settings_.run).string());

@@ -16,8 +16,8 @@
 
 namespace gpt {
 
-/// From `warmup` steps of rise down a half cosine to `min_lr`. Steps count from
-/// 0.
+/// Rises for `warmup` steps, then falls along a half cosine to `min_lr`. Steps
+/// count from 0.
 double learning_rate(const Settings& settings, int64_t step);
 
 /// One run: RUN/log.jsonl, RUN/checkpoints, RUN/report.html. All ranks make the
@@ -26,16 +26,16 @@ class Trainer {
  public:
   Trainer(const tessera::Group& world, const Settings& settings, Corpus corpus);
 
-  /// From the newest checkpoint, if there is one, to the last step. Returns
-  /// early, with a checkpoint, after SIGTERM or SIGINT on any rank. Throws
-  /// std::runtime_error if gradients or parameters are not finite.
+  /// Trains from the newest checkpoint, if there is one, to the last step.
+  /// Returns early, with a checkpoint, after SIGTERM or SIGINT on any rank.
+  /// Throws std::runtime_error if gradients or parameters are not finite.
   void train();
   /// The mean loss over --eval-windows windows of the validation text; the same
   /// on any number of ranks, but for rounding.
   double evaluate();
-  /// Goes on from --prompt, and prints it.
+  /// Continues the text of --prompt, and prints the result.
   void write_sample();
-  /// Takes up the newest checkpoint. False if there is none.
+  /// Resumes from the newest checkpoint. False if there is none.
   bool resume();
 
   int64_t step() const {
@@ -46,7 +46,7 @@ class Trainer {
   struct StepResult {
     double loss = 0; // the mean over the batch
     double grad_norm = 0;
-    bool stop = false; // some rank was asked to
+    bool stop = false; // some rank was asked to stop
   };
 
   void announce(bool resumed);

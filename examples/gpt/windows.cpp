@@ -19,8 +19,8 @@ uint64_t mixed(uint64_t value, uint64_t key) {
 } // namespace
 
 int64_t shuffled_place(int64_t index, int64_t size, uint64_t key) {
-  // A Feistel network turns the numbers of 2 * half bits into one another,
-  // whatever `mixed` does. Those beyond `size` go round again.
+  // A Feistel network permutes the numbers of 2 * half bits, whatever `mixed`
+  // does. Numbers beyond `size` are permuted again.
   const int half = (std::bit_width(static_cast<uint64_t>(size)) + 1) / 2;
   const uint64_t mask = (uint64_t{1} << half) - 1;
   auto place = static_cast<uint64_t>(index);
@@ -39,7 +39,7 @@ int64_t shuffled_place(int64_t index, int64_t size, uint64_t key) {
 Windows::Windows(TokenFile file, int64_t length, uint64_t seed)
     : file_(std::move(file)),
       length_(length),
-      size_((file_.size() - 1) / length), // a target behind the last input
+      size_((file_.size() - 1) / length), // a target after the last input
       seed_(seed) {
   if (size_ < 1) {
     throw std::runtime_error(

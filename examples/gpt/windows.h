@@ -14,16 +14,16 @@ struct Batch {
 };
 
 /// Numbered windows into a file of tokens. Each epoch goes through all of them
-/// once, in an order of its own. Which window has number n depends on n and the
-/// seed alone: nothing has to be saved to go on in the middle of an epoch, and
-/// ranks that take rows of a batch among themselves see together what one
+/// once, in an order of its own. Which window has number n depends only on n
+/// and the seed: nothing has to be saved to resume in the middle of an epoch,
+/// and ranks that take rows of a batch among themselves see together what one
 /// process would see, however many they are.
 class Windows {
  public:
   /// Throws std::runtime_error if the file is too short for a single window.
   Windows(TokenFile file, int64_t length, uint64_t seed);
 
-  /// Windows in an epoch.
+  /// The number of windows in an epoch.
   int64_t size() const {
     return size_;
   }
@@ -43,8 +43,8 @@ class Windows {
   uint64_t seed_;
 };
 
-/// Where `index` goes in a random order of 0 to size - 1 that `key` determines;
-/// no list of them is ever made.
+/// The place of `index` in a random order of 0 to size - 1 that `key`
+/// determines; the order is never stored as a list.
 int64_t shuffled_place(int64_t index, int64_t size, uint64_t key);
 
 } // namespace gpt

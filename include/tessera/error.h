@@ -24,7 +24,7 @@ struct ErrorSite {
 
 /// Builds the text that every Tessera error shows:
 /// `[call] rank 2/8, unit "layers.7", parameter "wq": what`. `what` says what
-/// was expected and found, and ends with what to do.
+/// was expected and what was found, and ends with what to do.
 TESSERA_API std::string format_error(
     const ErrorSite& site,
     std::string_view what);
@@ -36,8 +36,8 @@ template <class E = c10::Error>
   throw E(format_error(site, what), /*backtrace=*/nullptr);
 }
 
-/// A collective or a rendezvous waited longer than its timeout. The group it
-/// happened on is unusable afterwards: shut down and initialize again.
+/// A collective or a rendezvous waited longer than its timeout. Its group is
+/// unusable afterwards: shut down and initialize again.
 class TESSERA_API TimeoutError : public c10::DistError {
   using DistError::DistError;
 };
@@ -63,7 +63,8 @@ namespace detail {
 
 } // namespace tessera
 
-/// Guards an invariant of Tessera itself. Never for what a user passed.
+/// Guards an invariant of Tessera itself. Never use it to check what a user
+/// passed.
 #define TESSERA_INTERNAL_ASSERT(condition, what)   \
   do {                                             \
     if (!(condition)) [[unlikely]] {               \

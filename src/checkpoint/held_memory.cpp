@@ -17,21 +17,21 @@ namespace tessera::checkpoint {
 
 namespace {
 
-/// What a storage had, with how to free it; nothing once the storage has taken
-/// it back.
+/// The memory of a storage and how to free it; empty once the storage has taken
+/// its memory back.
 struct Block {
   std::unique_ptr<void, c10::DeleterFnPtr> memory{nullptr, nullptr};
   int64_t num_holders = 0;
 };
 using BlockPtr = std::shared_ptr<Block>;
 
-/// Guards num_holders, and the change of a storage from one memory to another.
-/// Never destroyed: tensors may outlive everything else.
+/// Guards num_holders, and every change of a storage's memory. Never destroyed:
+/// tensors may outlive everything else.
 constinit std::mutex blocks_mutex;
 
 class Holder {
  public:
-  /// With the mutex.
+  /// Call with the mutex held.
   explicit Holder(BlockPtr block) : block_(std::move(block)) {
     ++block_->num_holders;
   }
@@ -43,7 +43,7 @@ class Holder {
   Holder& operator=(const Holder&) = delete;
 
  private:
-  const BlockPtr block_; // goes after the mutex
+  const BlockPtr block_; // is released after the mutex
 };
 
 /// The deleter of a storage that shares a block.
@@ -55,7 +55,7 @@ c10::StorageImpl& storage_of(const at::Tensor& tensor) {
   return *tensor.storage().unsafeGetStorageImpl();
 }
 
-/// Somebody is going to write: the storage gets memory of its own.
+/// Somebody is about to write: gives the storage memory of its own.
 void materialize(c10::StorageImpl* storage) {
   const std::lock_guard lock(blocks_mutex);
   const c10::DataPtr& shared = storage->data_ptr();
@@ -74,7 +74,7 @@ void materialize(c10::StorageImpl* storage) {
   storage->set_data_ptr_noswap(std::move(own)); // releases the block
 }
 
-/// With the mutex. Null if the memory cannot be shared.
+/// Call with the mutex held. Null if the memory cannot be shared.
 BlockPtr block_of(c10::StorageImpl& storage) {
   const c10::DataPtr& data = storage.data_ptr();
   if (is_held(data)) {

@@ -1,4 +1,4 @@
-// Memory of tensors that a save reads while training goes on.
+// The memory of tensors that a save reads while training continues.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,16 +13,16 @@ namespace tessera::checkpoint {
 /// A save under way reads the memory of the state's own tensors. It holds that
 /// memory: the first operation that writes to a tensor, most often the next
 /// optimizer step, gives the tensor's storage a copy to write to and leaves the
-/// old memory to the save. When the save has let go before that, the storage
-/// takes its memory back and nothing is copied at all.
+/// old memory to the save. If the save has released the memory by then, the
+/// storage takes it back and nothing is copied.
 ///
-/// This rests on one guarantee of LibTorch 2.13: whoever writes to a tensor
+/// This relies on one guarantee of LibTorch 2.13: whoever writes to a tensor
 /// asks its storage for the address, and a storage that has a materializer
 /// (c10/core/StorageMaterializer.h) calls it on that thread before it hands the
-/// address out. Who frees what is decided here, not by LibTorch's own
-/// copy-on-write (c10/core/impl/COW.h), whose count drops before its lock is
-/// taken: a thread that drops the last clone frees what another is about to
-/// lock.
+/// address out. This file decides who frees the memory; LibTorch's own
+/// copy-on-write (c10/core/impl/COW.h) is not used, because its count drops
+/// before its lock is taken: a thread that drops the last clone frees the lock
+/// that another thread is about to take.
 ///
 /// - A block belongs to the storage and to those who hold it, by a shared
 ///   pointer: the last one frees the memory, on whatever thread.
@@ -32,18 +32,20 @@ namespace tessera::checkpoint {
 /// - After hold() nobody touches the storage but those who use the tensor. A
 ///   save may end, or be dropped, on any thread at any time.
 ///
-/// LibTorch 2.11 and 2.12 have no materializer. There nothing can be held.
+/// LibTorch 2.11 and 2.12 have no materializer. With them no memory can be
+/// held.
 
-/// A tensor with the same values in the same memory, for reading alone, that
-/// holds this memory as long as it lives. Counts as a write to `tensor`: nobody
-/// else may use it during the call.
+/// A tensor with the same values in the same memory, for reading only. The
+/// result holds that memory for as long as it lives. Counts as a write to
+/// `tensor`: nobody else may use the tensor during the call.
 ///
-/// Nothing if the memory cannot be held, and must be copied: memory of devices,
-/// of others than LibTorch's allocators, of tensors that are not contiguous, of
-/// lazy clones.
+/// Returns nothing if the memory cannot be held and must be copied: memory of
+/// devices, memory that LibTorch's allocators did not allocate, and memory of
+/// lazy clones or of tensors that are not contiguous.
 std::optional<at::Tensor> hold(const at::Tensor& tensor);
 
-/// Memory that hold() was called for, and nobody has written to since.
+/// Whether hold() was called for this memory and nobody has written to it
+/// since.
 bool is_held(const c10::DataPtr& data);
 
 } // namespace tessera::checkpoint

@@ -23,7 +23,7 @@ namespace tessera::checkpoint {
 
 namespace {
 
-/// Errors of files as those of the library.
+/// Turns errors of files into the library's errors.
 template <class F>
 auto translated(F body) {
   try {
@@ -35,8 +35,8 @@ auto translated(F body) {
   }
 }
 
-/// What ranks must see alike: a checkpoint that is being replaced, or a folder
-/// that each host has for itself, would give every rank something else.
+/// What all ranks must see alike. If a checkpoint is being replaced, or each
+/// host has a folder of its own, ranks see different things.
 std::vector<std::string> summary(const Source& source) {
   std::string all;
   for (const StoredTensor& tensor : source.tensors()) {
@@ -94,7 +94,7 @@ LoadReport load(
       raise<CheckpointError>(
           {.call = "load"},
           fmt::format(
-              "{} Some tensors of the target have been loaded already, on some ranks: load another checkpoint before you go on.",
+              "{} Some tensors of the target have been loaded already, on some ranks: load another checkpoint before you continue.",
               error.what()));
     }
   });

@@ -30,7 +30,7 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr size_t kMaxLines = 20;
-/// What is converted or copied to a device at a time.
+/// How many bytes are converted or copied to a device at a time.
 constexpr int64_t kReadAtOnceBytes = int64_t{16} << 20;
 
 std::string describe(const StoredTensor& tensor) {
@@ -106,7 +106,7 @@ void convert(
   }
 }
 
-/// The first `kMaxLines` of them, and how many more.
+/// The first `kMaxLines` lines, and how many more there are.
 std::string list_of(const std::vector<std::string>& lines) {
   std::string text;
   for (size_t i = 0; i < std::min(lines.size(), kMaxLines); ++i) {
@@ -118,8 +118,8 @@ std::string list_of(const std::vector<std::string>& lines) {
   return text;
 }
 
-/// What a missing name may stand for: the same with something in front, or one
-/// that is spelled alike.
+/// A hint for a missing name: the same name with a prefix, or a name with a
+/// similar spelling.
 std::string hint(
     const std::string& name,
     const std::vector<std::string>& unexpected,
@@ -286,8 +286,9 @@ void LoadJob::add_reads(
 void LoadJob::find_unexpected(
     const std::vector<StateLeaf>& slots,
     const LoadOptions& options) {
-  // A part of the checkpoint that the target leaves out as a whole is no
-  // mistake; something inside of a part that it has may be one.
+  // If the target leaves out a part of the checkpoint as a whole, that is not a
+  // mistake; if it leaves out something inside a part that it has, that may be
+  // one.
   const std::unordered_set<std::string> known(names_.begin(), names_.end());
   std::set<format::DcpPath::Key> parts;
   for (const StateLeaf& slot : slots) {
@@ -356,7 +357,7 @@ void LoadJob::complain(const LoadOptions& options) const {
 
 void LoadJob::in_threads(
     const std::function<void(const Read& read, BlockReader& reader)>& body) {
-  // Neighbours in a file stay together.
+  // Regions that are neighbours in a file stay together.
   const uint64_t share = total_bytes_ / static_cast<uint64_t>(num_threads_) + 1;
   std::vector<std::pair<size_t, size_t>> parts;
   uint64_t bytes = 0;
@@ -423,8 +424,8 @@ void LoadJob::verify() {
 }
 
 void LoadJob::read() {
-  // Memory that a save has shared gets its copy here: several threads that
-  // write to one storage would all try.
+  // Memory that a save still holds gets its copy here: if several threads wrote
+  // to one storage, each of them would try to copy it.
   for (const Read& read : reads_) {
     if (read.to.is_cpu()) {
       read.to.mutable_data_ptr();

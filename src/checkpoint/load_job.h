@@ -19,18 +19,20 @@ namespace tessera::checkpoint {
 
 class LoadJob {
  public:
-  /// Compares everything. Throws c10::ValueError with all that does not fit.
+  /// Compares the target with the checkpoint. Throws c10::ValueError that lists
+  /// everything that does not fit.
   LoadJob(
       const Source& source,
       StateDict& target,
       const LoadOptions& options,
       int num_threads);
 
-  /// Reads every block that read() will, and keeps nothing. Throws FileError.
+  /// Reads every block that read() will read, and keeps none of them. Throws
+  /// FileError.
   void verify();
-  /// Fills tensors. Throws FileError; some are filled then.
+  /// Fills the tensors. If it throws FileError, some of them have been filled.
   void read();
-  /// Replaces the values that are no tensors.
+  /// Replaces the values that are not tensors.
   void replace_values();
 
   LoadReport report() const {
@@ -38,7 +40,7 @@ class LoadJob {
   }
 
  private:
-  /// A part of a stored box that goes to a part of the target.
+  /// A part of a stored box, and the part of the target it goes to.
   struct Read {
     const StoredTensor* tensor;
     const StoredBox* box;

@@ -35,7 +35,7 @@ constexpr std::string_view kPrefix = "step_";
 constexpr std::string_view kAside = ".old";
 constexpr const char* kRemoved = ".removed";
 
-/// The step of "step_00001000"; nothing for other names.
+/// The step of a name such as "step_00001000"; nothing for other names.
 std::optional<int64_t> step_of(const std::string& name) {
   if (name.rfind(kPrefix, 0) != 0) {
     return std::nullopt;
@@ -52,13 +52,13 @@ std::string name_of_step(int64_t step) {
   return fmt::format("{}{:08}", kPrefix, step);
 }
 
-/// The step whose folder has this name, exactly; nothing for other names.
+/// The step whose folder has exactly this name; nothing for other names.
 std::optional<int64_t> step_named(const std::string& name) {
   const auto step = step_of(name);
   return step && name == name_of_step(*step) ? step : std::nullopt;
 }
 
-/// A folder that nothing is called yet: `path` with `ending`, or a number more.
+/// A name that is not in use yet: `path` with `ending`, and a number if needed.
 fs::path unused(const fs::path& path, const std::string& ending) {
   fs::path name = path.string() + ending;
   for (int i = 2; fs::exists(fs::symlink_status(name)); ++i) {
@@ -67,14 +67,14 @@ fs::path unused(const fs::path& path, const std::string& ending) {
   return name;
 }
 
-/// What a removed checkpoint is called while it is being removed.
+/// The name of a checkpoint while it is being removed.
 fs::path doomed(const fs::path& path) {
   return unused(
       path.parent_path() / ("." + path.filename().string()), kRemoved);
 }
 
-/// A folder as it was at one moment. Another one of the same name differs, and
-/// so does one that has been given another name.
+/// A folder at one moment. Another folder of the same name has another
+/// identity, and so does a folder that was renamed.
 struct Identity {
   fs::path path;
   dev_t device = 0;
@@ -98,8 +98,8 @@ std::optional<Identity> identity_of(const fs::path& folder) {
       found.st_mtim.tv_nsec};
 }
 
-/// The folder of a step, which may just be replaced: see [Note: replacing a
-/// folder].
+/// The folder of a step that may be in the middle of being replaced: see [Note:
+/// replacing a folder].
 std::optional<Identity> find_step(const fs::path& path) {
   if (auto found = identity_of(path)) {
     return found;
@@ -113,7 +113,7 @@ std::optional<Identity> find_step(const fs::path& path) {
       fmt::format("cannot list this folder: {}.", system_reason(error)));
 }
 
-/// Names in a folder; nothing if it is not there (any more).
+/// Names in a folder; nothing if the folder does not exist or no longer exists.
 std::optional<std::vector<std::string>> names_in(const fs::path& folder) {
   if (const int error = opening_fault(folder)) {
     fail_to_list(folder, error);
@@ -134,7 +134,7 @@ std::optional<std::vector<std::string>> names_in(const fs::path& folder) {
   return names;
 }
 
-/// Whole or not, a save has left files here.
+/// Whether a save has left files here, complete or not.
 bool is_ours(const fs::path& folder) {
   const auto names = names_in(folder);
   return names &&
@@ -154,8 +154,8 @@ struct Step {
   }
 };
 
-/// Checkpoints with exactly a step's name, by step; also damaged ones. One that
-/// is just being replaced counts.
+/// Checkpoints whose name is exactly that of a step, sorted by step. Includes
+/// damaged checkpoints and those that are being replaced.
 std::vector<Step> steps_in(const fs::path& folder) {
   const auto names = names_in(folder);
   if (!names) {
@@ -186,15 +186,15 @@ std::vector<Step> steps_in(const fs::path& folder) {
 /// [Note: beside a trainer]
 ///
 /// A trainer may save and remove checkpoints while another process looks for
-/// them. What is listed may be gone when it is opened, and a folder's list that
-/// is made while entries come and go may lack the new and the old. So whoever
-/// meets something that has changed since it was listed lists again, and an
-/// empty list counts only if the folder has not changed while it was made.
-/// There is no end to how often that may happen, but each time the trainer has
-/// saved another one.
+/// them. A checkpoint that was listed may be gone when it is opened, and a list
+/// that is made while entries come and go may lack both the new one and the old
+/// one. So a reader that finds a checkpoint changed since it was listed lists
+/// again, and an empty list counts only if the folder did not change while the
+/// list was made. This may repeat without limit, but each time the trainer has
+/// saved another checkpoint.
 std::vector<Step> settled_steps_in(const fs::path& folder) {
-  // Longer than the tick by which file systems date changes: what changes after
-  // the pause gets a date that is not the one before it.
+  // Longer than the resolution of a file system's timestamps: a change after
+  // the pause gets a timestamp that differs from the one before it.
   constexpr auto kPause = std::chrono::milliseconds(20);
   while (true) {
     auto steps = steps_in(folder);
@@ -219,7 +219,7 @@ std::string problem_with(const fs::path& path) {
   }
 }
 
-/// Nothing if it has been replaced or removed since it was listed.
+/// Nothing if the checkpoint has been replaced or removed since it was listed.
 std::optional<std::string> problem_with(const Step& step) {
   std::string problem = problem_with(step.path);
   if (!problem.empty() && step.has_changed()) {
@@ -228,8 +228,8 @@ std::optional<std::string> problem_with(const Step& step) {
   return problem;
 }
 
-/// Calls `body`; what it throws becomes a warning. For what must not keep the
-/// rest from being tidied up.
+/// Calls `body` and turns what it throws into a warning. Used where one failure
+/// must not prevent the rest of the clean-up.
 template <class Body>
 void tolerating(const fs::path& path, const Body& body) {
   try {
@@ -240,8 +240,8 @@ void tolerating(const fs::path& path, const Body& body) {
   }
 }
 
-/// What earlier removals did not finish, saves of processes that died, and
-/// steps that were being replaced then.
+/// Removes what earlier removals did not finish and what processes that died
+/// left behind: unfinished saves, and steps that were being replaced.
 void remove_leftovers(const fs::path& folder) {
   for (const std::string& name :
        names_in(folder).value_or(std::vector<std::string>())) {
@@ -265,8 +265,8 @@ void remove_leftovers(const fs::path& folder) {
 /// [Note: a run that goes back]
 ///
 /// Steps above the one that was just saved belong to a past that the run has
-/// left: it was told to load an older one, or passed over what is damaged. They
-/// must not be the latest any more, and are not ours to remove.
+/// abandoned: it was told to load an older step, or skipped damaged ones. They
+/// must no longer be the latest, but they are not ours to remove.
 void set_aside_above(const fs::path& folder, int64_t saved) {
   for (const Step& step : steps_in(folder)) {
     if (step.step <= saved) {
@@ -286,7 +286,7 @@ void set_aside_above(const fs::path& folder, int64_t saved) {
   }
 }
 
-/// -1 if there is none.
+/// The newest sound checkpoint; -1 if there is none.
 int64_t newest_sound(const fs::path& folder) {
   while (true) {
     const auto steps = settled_steps_in(folder);
@@ -307,7 +307,8 @@ int64_t newest_sound(const fs::path& folder) {
   }
 }
 
-/// What rank 0 lists, on every rank; where it was found, on rank 0.
+/// The steps that rank 0 lists, on every rank; `Step::found` is set on rank 0
+/// only.
 std::vector<Step> steps_of_root(const Peers& peers, const fs::path& folder) {
   std::vector<Step> steps;
   WireWriter out;
@@ -330,7 +331,7 @@ std::vector<Step> steps_of_root(const Peers& peers, const fs::path& folder) {
   return steps;
 }
 
-/// Whether rank 0 finds another one than it listed. Collective.
+/// Whether rank 0 now finds another checkpoint than it listed. Collective.
 bool has_changed(const Peers& peers, const Step& step) {
   WireWriter out;
   settle(peers, [&] {
@@ -339,7 +340,7 @@ bool has_changed(const Peers& peers, const Step& step) {
     }
   });
   const Bytes bytes =
-      peers.broadcast(out.take(), "is a checkpoint still there");
+      peers.broadcast(out.take(), "does a checkpoint still exist");
   return WireReader(bytes).number() != 0;
 }
 
@@ -365,7 +366,7 @@ Manager::Manager(fs::path folder, const ManagerOptions& options)
           {.call = "checkpoint::Manager",
            .rank = peers.rank(),
            .path = folder_.native()},
-          "rank 0 has this folder, and this rank does not see it. Use a file system that all hosts share.");
+          "rank 0 has this folder, but this rank does not see it. Use a file system that all hosts share.");
     }
   });
 }
@@ -421,7 +422,8 @@ void Manager::prune(int64_t saved) {
   if (!Peers(options_.group()).is_root()) {
     return;
   }
-  // The checkpoint is there: that something old stays is no reason to stop.
+  // The checkpoint is complete: if an old one cannot be removed, that is not a
+  // reason to stop.
   try {
     remove_leftovers(folder_);
     set_aside_above(folder_, saved);
@@ -441,12 +443,13 @@ void Manager::remove_old() const {
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     if (num_sound < keep) {
       num_sound += problem_with(step->path).empty() ? 1 : 0;
-      continue; // one that is damaged does not count, and may tell why
+      continue; // a damaged one does not count, and may help to find the cause
     }
     if (options_.keep_every() > 0 && step->step % options_.keep_every() == 0) {
       continue;
     }
-    // Under another name first: nobody takes what is left for whole.
+    // Renamed first, so that nobody takes a half-removed folder for a complete
+    // checkpoint.
     tolerating(step->path, [&] {
       const fs::path gone = doomed(step->path);
       rename_path(step->path, gone);
@@ -456,7 +459,7 @@ void Manager::remove_old() const {
 }
 
 std::vector<Manager::Entry> Manager::list() const {
-  std::map<int64_t, std::pair<Identity, std::string>> known; // looked at
+  std::map<int64_t, std::pair<Identity, std::string>> known; // checked already
   while (true) {
     std::vector<Entry> entries;
     bool has_changed = false;
@@ -507,7 +510,8 @@ std::optional<int64_t> Manager::load_newest(
       try {
         checkpoint::load(target, step->path, options);
         return step->step;
-      } catch (const DisagreementError&) { // ranks have seen different ones
+      } catch (
+          const DisagreementError&) { // ranks have seen different checkpoints
         must_list_again = has_changed(peers, *step);
         if (!must_list_again) {
           throw;
@@ -515,7 +519,7 @@ std::optional<int64_t> Manager::load_newest(
       } catch (const CheckpointAccessError&) {
         must_list_again = has_changed(peers, *step);
         if (!must_list_again) {
-          throw; // it may be sound: an older one would be a step back
+          throw; // it may be sound: loading an older one would lose steps
         }
       } catch (const CheckpointError& error) { // on all ranks
         must_list_again = has_changed(peers, *step);
@@ -523,8 +527,7 @@ std::optional<int64_t> Manager::load_newest(
           problems += fmt::format("\n  {}", error.what_without_backtrace());
           if (peers.is_root()) {
             TORCH_WARN(
-                "a checkpoint is passed over: ",
-                error.what_without_backtrace());
+                "skipping a checkpoint: ", error.what_without_backtrace());
           }
         }
       }

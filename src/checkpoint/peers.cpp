@@ -91,7 +91,8 @@ Outcome Outcome::of(const std::function<Bytes()>& body) {
   } catch (const c10::Error& error) {
     outcome.kind = Kind::Other;
     outcome.text = error.what_without_backtrace();
-  } catch (const std::exception& error) { // no memory, a callback of the user's
+  } catch (const std::exception& error) { // such as out of memory, or an error
+                                          // in a user's callback
     outcome.kind = Kind::Other;
     outcome.text = error.what();
   }

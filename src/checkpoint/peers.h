@@ -15,7 +15,7 @@ namespace tessera::checkpoint {
 
 class Peers {
  public:
-  /// The group, else the world, else this process.
+  /// The group if it is valid, else the world, else this process alone.
   explicit Peers(const std::optional<Group>& group);
 
   int rank() const;
@@ -23,28 +23,29 @@ class Peers {
   bool is_root() const {
     return rank() == 0;
   }
-  /// None for one process.
+  /// Empty for one process.
   const std::optional<Group>& group() const {
     return group_;
   }
   std::vector<Group> groups() const;
   /// Cores for each rank of this host, at least 1 and at most `most`.
   int cores_each(int most) const;
-  /// The same ranks with a group that nobody else uses. Collective.
+  /// The same ranks, with a group that nobody else uses. Collective.
   Peers apart(std::string_view name) const;
 
-  /// Every rank's bytes on rank 0.
+  /// Gathers every rank's bytes on rank 0.
   std::vector<Bytes> gather(Bytes bytes, std::string_view label) const;
-  /// What rank 0 has.
+  /// Returns the bytes of rank 0 on every rank.
   Bytes broadcast(Bytes bytes, std::string_view label) const;
 
  private:
   std::optional<Group> group_;
 };
 
-/// What became of something that a rank did, on its way to the others.
+/// The outcome of something that a rank did, as sent to the other ranks.
 struct Outcome {
-  /// From what may be another rank's fault to what is this one's.
+  /// Ordered from errors that another rank may have caused to errors of this
+  /// rank.
   enum class Kind : uint8_t {
     Ok,
     Error,
@@ -58,17 +59,17 @@ struct Outcome {
   std::string text;
   Bytes result;
 
-  /// Runs `body`, whose result it takes, and keeps what it throws as text.
+  /// Runs `body` and keeps its result, or the text of what it throws.
   static Outcome of(const std::function<Bytes()>& body);
   static Outcome from_bytes(const Bytes& bytes);
   Bytes to_bytes() const;
-  /// Throws it, unless it is kOk.
+  /// Throws the error, unless the outcome is kOk.
   void raise() const;
 };
 
-/// Runs `body`, which must not communicate, on every rank. If it throws on any,
-/// all throw the same kind of error: where it did, with its own words.
-/// Collective.
+/// Runs `body`, which must not communicate, on every rank. If it throws on any
+/// rank, all ranks throw the same kind of error; the rank where it happened
+/// throws its own message. Collective.
 void settle(const Peers& peers, const std::function<void()>& body);
 
 } // namespace tessera::checkpoint

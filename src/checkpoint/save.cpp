@@ -32,7 +32,7 @@ void save(
   save(state.state_dict(), folder, options);
 }
 
-/// A thread that writes, and what became of it.
+/// A thread that writes, and its outcome.
 class AsyncSave::Impl {
  public:
   Impl(std::unique_ptr<SaveJob> job, Peers peers, uint64_t staged_bytes)
@@ -48,7 +48,8 @@ class AsyncSave::Impl {
       try {
         std::rethrow_exception(error_);
       } catch (const std::exception& error) {
-        TORCH_WARN("async_save: nobody asked about this error: ", error.what());
+        TORCH_WARN(
+            "async_save failed and wait() was not called: ", error.what());
       }
     }
   }

@@ -33,12 +33,12 @@ namespace tessera::checkpoint {
 
 namespace {
 
-/// A tensor that several ranks have is cut into rows of this size, so that they
-/// share the work.
+/// A tensor that several ranks have is cut into chunks of rows of this size, so
+/// that the ranks share the work.
 constexpr int64_t kWholePieceBytes = int64_t{32} << 20;
-/// What is copied to host memory at a time.
+/// How many bytes are copied to host memory at a time.
 constexpr int64_t kStageBytes = int64_t{16} << 20;
-/// Bytes that are compared while one is written, about.
+/// About how many bytes can be compared in the time it takes to write one.
 constexpr uint64_t kComparedPerWritten = 8;
 
 format::ByteSpan bytes_of(const at::Tensor& tensor) {
@@ -59,7 +59,7 @@ std::string objection_to(const at::Tensor& tensor) {
     return "sparse tensors cannot be saved. Save tensor.to_dense().";
   }
   if (tensor.is_meta()) {
-    return "the tensor has no values (device meta). Give it some first.";
+    return "the tensor has no values (device meta). Initialize it first.";
   }
   if (!to_format(tensor.scalar_type())) {
     return fmt::format(
@@ -69,14 +69,14 @@ std::string objection_to(const at::Tensor& tensor) {
   return "";
 }
 
-/// Parts of several ranks look like copies of one tensor. Throws
-/// c10::ValueError.
+/// Refuses a part of a sharded tensor: the parts of several ranks look like
+/// copies of one tensor. Throws c10::ValueError.
 void refuse_part(const StateValue& value, const std::string& name) {
   if (const auto part = state::find_part_of(value, name)) {
     raise<c10::ValueError>(
         {.call = "save", .parameter = name},
         fmt::format(
-            "this is {}, and not a tensor of its own. Save what tessera::get_state_dict(model, optimizers) or a TrainingState gives: it knows the places of all parts.",
+            "this is {}, not a whole tensor. Save what tessera::get_state_dict(model, optimizers) or a TrainingState gives: it knows the places of all parts.",
             state::to_string(*part)));
   }
 }
@@ -89,7 +89,7 @@ at::Tensor savable(const at::Tensor& tensor, const std::string& name) {
   return tensor.detach().resolve_conj().resolve_neg();
 }
 
-/// Throws c10::ValueError with the name for what a pickle cannot have.
+/// Throws c10::ValueError with the name if a pickle cannot hold the value.
 std::string pickled(const format::Value& value, const std::string& name) {
   try {
     return format::write_pickle(value);
@@ -106,7 +106,7 @@ void check_space(const fs::path& parent, uint64_t bytes) {
     raise<CheckpointError>(
         {.call = "save", .path = parent.native()},
         fmt::format(
-            "cannot look at this folder: {}. Make it first.",
+            "cannot access this folder: {}. Create it first.",
             system_reason(errno)));
   }
   const uint64_t free = static_cast<uint64_t>(space.f_bavail) * space.f_frsize;
@@ -114,13 +114,13 @@ void check_space(const fs::path& parent, uint64_t bytes) {
     raise<CheckpointError>(
         {.call = "save", .path = parent.native()},
         fmt::format(
-            "the checkpoint needs {:.1f} MB, and {:.1f} MB are free. Free some space, or save elsewhere.",
+            "the checkpoint needs {:.1f} MB, but only {:.1f} MB are free. Free some space, or save elsewhere.",
             static_cast<double>(bytes) * 1e-6,
             static_cast<double>(free) * 1e-6));
   }
 }
 
-/// Calls `use` with contiguous host memory for all of `tensor`, in order, in
+/// Calls `use` with all of `tensor` as contiguous host memory, in order, in
 /// parts of about kStageBytes.
 void for_each_part(
     const at::Tensor& tensor,
@@ -144,8 +144,8 @@ void for_each_part(
   }
 }
 
-/// Told by the allocator: Tensor::is_pinned() asks the driver, which a process
-/// that was forked after its parent used it must not.
+/// Asks the allocator. Tensor::is_pinned() asks the driver, which is forbidden
+/// in a process that was forked after its parent used the driver.
 bool is_pinned(const at::Tensor& tensor) {
   static const c10::Allocator* const pinned = at::hasCUDA()
       ? at::detail::getCUDAHooks().getPinnedMemoryAllocator()
@@ -154,8 +154,8 @@ bool is_pinned(const at::Tensor& tensor) {
       tensor.storage().allocator() == pinned;
 }
 
-/// Waits for what this thread has asked devices to do. Tensors are read on
-/// other threads, whose current streams are not this thread's; pinned memory
+/// Waits for the work that this thread has queued on devices. Tensors are read
+/// on other threads, whose current streams are not this thread's; pinned memory
 /// may still be written to by a device.
 void wait_for_devices(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Device> devices;
@@ -189,9 +189,9 @@ Duty duty_from(char letter) {
       .compares_on_host = (bits & 4) != 0};
 }
 
-/// What the state's tensor has now, whatever happens to the tensor: see [Note:
-/// copies when they must be]. Devices write in their own time, so what they
-/// have is copied at once.
+/// The values that the state's tensor has now, whatever is written to the
+/// tensor later: see [Note: copies when they must be]. Devices write
+/// asynchronously, so their memory is copied at once.
 at::Tensor frozen(const at::Tensor& tensor, uint64_t& copied) {
   if (std::optional<at::Tensor> held = hold(tensor)) {
     return *std::move(held);
@@ -432,7 +432,7 @@ void SaveJob::write_files() {
   compare_on_devices();
   std::vector<size_t> order(units_.size());
   std::iota(order.begin(), order.end(), 0);
-  // What is only compared is given up first.
+  // Memory that is only compared is released first.
   const auto written =
       std::stable_partition(order.begin(), order.end(), [&](size_t i) {
         return !units_[i].duty.writes;
@@ -491,7 +491,7 @@ void SaveJob::write_file(size_t file, const std::vector<size_t>& units) {
   if (!fs::is_directory(partial_)) {
     raise<CheckpointError>(
         {.call = "save", .rank = rank_, .path = partial_.native()},
-        "rank 0 has made this folder, and this rank does not see it. Save to a file system that all hosts share.");
+        "rank 0 created this folder, but this rank does not see it. Save to a file system that all hosts share.");
   }
   ItemFile out(partial_ / data_file_name(rank_, file));
   for (const size_t i : units) {
@@ -520,7 +520,7 @@ ItemPlace SaveJob::write_unit(ItemFile& file, Unit& unit) {
   } else {
     for_each_part(unit.data, [&](const at::Tensor& part) {
       file.append(bytes_of(part));
-      file.flush(); // before `part` goes
+      file.flush(); // before `part` is destroyed
     });
   }
   const ItemPlace place = file.end_tensor();
@@ -551,7 +551,7 @@ void SaveJob::finish(const Peers& peers) {
     writer_.reset();
   }
   end = Outcome::from_bytes(
-      peers.broadcast(end.to_bytes(), "checkpoint: it is there"));
+      peers.broadcast(end.to_bytes(), "checkpoint: committed"));
   end.raise();
 }
 

@@ -24,23 +24,24 @@ namespace tessera::checkpoint {
 
 class SaveJob {
  public:
-  /// Rank 0 decides who writes what and makes the folder. Collective; throws on
-  /// all ranks.
+  /// Rank 0 decides which rank writes what, and creates the folder. Collective;
+  /// throws on all ranks.
   SaveJob(
       const StateDict& state,
       const std::filesystem::path& folder,
       const SaveOptions& options,
       const Peers& peers);
 
-  /// From here on operators may change the state. Returns how many bytes were
-  /// copied for that.
+  /// After this call, operators may change the state. Returns how many bytes
+  /// were copied to allow it.
   uint64_t detach_from_state();
 
-  /// Writes this rank's files. Throws nothing: finish() tells everybody.
+  /// Writes this rank's files. Never throws: finish() reports errors to all
+  /// ranks.
   void write();
 
-  /// Gives the folder its name if all ranks have written. Collective; throws on
-  /// all ranks.
+  /// Gives the folder its name if all ranks have written their files.
+  /// Collective; throws on all ranks.
   void finish(const Peers& peers);
 
  private:
@@ -51,7 +52,7 @@ class SaveJob {
     uint64_t bytes = 0;
     Duty duty = {};
     size_t result = 0; // its place in RankResult::units, if it is written
-    std::optional<uint64_t> digest; // of what is compared, once it is made
+    std::optional<uint64_t> digest; // of a unit that is compared, once computed
   };
 
   void add_units(StateDict& state);
@@ -63,8 +64,8 @@ class SaveJob {
       WireWriter& out);
   void keep(WireReader duties);
   void compare(Unit& unit);
-  /// On this thread and its streams. Digests of devices are not those of the
-  /// host.
+  /// Runs on this thread and its streams. Devices compute other digests than
+  /// the host.
   void compare_on_devices();
   void write_files();
   void write_file(size_t file, const std::vector<size_t>& units);
@@ -82,11 +83,11 @@ class SaveJob {
   Outcome outcome_; // of write(): a RankResult
   uint64_t total_bytes_ = 0;
 
-  // Of rank 0.
+  // Used on rank 0 only.
   std::vector<std::vector<Claim>> all_claims_;
   std::unique_ptr<SavePlan> plan_;
   std::unique_ptr<FolderWriter> writer_;
-  // Everywhere.
+  // Used on every rank.
   std::filesystem::path partial_;
   RankResult result_;
   std::mutex progress_mutex_;

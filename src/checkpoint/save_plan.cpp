@@ -14,9 +14,9 @@ namespace tessera::checkpoint {
 
 namespace {
 
-/// About what a torch file has around its data.
+/// About how many bytes a torch file has around its data.
 constexpr uint64_t kFrameBytes = 1300;
-/// Of one error.
+/// How many lines one error may have.
 constexpr size_t kMaxLines = 8;
 
 std::string describe(const Claim& claim) {
@@ -209,7 +209,7 @@ void SavePlan::merge(const Claim& claim, int rank, size_t first_unit) {
     disagree(
         claim.name,
         fmt::format(
-            "rank {} has {}, rank {} {}. Save the same thing under a name, or put the rank into it.",
+            "rank {} has {}, rank {} {}. Save the same thing under one name, or put the rank into the name.",
             entry.rank,
             describe(first),
             rank,
@@ -257,7 +257,8 @@ void SavePlan::check_cover(const Entry& entry) const {
   const int64_t numel = std::accumulate(
       sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
   bool overlap = false;
-  // By offset, so on dim 0: only neighbours that share rows are compared.
+  // Sorted by offset, so by dim 0 first: only neighbours that share rows are
+  // compared.
   std::vector<const ShardedTensor::Box*> open;
   for (const auto& [offsets, index] : entry.by_offset) {
     const ShardedTensor::Box& box = entry.units[index].box;
@@ -373,7 +374,7 @@ void SavePlan::check_copies(const std::vector<RankResult>& results) const {
             "ranks have different values of tensors that only one of them would write, so nothing was saved:{}\n"
             "If a rank has a part of a sharded tensor, its state or its gradient, save what tessera::get_state_dict(model, optimizers) or a TrainingState gives. "
             "If each rank has a tensor of its own, put the rank into its name. "
-            "If the values of any rank will do: StateValue::of_any_rank(tensor).",
+            "If the values of any rank are good enough, save StateValue::of_any_rank(tensor).",
             lines));
   }
 }

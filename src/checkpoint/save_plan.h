@@ -1,4 +1,5 @@
-// Who writes what: what each rank has, and what rank 0 makes of it.
+// Which rank writes what: the claims of each rank, and the plan that rank 0
+// makes of them.
 #pragma once
 
 #include <tessera/comm/group.h>
@@ -19,8 +20,8 @@ namespace tessera::checkpoint {
 
 enum class ClaimKind : uint8_t { Value, Whole, Sharded };
 
-/// What a rank has under a name. Its units, the boxes of a tensor or the one
-/// value, are what a rank writes or leaves to another.
+/// What a rank has under a name. It consists of units, the boxes of a tensor or
+/// the one value: each unit is written by this rank or left to another.
 struct Claim {
   std::string name;
   std::vector<format::DcpPath::Key> keys;
@@ -57,10 +58,10 @@ struct RankResult {
 /// What a rank does with one of its units.
 struct Duty {
   bool writes = false;
-  /// Several ranks have it, so it must be the same everywhere.
+  /// Several ranks have this unit, so it must be the same on all of them.
   bool compares = false;
-  /// Where some have it on a device and some on the host, digests are made on
-  /// the host.
+  /// If some ranks have it on a device and some on the host, digests are
+  /// computed on the host.
   bool compares_on_host = false;
 
   bool operator==(const Duty&) const = default;
@@ -75,14 +76,15 @@ std::string data_file_name(int rank, size_t file);
 /// What rank 0 decides.
 class SavePlan {
  public:
-  /// `claims` by rank. Throws DisagreementError for what does not fit together:
-  /// dtypes, shapes and kinds that differ, plain values that differ, boxes that
-  /// overlap in part or leave a gap.
+  /// Takes `claims` by rank. Throws DisagreementError if they contradict each
+  /// other: dtypes, shapes and kinds that differ, plain values that differ,
+  /// boxes that overlap in part or leave a gap.
   explicit SavePlan(const std::vector<std::vector<Claim>>& claims);
 
-  /// For each rank and each of its units in order. Each unit is written by
-  /// exactly one rank; those that several have go to the one with the fewest
-  /// bytes so far, or to the first if that of any will do.
+  /// The duties of each rank, one for each of its units in order. Each unit is
+  /// written by exactly one rank; a unit that several ranks have goes to the
+  /// rank with the fewest bytes so far, or to the first of them if the values
+  /// of any rank are good enough.
   const std::vector<std::vector<Duty>>& duties() const {
     return duties_;
   }
@@ -90,11 +92,11 @@ class SavePlan {
     return total_bytes_;
   }
 
-  /// Throws DisagreementError for tensors that several ranks have with
-  /// different values.
+  /// Throws DisagreementError if ranks have different values of the same
+  /// tensor.
   void check_copies(const std::vector<RankResult>& results) const;
 
-  /// What the folder has when all ranks are done.
+  /// The contents of the folder when all ranks are done.
   format::DcpMetadata metadata(const std::vector<RankResult>& results) const;
 
  private:
@@ -105,7 +107,8 @@ class SavePlan {
   struct Unit {
     ShardedTensor::Box box; // of tensors
     uint64_t bytes = 0;
-    std::vector<Holder> holders; // by rank; the first that is left writes it
+    std::vector<Holder>
+        holders; // by rank; the first one that remains writes it
     Holder writer{};
   };
   struct Entry {

@@ -1,4 +1,4 @@
-// dtypes of files as LibTorch has them.
+// Converts between the dtypes of files and those of LibTorch.
 #pragma once
 
 #include <c10/core/ScalarType.h>

@@ -78,8 +78,8 @@ class Walk {
   std::unordered_set<std::string> seen_;
 };
 
-/// What `key` leads to in `container`, made if it is not there yet. No list is
-/// longer than `max_items`: positions come from files.
+/// The value at `key` in `container`, created if it does not exist. No list
+/// gets longer than `max_items`, because positions come from files.
 StateValue& descend(
     StateValue& container,
     const format::DcpPath::Key& key,

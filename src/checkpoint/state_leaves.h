@@ -20,11 +20,10 @@ struct StateLeaf {
   }
 };
 
-/// As Python's DCP takes a dictionary apart: dictionaries always, lists where
-/// they hold tensors or dictionaries, keys that are numbers as their digits.
-/// Other lists, and dictionaries without anything in them, are leaves. Valid
-/// until `dict` is changed. Throws c10::ValueError if two leaves get the same
-/// name.
+/// Flattens a dictionary as Python's DCP does: dictionaries always, lists if
+/// they hold tensors or dictionaries; keys that are numbers become their
+/// digits. Other lists, and empty dictionaries, are leaves. Valid until `dict`
+/// is changed. Throws c10::ValueError if two leaves get the same name.
 std::vector<StateLeaf> state_leaves(StateDict& dict);
 
 /// A dictionary with these leaves.

@@ -82,7 +82,7 @@ format::Value to_format(const StateValue& value) {
     }
     return dict;
   }
-  TESSERA_INTERNAL_ASSERT(value.is_none(), "a tensor is no plain value");
+  TESSERA_INTERNAL_ASSERT(value.is_none(), "a tensor is not a plain value");
   return format::None();
 }
 

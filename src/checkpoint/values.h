@@ -1,4 +1,4 @@
-// Values and dtypes between state dicts and the formats of files.
+// Converts values and dtypes between state dicts and file formats.
 #pragma once
 
 #include <tessera/state/state_dict.h>
@@ -13,11 +13,11 @@
 
 namespace tessera::checkpoint {
 
-/// Nothing for dtypes that files cannot have (quantized ones).
+/// Returns nothing for dtypes that files cannot hold (quantized ones).
 std::optional<format::DType> to_format(at::ScalarType dtype);
 at::ScalarType from_format(format::DType dtype);
 
-/// A value without tensors. Numbers that were keys stay numbers.
+/// Converts a value without tensors. Keys that are numbers stay numbers.
 format::Value to_format(const StateValue& value);
 /// Tuples and sizes become lists. Throws c10::ValueError with `name` for what a
 /// state dict cannot hold: bytes, sets, complex numbers, torch's own types.

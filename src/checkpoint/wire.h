@@ -1,4 +1,5 @@
-// Numbers and texts as bytes, for what ranks tell one another while saving.
+// Numbers and texts as bytes, for the messages that ranks exchange while
+// saving.
 #pragma once
 
 #include <tessera/comm/group.h>

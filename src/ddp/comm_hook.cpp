@@ -9,7 +9,7 @@ constexpr const char* kHookLabel = "ddp: gradients";
 
 CommHook compress_hook(const Group& group, at::ScalarType dtype) {
   return [group, dtype](GradBucket& bucket) -> CommFuture {
-    // Divided first: a sum may be too large for the type.
+    // Divides before summing: a sum may be too large for the dtype.
     const at::Tensor wire = (bucket.buffer() / group.size()).to(dtype);
     auto work = std::make_shared<Work>(
         group.all_reduce_async(wire, ReduceOp::Sum, kHookLabel));

@@ -32,7 +32,7 @@ constexpr double kBytesPerMb = 1 << 20;
 
 using ddp::NamedParam;
 
-/// Tied ones once, under their first name.
+/// Tied parameters appear once, under their first name.
 std::vector<NamedParam> distinct_parameters(const torch::nn::Module& module) {
   std::vector<NamedParam> params;
   std::unordered_set<const c10::TensorImpl*> seen;
@@ -55,13 +55,13 @@ std::vector<at::Tensor> buffers_of(const torch::nn::Module& module) {
   return buffers;
 }
 
-/// What the ranks of a Join tell each other before an iteration.
+/// What the ranks of a Join exchange before an iteration.
 struct Announcement {
   float reduces = 0; // this iteration ends with a reduction of gradients
   float sends_buffers = 0; // and begins with one of buffers
   float source = -1; // the highest rank that still trains
 
-  /// The largest of each over all ranks. Collective.
+  /// The maximum of each field over all ranks. Collective.
   Announcement over_ranks(const Group& group) const {
     const at::Tensor wire = at::empty({3}, at::TensorOptions(at::kFloat));
     auto* values = wire.data_ptr<float>();
@@ -100,7 +100,7 @@ struct DDPHandle::Impl {
       if (tensor.is_meta()) {
         raise<c10::ValueError>(
             where,
-            "it is still on the meta device. Give it memory and values first.");
+            "it is still on the meta device. Materialize and initialize it first.");
       }
     }
     const bool any =
@@ -110,7 +110,7 @@ struct DDPHandle::Impl {
     if (!any) {
       raise<c10::ValueError>(
           site(),
-          "the module has no parameter that requires a gradient, so there is nothing to do. Use it without.");
+          "the module has no parameter that requires a gradient, so there is nothing to average. Use it without DistributedDataParallel.");
     }
     return params;
   }
@@ -140,7 +140,7 @@ struct DDPHandle::Impl {
     agree(group, kName, items);
   }
 
-  /// Trainable parameters that came, or were thawed, after the reducer.
+  /// Trainable parameters that were added or thawed after the reducer was made.
   std::vector<std::string> unknown_params() const {
     std::vector<std::string> names;
     for (const auto& [name, tensor] : distinct_parameters(*module)) {
@@ -238,7 +238,7 @@ void DDPHandle::before_forward() {
   if (reduces && impl.module->is_training()) {
     impl.reducer->note_forward();
   }
-  // Between forwards whose gradients only add up, buffers stay as they are.
+  // While gradients only accumulate, buffers are not synchronized.
   impl.buffers_are_due = impl.reducer->syncs();
 }
 
@@ -268,7 +268,7 @@ void DDPHandle::register_comm_hook(CommHook hook) {
         impl_->site(),
         hook == nullptr
             ? "the communication hook is empty."
-            : "register_comm_hook can only be called once: there is a hook already. Make one that does both.");
+            : "register_comm_hook can only be called once: a hook is registered already. Make one hook that does both.");
   }
   impl_->reducer->set_hook(
       std::move(hook),
@@ -279,7 +279,7 @@ bool DDPHandle::has_rebuilt_buckets() const {
   return impl_->reducer->has_rebuilt();
 }
 
-/// What a rank without inputs does.
+/// What a rank without inputs does in each iteration.
 class DDPHandle::Hook : public JoinHook {
  public:
   explicit Hook(DDPHandle& handle) : impl_(*handle.impl_) {}
@@ -312,7 +312,7 @@ std::unique_ptr<JoinHook> DDPHandle::join_hook(const JoinArguments& arguments) {
   if (divides != arguments.end() && !std::any_cast<bool>(divides->second)) {
     raise<c10::NotImplementedError>(
         impl_->site(),
-        "divide_by_initial_world_size=false is not there: averages under Join are over all ranks. Scale the loss instead.");
+        "divide_by_initial_world_size=false is not supported: averages under Join are over all ranks. Scale the loss instead.");
   }
   return std::make_unique<Hook>(*this);
 }

@@ -43,7 +43,7 @@ Join::Join(std::vector<Joinable*> joinables, JoinOptions options)
     if (joinable->join_ != nullptr || !seen.insert(joinable).second) {
       raise<c10::ValueError>(
           {.call = "Join", .rank = group_.rank(), .world_size = group_.size()},
-          "a joinable is given twice, or is in another Join. Close that first.");
+          "a joinable is given twice, or is in another Join. Close that Join first.");
     }
     const Group group = joinable->join_process_group();
     if (&group.impl() != &group_.impl()) {

@@ -43,7 +43,7 @@ void check(const PowerSGDOptions& options, const Group& group) {
   }
 }
 
-/// Gram and Schmidt, column by column.
+/// Orthogonalizes by Gram-Schmidt, column by column.
 void orthogonalize_columns(const at::Tensor& matrix, double epsilon) {
   for (int64_t i = 0; i < matrix.size(1); ++i) {
     const at::Tensor column = matrix.narrow(1, i, 1);
@@ -65,7 +65,7 @@ void orthogonalize(const at::Tensor& matrix, double epsilon) {
   matrix.copy_(std::get<0>(at::linalg_qr(input)));
 }
 
-/// Tensors of a bucket in one, which travels.
+/// Packs tensors of a bucket into one tensor, which is sent.
 struct Packed {
   at::Tensor flat;
   std::vector<at::Tensor> views;
@@ -112,7 +112,7 @@ at::Tensor PowerSGDState::error(size_t bucket) const {
   return found == errors_.end() ? at::Tensor() : found->second;
 }
 
-/// One bucket on its way. With M this rank's matrix and Q the factor of before:
+/// One bucket in flight. With M this rank's matrix and Q the previous factor:
 ///
 ///   P = orthogonalized sum of M Q       started during backward
 ///   Q = average of M^T P                at the end of backward
@@ -194,7 +194,7 @@ class PowerSGD {
     input_ = buffer_.clone();
   }
 
-  /// Gradients as matrices, where that saves something.
+  /// Treats gradients as matrices if that saves communication.
   void take_each(const std::vector<at::Tensor>& gradients) {
     for (const at::Tensor& gradient : gradients) {
       const int64_t rows = gradient.dim() == 0 ? 1 : gradient.size(0);
@@ -211,7 +211,7 @@ class PowerSGD {
     }
   }
 
-  /// The bucket as one matrix, filled up with zeros.
+  /// The bucket as one matrix, padded with zeros.
   void take_whole() {
     const auto side = static_cast<int64_t>(
         std::ceil(std::sqrt(static_cast<double>(buffer_.numel()))));
@@ -251,7 +251,8 @@ class PowerSGD {
         left_.flat, ReduceOp::Sum, kPowerSgdLabel);
   }
 
-  /// With the last factors, or random ones, the same on every rank.
+  /// Starts with the last factors, or with random ones that are the same on
+  /// every rank.
   void fill_right() {
     const auto last = state_->factors_.find(index_);
     for (size_t i = 0; i < right_.views.size(); ++i) {
@@ -284,7 +285,7 @@ class PowerSGD {
   const std::shared_ptr<PowerSGDState> state_;
   const size_t index_;
   const at::Tensor buffer_;
-  at::Tensor input_; // with what was lost before
+  at::Tensor input_; // with the error of the last compression added
   std::vector<at::Tensor> matrices_; // views of the buffer, or of square_
   at::Tensor square_; // undefined unless the bucket is one matrix
   std::vector<at::Tensor> small_; // views of the buffer

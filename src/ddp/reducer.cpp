@@ -80,7 +80,7 @@ Reducer::Reducer(
       averaged_(tensors_of(params_)),
       slots_(params_.size()),
       was_used_(params_.size(), false) {
-  // Backward comes to the last ones first, as a rule.
+  // Backward usually reaches the last parameters first.
   std::vector<size_t> order(params_.size());
   std::iota(order.rbegin(), order.rend(), 0);
   make_buckets(order);
@@ -190,7 +190,7 @@ void Reducer::on_gradient(size_t param) {
          .rank = group_.rank(),
          .world_size = group_.size(),
          .parameter = params_[param].name},
-        "its gradient came twice in one backward of a DistributedDataParallel: a backward inside of the backward uses it again. Use tessera::recompute, or reduce under no_sync() and once more.");
+        "its gradient came twice in one backward of a DistributedDataParallel: a backward inside the backward uses it again. Use tessera::recompute, or reduce under no_sync() and once more.");
   }
   slot.is_ready = true;
   ready_order_.push_back(param);
@@ -249,7 +249,7 @@ void Reducer::start(size_t index) {
       params.push_back(params_[param].tensor);
     }
     if (failure_) {
-      return; // the others hear of it when this backward ends
+      return; // the other ranks learn of it when this backward ends
     }
     GradBucket shown(
         index,
@@ -289,7 +289,7 @@ void Reducer::shadow() {
   reduce_rest();
 }
 
-/// Everything that backward did not see to.
+/// Handles everything that backward did not reach.
 void Reducer::reduce_rest() try {
   const at::NoGradGuard no_grad;
   int64_t num_missing = 0;
@@ -309,7 +309,7 @@ void Reducer::reduce_rest() try {
   throw;
 }
 
-/// Waits for all buckets; what a hook throws here goes into failure_.
+/// Waits for all buckets; what a hook throws here is kept in failure_.
 std::vector<at::Tensor> Reducer::wait_for_buckets() {
   std::vector<at::Tensor> results;
   try {
@@ -323,7 +323,7 @@ std::vector<at::Tensor> Reducer::wait_for_buckets() {
       throw;
     }
     failure_ = std::current_exception();
-    // Others may wait for what it did not come to.
+    // Other ranks may wait for collectives that this hook did not start.
     group_.impl().give_up("a communication hook threw while it was waited for");
     return results;
   }
@@ -337,7 +337,8 @@ std::vector<at::Tensor> Reducer::wait_for_buckets() {
   return results;
 }
 
-/// On every rank, if it did on any. Collective over the control group.
+/// Throws on every rank if a hook threw on any. Collective over the control
+/// group.
 void Reducer::fail_if_any_hook_threw() {
   const at::Tensor mine = at::empty({1}, at::kLong);
   mine.mutable_data_ptr<int64_t>()[0] = failure_ ? 1 : 0;
@@ -352,7 +353,7 @@ void Reducer::fail_if_any_hook_threw() {
   const auto failure = std::exchange(failure_, nullptr);
   const bool is_lost = failure && is_dist_error(failure);
   comm::all_or_none({control_}, "communication hook", [&] {
-    if (failure && !is_lost) { // else it comes of another rank's
+    if (failure && !is_lost) { // otherwise it follows from another rank's error
       std::rethrow_exception(failure);
     }
   });
@@ -364,7 +365,7 @@ void Reducer::fail_if_any_hook_threw() {
       "another rank lost a peer in a communication hook; see its own error.");
 }
 
-/// `by_rank`: three numbers of each, the last one its forwards.
+/// `by_rank` has three numbers per rank; the last is its number of forwards.
 void Reducer::compare_forwards(const int64_t* by_rank) const {
   int first = -1;
   for (int rank = 0; rank < group_.size(); ++rank) {
@@ -447,7 +448,7 @@ void Reducer::settle(int64_t num_missing) {
   become_idle();
 }
 
-/// A hook has put the gradients somewhere else.
+/// A hook has put the gradients into another tensor.
 void Reducer::check_result(size_t index, const at::Tensor& result) const {
   if (!result.defined()) {
     refuse_result(index, "an undefined tensor");
@@ -486,7 +487,7 @@ void Reducer::refuse_missing() const {
   std::optional<std::string> error;
   if (!names.empty()) {
     error = fmt::format(
-        "{} of {} parameters got no gradient in this backward: {}. If that is meant, set find_unused_parameters(true) in DDPOptions; else look why the loss does not depend on them.",
+        "{} of {} parameters got no gradient in this backward: {}. If that is intended, set find_unused_parameters(true) in DDPOptions; otherwise find out why the loss does not depend on them.",
         names.size(),
         params_.size(),
         list_some(names));
@@ -496,12 +497,12 @@ void Reducer::refuse_missing() const {
       false, "some rank misses a gradient, but none says so");
 }
 
-/// On every rank, if any has one.
+/// Throws on every rank if any rank passes a name.
 void Reducer::refuse_unknown(const std::vector<std::string>& names) const {
   std::optional<std::string> error;
   if (!names.empty()) {
     error = fmt::format(
-        "parameters of the module train, but their gradients are not averaged: {}. They were frozen, or not there, when the DistributedDataParallel was made. Make it anew after thawing or registering parameters.",
+        "parameters of the module train, but their gradients are not averaged: {}. They were frozen, or did not exist, when the DistributedDataParallel was made. Make a new one after thawing or registering parameters.",
         list_some(names));
   }
   fail_together(group_, "DistributedDataParallel backward", error);
@@ -570,7 +571,7 @@ void Reducer::rebuild_buckets() {
   has_rebuilt_ = true;
 }
 
-/// After an exception. What is on its way keeps its own memory.
+/// Called after an exception. Collectives in flight keep their own memory.
 void Reducer::reset() {
   become_idle();
   has_memory_ = false;

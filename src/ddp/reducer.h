@@ -24,9 +24,9 @@ struct NamedParam {
   at::Tensor tensor;
 };
 
-/// What a hook's result throws in place of `error` where every rank throws in
-/// the same bucket: nobody waits for a collective of another rank, so the group
-/// can go on.
+/// Thrown by a hook's result in place of `error` if every rank throws in the
+/// same bucket: no rank waits for a collective of another, so the group remains
+/// usable.
 struct ThrownOnAllRanks {
   std::exception_ptr error;
 };
@@ -35,48 +35,51 @@ struct ReducerOptions {
   int64_t first_bucket_bytes = 0;
   int64_t bucket_bytes = 0;
   bool gradient_as_bucket_view = false;
-  /// Parameters may come without a gradient.
+  /// Parameters may remain without a gradient.
   bool tolerates_unused = false;
-  /// Reductions before buckets are made in the order of gradients. PyTorch
-  /// takes one more with a static graph, and hooks count on the number.
+  /// How many reductions pass before buckets are rebuilt in the order of
+  /// gradients. PyTorch takes one more with a static graph, and hooks rely on
+  /// the number.
   int rebuilds_after = 1;
 };
 
 /// [Note: reducer]
 ///
 /// Parameters lie in buckets; a bucket is a flat tensor that their gradients
-/// are copied into as they come (or live in, with gradient_as_bucket_view).
-/// Once all of a bucket are there, and all buckets before it are on their way,
-/// its reduction starts and runs beside the rest of backward. All ranks so
+/// are copied into as they arrive (or live in, with gradient_as_bucket_view).
+/// Once a bucket has all its gradients and all buckets before it have started,
+/// its reduction starts and overlaps with the rest of backward. So all ranks
 /// start the same reductions in the same order, whatever the order of their
 /// gradients.
 ///
-/// A hook on each parameter's gradient accumulator tells that a gradient came.
-/// A callback of the engine tells that backward ended: what has not come by
-/// then will not. Its place in the bucket is filled with the gradient of
-/// earlier backwards, or zeros, so that no other rank waits in vain; then ranks
-/// exchange how many parameters were missing. None, as a rule; else it is an
-/// error on every rank, or, where that is tolerated, ranks exchange which. One
-/// that no rank used keeps the gradient it had; one that any rank used gets the
-/// average on all.
+/// A hook on each parameter's gradient accumulator reports that a gradient has
+/// arrived. A callback of autograd's engine reports that backward has ended:
+/// gradients that have not arrived by then never will. Their places in the
+/// bucket are filled with the gradients of earlier backwards, or zeros, so that
+/// no other rank waits in vain; then the ranks exchange how many parameters
+/// were missing. Usually none; otherwise it is an error on every rank or, if
+/// missing gradients are tolerated, the ranks exchange which ones. A parameter
+/// that no rank used keeps the gradient it had; a parameter that any rank used
+/// gets the average on all ranks.
 ///
-/// In the same exchange ranks tell how many forwards they made through the
-/// handle since the last reduction. A rank whose backward reached no parameter
-/// reduced nothing, and its next backward would be averaged with this one of
-/// the others; it has made one forward more, so all ranks throw.
+/// In the same exchange the ranks report how many forwards they made through
+/// the handle since the last reduction. A rank whose backward reached no
+/// parameter has reduced nothing, and its next backward would be averaged with
+/// the current one of the other ranks; it has made one more forward, so all
+/// ranks throw.
 ///
-/// c10d's own Reducer is not used: it has to see a model's outputs before
-/// backward to know what is unused, which a plain call of forward() does not
-/// show anybody, and it takes Python's futures for its hooks.
+/// c10d's own Reducer is not used: it must see a model's outputs before
+/// backward to know which parameters are unused, which a plain call of
+/// forward() does not reveal, and its hooks take Python's futures.
 ///
 /// Buckets are made in the reverse order of the parameters at first, and after
 /// the first backward (or the second, see ReducerOptions) in the order in which
-/// gradients came on rank 0.
+/// gradients arrived on rank 0.
 class Reducer {
  public:
   /// `on_begin` is called at the first gradient of a backward that reduces;
   /// `find_unknown` at its end, for the names of the model's trainable
-  /// parameters that nobody reduces.
+  /// parameters that are not reduced.
   Reducer(
       Group group,
       std::vector<NamedParam> params,
@@ -87,11 +90,11 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  /// Those of this process, for reports about a model.
+  /// All reducers of this process, for reports about a model.
   static std::vector<const Reducer*> all();
   bool reduces(const at::Tensor& param) const;
-  /// Calls `see(flat)` for the memory of each bucket that has some. On the
-  /// thread that runs backward, or between backwards.
+  /// Calls `see(flat)` for each bucket that has memory. Call it on the thread
+  /// that runs backward, or between backwards.
   template <class See>
   void for_each_bucket(const See& see) const {
     for (const Bucket& bucket : buckets_) {
@@ -101,16 +104,17 @@ class Reducer {
     }
   }
 
-  /// Off: gradients add up on each rank. Counts when a backward begins.
+  /// If off, gradients accumulate on each rank. Takes effect when a backward
+  /// begins.
   void set_sync(bool on) {
     syncs_ = on;
   }
   bool syncs() const {
     return syncs_;
   }
-  /// In place of the average. `control` has the same ranks as the group: there
-  /// they tell each other of a hook that threw, while collectives that it
-  /// should have made are waited for in the group.
+  /// Sets a hook that replaces the average. `control` has the same ranks as the
+  /// group: the ranks use it to report a hook that threw, while the group still
+  /// waits for the collectives that the hook should have started.
   void set_hook(CommHook hook, Group control) {
     hook_ = std::move(hook);
     control_ = std::move(control);
@@ -127,8 +131,8 @@ class Reducer {
     return has_rebuilt_;
   }
 
-  /// Makes the collectives of a backward without having one: with gradients of
-  /// zeros. The gradients here stay as they are, unless they live in the
+  /// Makes the collectives of a backward without running one, with zeros as
+  /// gradients. This rank's gradients stay as they are, unless they live in the
   /// buckets.
   void shadow();
 
@@ -181,7 +185,7 @@ class Reducer {
   const std::function<std::vector<std::string>()> find_unknown_;
   const engine::AveragedParams averaged_;
   CommHook hook_;
-  Group control_; // where there is a hook
+  Group control_; // set if there is a hook
   bool syncs_ = true;
 
   std::mutex mutex_; // the engine has a thread for each device
@@ -197,7 +201,7 @@ class Reducer {
   int64_t num_forwards_ = 0; // since the last reduction
   std::exception_ptr failure_; // of a hook, in this backward
   std::vector<size_t> ready_order_;
-  std::vector<engine::GradientHook> hooks_; // last: they call the rest
+  std::vector<engine::GradientHook> hooks_; // last: they use the other members
 };
 
 } // namespace tessera::ddp

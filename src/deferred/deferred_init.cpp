@@ -18,7 +18,7 @@ namespace tessera {
 namespace engine {
 namespace {
 
-/// The deferred tensors of one storage, to be given memory together.
+/// The deferred tensors of one storage, which get memory together.
 struct StorageGroup {
   std::string name; // of one of them
   std::vector<at::Tensor> tensors;
@@ -44,7 +44,7 @@ class StorageGroups {
       groups_.push_back({name, {}});
     }
     groups_[found->second].tensors.push_back(tensor);
-    // Autograd looks a view up in its base.
+    // Autograd looks up a view through its base.
     if (tensor.is_view()) {
       add(name, at::Tensor(tensor._base()));
     }

@@ -1,15 +1,15 @@
-// What sharding does with deferred tensors.
+// The operations on deferred tensors that sharding needs.
 #pragma once
 
 #include <tessera/deferred/deferred_init.h>
 
 namespace tessera::engine {
 
-/// A new tensor with the values that `deferred` stands for, by repeating the
-/// operators that it depends on, and these only. The peak of memory is this
-/// tensor and what it is computed from. `deferred` stays as it is: whoever
-/// keeps a slice drops the rest. Without gradient history, on the intended
-/// device; the random generators are as before afterwards.
+/// A new tensor with the values that `deferred` stands for, by repeating only
+/// the operators that it depends on. Memory peaks at this tensor and what it is
+/// computed from. `deferred` stays as it is: the caller may keep a slice and
+/// drop the rest. The result has no gradient history and is on the intended
+/// device; the random generators are unchanged afterwards.
 at::Tensor replay(const at::Tensor& deferred);
 
 /// The device that `deferred` will have.

@@ -13,8 +13,9 @@ void release(void* context) {
   delete static_cast<Deferred*>(context);
 }
 
-/// data_ptr() is no operator, so the storage itself has to refuse it. A
-/// LibTorch that cannot take this back for a while refuses in its own words.
+/// data_ptr() is not an operator, so the storage itself has to refuse it.
+/// Releases of LibTorch that cannot lift this refusal for a while refuse in
+/// their own words.
 template <class Impl>
 concept CanRefuse = requires(Impl& impl) {
   impl.clear_data_ptr_access_error_msg_();
@@ -81,7 +82,7 @@ void add_deferred_key(const at::Tensor& deferred) {
 
 void replace_data(const at::Tensor& tensor, const at::Tensor& data) {
   if (auto* meta = torch::autograd::impl::get_autograd_meta(tensor)) {
-    // It remembers which device gradients must be on.
+    // The accumulator remembers which device gradients must be on.
     const std::lock_guard lock(meta->mutex_);
     meta->grad_accumulator_.reset();
   }

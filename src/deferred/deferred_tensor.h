@@ -1,4 +1,4 @@
-// A tensor that has a tape in the place of memory.
+// A tensor that has a tape in place of memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,49 +14,50 @@ namespace tessera::engine {
 
 /// [Note: deferred tensors]
 ///
-/// A deferred tensor is a meta tensor whose storage carries, in the place of
-/// memory, its number and a share of the tape on which operators are recorded.
-/// It is known by that storage: the factories of torch:: re-wrap what they get,
-/// so the TensorImpl changes. The tape holds no deferred tensors, only numbers
-/// and shapes: it dies with the last of them.
+/// A deferred tensor is a meta tensor whose storage carries, in place of
+/// memory, its number and shared ownership of the tape on which operators are
+/// recorded. It is identified by that storage: the factories of torch:: re-wrap
+/// what they get, so the TensorImpl changes. The tape holds no deferred
+/// tensors, only numbers and shapes: it dies with the last deferred tensor.
 ///
 /// A guard includes one dispatch key for its thread, which sorts above
 /// autograd. The fallback for that key sees every operator that the thread
 /// calls, and sends factories to the meta device. Deferred tensors carry the
 /// key too, so that operators are recorded after the guard as well. Only what
-/// the user calls is: the key is off inside an operator.
+/// the user calls is recorded: the key is off inside an operator.
 ///
 /// The key is one that LibTorch sets aside for tests of such modes.
 inline constexpr c10::DispatchKey kDeferredKey =
     c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-/// The text for whoever reads values of a deferred tensor.
+/// The error for code that reads values of a deferred tensor.
 inline constexpr const char* kNoValues =
-    "a deferred tensor has no values yet, and this needs them. Construct the model without DeferredInit, or do this after materialize() or sharding.";
+    "a deferred tensor has no values yet, but this operation needs them. Construct the model without DeferredInit, or do this after materialize() or sharding.";
 
-/// What a deferred storage has in place of memory.
+/// The contents of a deferred storage in place of memory.
 struct Deferred {
   std::shared_ptr<Tape> tape;
   StorageId id;
 };
 
-/// Null if it is not deferred, or undefined.
+/// Null if the tensor is not deferred or undefined.
 const Deferred* find_deferred(const at::Tensor& tensor);
 const Deferred* find_deferred(const c10::Storage& storage);
 
 TensorRef ref_to(const at::Tensor& deferred);
 
-/// Makes a fresh meta tensor a deferred one, which will be on `device`.
+/// Turns a new meta tensor into a deferred one, which will be on `device`.
 void defer(
     const at::Tensor& meta,
     const std::shared_ptr<Tape>& tape,
     at::Device device);
 
-/// Has the fallback see the tensor when no guard is there.
+/// Makes the fallback see the tensor without a guard.
 void add_deferred_key(const at::Tensor& deferred);
 
-/// Lets `tensor` be what `data` is, as set_data() does, which refuses it
-/// between the meta device and others. The gradient's history stays.
+/// Replaces the contents of `tensor` with those of `data`, as set_data() does;
+/// set_data() itself refuses to do so between the meta device and others. The
+/// gradient's history stays.
 void replace_data(const at::Tensor& tensor, const at::Tensor& data);
 
 /// While it lives, pointers into the storages may be asked for: meta kernels

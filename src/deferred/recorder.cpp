@@ -29,7 +29,7 @@ namespace {
 namespace autograd = torch::autograd;
 
 constexpr const char* kUnknownMeta =
-    "this brings together a deferred tensor and a meta tensor that is not deferred, whose values nobody knows. Make it under DeferredInit too.";
+    "this operation combines a deferred tensor with a meta tensor that is not deferred and has no values. Create the meta tensor under DeferredInit too.";
 
 thread_local std::weak_ptr<Tape> thread_tape;
 
@@ -76,7 +76,7 @@ struct Call {
         (is_statistic && is_training(schema, arguments));
   }
 
-  /// Null if the operator takes no such argument.
+  /// Null if the operator has no such argument.
   c10::IValue* argument(const char* name) {
     const auto index = schema.argumentIndexWithName(name);
     return index ? &arguments[*index] : nullptr;
@@ -104,8 +104,8 @@ at::Device final_device(const at::Tensor& tensor) {
                              : deferred->tape->device_of(deferred->id);
 }
 
-/// Which device is meant by one that a caller named. Meta is what a deferred
-/// tensor says of itself.
+/// The device that a caller means. A deferred tensor reports the meta device as
+/// its own.
 at::Device meant_device(
     const Call& call,
     const Tape& tape,
@@ -117,14 +117,14 @@ at::Device meant_device(
     const auto devices = tape.devices();
     if (devices.size() > 1) {
       call.fail(
-          "this asks for the device of a deferred tensor, and there are deferred tensors for several devices. Name the device.");
+          "this operation asks for the device of a deferred tensor, but there are deferred tensors for several devices. Name the device.");
     }
     return devices.empty() ? requested : devices.front();
   }
   if (!c10::impl::hasDeviceGuardImpl(requested.type()) ||
       c10::impl::VirtualGuardImpl(requested.type()).deviceCount() == 0) {
     call.fail(fmt::format(
-        "this asks for device {}, and this process has none of that kind.",
+        "this operation asks for device {}, but this process has no device of that kind.",
         requested.str()));
   }
   return requested.has_index()
@@ -132,8 +132,8 @@ at::Device meant_device(
       : c10::impl::VirtualGuardImpl(requested.type()).getDevice();
 }
 
-/// Where the results will be: on the device asked for, which is put into the
-/// arguments by its full name, or with the other arguments.
+/// Where the results will be: on the requested device, which is written into
+/// the arguments with its index, or on that of the other arguments.
 at::Device settle_device(Call& call, const Tape& tape) {
   c10::IValue* requested = call.argument("device");
   if (requested != nullptr && requested->isDevice()) {
@@ -163,7 +163,7 @@ at::Generator generator_of(const Call& call, at::Device device) {
 }
 
 /// Whether the caller of a factory fills the memory itself, as
-/// torch::tensor({...}) does. It goes below autograd but not below
+/// torch::tensor({...}) does. Such a caller goes below autograd but not below
 /// ADInplaceOrView; the factories of torch:: go below both.
 bool caller_fills_memory() {
   using c10::impl::tls_is_dispatch_key_excluded;
@@ -192,7 +192,7 @@ bool is_deferrable_factory(Call& call, const Tape& tape) {
 }
 
 void check_devices(const Call& call, at::Device device) {
-  // On meta all are the same, and nothing would be moved.
+  // On the meta device all devices look the same, and nothing would be moved.
   const bool moves_to_other = call.schema.name() == "aten::type_as" ||
       (call.schema.name() == "aten::to" &&
        call.schema.overload_name() == "other");
@@ -200,7 +200,7 @@ void check_devices(const Call& call, at::Device device) {
     for (const Input& input : *inputs) {
       if (moves_to_other && final_device(input.tensor) != device) {
         call.fail(
-            "this moves to the device of another tensor, and one of them is deferred. Name the device instead.");
+            "this operation moves a tensor to the device of another one, and one of them is deferred. Name the device instead.");
       }
     }
   }
@@ -212,7 +212,7 @@ void check_autocast(const Call& call, at::Device device) {
       call.op.hasKernelForDispatchKey(
           at::autocast::get_autocast_dispatch_key_from_device_type(type))) {
     call.fail(
-        "autocast would choose the dtype of this operator, and it does not reach deferred tensors. Turn it off while the model is constructed.");
+        "autocast would choose the dtype of this operator, but autocast is not supported for deferred tensors. Turn it off while the model is constructed.");
   }
 }
 
@@ -220,12 +220,12 @@ void check_tape(const Call& call, const Tape& tape) {
   for (const Input& input : call.deferred) {
     if (find_deferred(input.tensor)->tape.get() != &tape) {
       call.fail(
-          "these deferred tensors were made on different threads, and cannot be used together.");
+          "these deferred tensors were created on different threads, so they cannot be used together.");
     }
   }
 }
 
-/// What goes together with deferred tensors.
+/// Refuses arguments that do not go together with deferred tensors.
 void check_real(const Call& call) {
   for (const Input& input : call.real) {
     if (input.tensor.is_meta()) {
@@ -233,16 +233,16 @@ void check_real(const Call& call) {
     }
     if (input.is_write) {
       call.fail(
-          "this would write to a tensor with memory what depends on a deferred tensor, which has no values yet. Construct the model without DeferredInit, or do this after materialize() or sharding.");
+          "this operation would write values that depend on a deferred tensor, which has no values yet, to a tensor with memory. Construct the model without DeferredInit, or do this after materialize() or sharding.");
     }
     if (input.tensor.layout() != at::kStrided || input.tensor.is_quantized()) {
       call.fail(
-          "deferred tensors do not work together with sparse or quantized ones. Do this after materialize() or sharding.");
+          "deferred tensors cannot be combined with sparse or quantized ones. Do this after materialize() or sharding.");
     }
   }
 }
 
-/// A tensor on meta and one with memory that have the same place in a call.
+/// A tensor on the meta device and the one with memory that it stands for.
 struct Twins {
   at::Tensor meta;
   at::Tensor real;
@@ -255,7 +255,7 @@ at::Tensor on_meta(const at::Tensor& real) {
       at::device(at::kMeta).dtype(real.scalar_type()));
 }
 
-/// The arguments as the meta device takes them, and adds to `twins` the tensors
+/// Returns the arguments for the meta device, and adds to `twins` the tensors
 /// that stand for those with memory.
 torch::jit::Stack meta_arguments(
     Call& call,
@@ -278,7 +278,8 @@ torch::jit::Stack meta_arguments(
       value = c10::IValue();
     }
   }
-  // On meta, to() finds its argument on the right device, and returns it.
+  // On the meta device, to() finds its argument on the right device and returns
+  // it unchanged.
   if (names_device && !call.deferred.empty() &&
       final_device(call.deferred.front().tensor) != device) {
     set("copy", true);
@@ -293,7 +294,7 @@ torch::jit::Stack meta_arguments(
   return arguments;
 }
 
-/// The argument that a result is, as in-place operators return.
+/// The argument that a result is identical to, as in-place operators return it.
 std::optional<size_t> argument_returned(
     const c10::FunctionSchema& schema,
     const c10::Argument& result) {
@@ -308,7 +309,7 @@ std::optional<size_t> argument_returned(
   return std::nullopt;
 }
 
-/// Whether results cannot be had without values.
+/// Whether the results cannot be computed without values.
 bool reads_values(const Call& call) {
   for (const c10::Argument& result : call.schema.returns()) {
     const auto kind = result.type()->kind();
@@ -320,8 +321,8 @@ bool reads_values(const Call& call) {
       call.op.hasTag(at::Tag::dynamic_output_shape);
 }
 
-/// Has new results require gradients where they do in plain construction. Their
-/// history is not there: going back through it is an error.
+/// Makes new results require gradients if they do in plain construction. They
+/// have no history: backward through them is an error.
 void set_broken_history(const Call& call, const std::vector<at::Tensor>& made) {
   bool requires_grad = false;
   for (const auto* inputs : {&call.deferred, &call.real}) {
@@ -360,7 +361,7 @@ torch::jit::Stack results_by_running(Call& call, at::Device device) {
   for (const Input& input : call.deferred) {
     if (call.schema.arguments()[input.place.index].is_out()) {
       call.fail(
-          "LibTorch has no meta kernel for this operator, so that the shape it gives to `out` is not known. Use the operator that returns a new tensor.");
+          "LibTorch has no meta kernel for this operator, so the shape of `out` is unknown. Use the operator that returns a new tensor.");
     }
   }
   if (results.size() == returns.size()) {
@@ -426,7 +427,7 @@ std::vector<Record::Slot> defer_results(
     }
     if (!result.has_storage() || result.layout() != at::kStrided) {
       call.fail(
-          "its result is not a dense tensor, and only these can be deferred. Do this after materialize() or sharding.");
+          "its result is not a dense tensor, and only dense tensors can be deferred. Do this after materialize() or sharding.");
     }
     for (const Twins& pair : twins) {
       if (result.is_alias_of(pair.meta)) {
@@ -449,7 +450,7 @@ std::vector<Record::Slot> defer_results(
     }
     if (result.is_inference()) {
       call.fail(
-          "inference mode is on, and its tensors cannot be deferred. Construct the model outside of c10::InferenceMode.");
+          "inference mode is on, and its tensors cannot be deferred. Construct the model outside c10::InferenceMode.");
     }
     defer(result, tape, device);
     outputs.push_back({place, ref_to(result)});
@@ -468,7 +469,8 @@ at::Tensor freeze(const at::Tensor& tensor) {
   if (extent > source.numel() || source.is_conj() || source.is_neg()) {
     copy = source.clone();
   } else {
-    // As it lies: an expanded tensor must not take the memory it stands for.
+    // Copies the storage as it is: an expanded tensor must not be written out
+    // in full.
     copy = source.as_strided({extent}, {1})
                .clone()
                .as_strided(source.sizes(), source.strides(), 0);
@@ -480,8 +482,8 @@ at::Tensor freeze(const at::Tensor& tensor) {
   return copy;
 }
 
-/// Takes what was called and what it was called with. To be done before the
-/// call, which may change the shapes of its arguments.
+/// Records the operator and its arguments. Call it before the operator runs,
+/// which may change the shapes of its arguments.
 Record begin_record(const Call& call) {
   Record record{.op = call.op};
   record.default_dtype = c10::typeMetaToScalarType(c10::get_default_dtype());
@@ -512,8 +514,8 @@ void finish_record(Record record, Call& call, at::Device device, Tape& tape) {
   tape.append(std::move(record), generator);
 }
 
-/// set_() of a deferred tensor to what another one is. Nothing is computed, so
-/// nothing is recorded.
+/// set_() of a deferred tensor to another one. Nothing is computed, so nothing
+/// is recorded.
 void set_source(Call& call, torch::jit::Stack& stack) {
   const at::Tensor self = call.arguments[0].toTensor();
   const c10::IValue& source = call.arguments[1];
@@ -541,7 +543,8 @@ void set_source(Call& call, torch::jit::Stack& stack) {
   stack.emplace_back(self);
 }
 
-/// What set_data() asks before it replaces one tensor by another.
+/// Answers the question that set_data() asks before it replaces one tensor with
+/// another.
 void answer_compatible(const Call& call, torch::jit::Stack& stack) {
   check_real(call);
   torch::jit::drop(stack, call.schema.arguments().size());
@@ -549,7 +552,8 @@ void answer_compatible(const Call& call, torch::jit::Stack& stack) {
 }
 
 /// Loading a file puts memory into tensors that it has just made, without an
-/// operator. They are deferred by their keys then, and real by their storages.
+/// operator. By their keys they are still deferred, but by their storages they
+/// are real.
 void repair(const at::Tensor& tensor) {
   if (!tensor.unsafeGetTensorImpl()->key_set().has(kDeferredKey) ||
       !tensor.has_storage() || tensor.storage().device().is_meta()) {

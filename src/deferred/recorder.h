@@ -8,12 +8,12 @@
 
 namespace tessera::engine {
 
-/// Registers the fallback of kDeferredKey, once a process. See
+/// Registers the fallback of kDeferredKey, once per process. See
 /// [Note: deferred tensors].
 void enable_recording();
 
-/// Where guards on this thread record. They share a tape as long as any of its
-/// tensors lives, so that a model can be built in several steps.
+/// The tape on which guards of this thread record. Guards share a tape as long
+/// as any of its tensors lives, so that a model can be built in several steps.
 std::shared_ptr<Tape> current_tape();
 
 } // namespace tessera::engine

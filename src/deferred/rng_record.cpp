@@ -13,11 +13,12 @@
 namespace tessera::engine {
 namespace {
 
-/// How far the offset of a counter-based generator is moved: past anything that
-/// an operator draws.
+/// How far the offset of a counter-based generator is advanced: past anything
+/// that an operator draws.
 constexpr uint64_t kLeap = uint64_t{1} << 40;
 
-/// FNV-1a: the streams must be the same on all ranks, so std::hash will not do.
+/// FNV-1a: the streams must be the same on all ranks, so std::hash cannot be
+/// used.
 uint64_t fingerprint(const at::Tensor& state) {
   uint64_t hash = 0xcbf29ce484222325;
   for (uint8_t byte : std::span(
@@ -28,8 +29,8 @@ uint64_t fingerprint(const at::Tensor& state) {
   return hash;
 }
 
-/// Moves the generator to another stream, which depends on `seed` alone. What
-/// it says its seed was stays.
+/// Moves the generator to another stream, which depends only on `seed`. The
+/// seed that it reports stays the same.
 void leap(at::Generator& generator, uint64_t seed) {
   const std::lock_guard lock(generator.mutex());
   if (!generator.device().is_cpu()) {
@@ -49,9 +50,9 @@ void leap(at::Generator& generator, uint64_t seed) {
   cpu->set_next_double_normal_sample(std::nullopt);
 }
 
-/// Where the last draws of tapes that are gone ended, by the devices whose own
-/// generators stand there: a model that is built after another was sharded
-/// goes on from it.
+/// Where the last draws of destroyed tapes ended, for each device's own
+/// generator: a model that is built after another was sharded continues from
+/// there.
 class LastEnds {
  public:
   static LastEnds& instance() {
@@ -98,7 +99,7 @@ RngRecord::~RngRecord() {
             draws_[*last].end);
       }
     } catch (const std::exception&) {
-      // A device that is shutting down. Nothing is built after that.
+      // The device is shutting down. Nothing is built after that.
     }
   }
 }

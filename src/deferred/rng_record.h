@@ -1,4 +1,4 @@
-// Which random numbers a deferred operator gets.
+// Keeps track of the random numbers that a deferred operator gets.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -15,17 +15,17 @@ namespace tessera::engine {
 /// [Note: draws]
 ///
 /// The numbers that a random operator gets depend on all that were drawn before
-/// it, and a deferred operator draws none. So each is noted as a *draw*, which
-/// starts where another draw ends or in a state that the generator had. Where a
-/// draw ends is known once it has run; to run one, those before it are run
-/// first, each once.
+/// it, and a deferred operator draws none. So each deferred random operator is
+/// recorded as a *draw*, which starts where another draw ends or in a state
+/// that the generator had. The end of a draw is known once it has run; to run a
+/// draw, those before it are run first, each once.
 ///
-/// After a draw was noted, the generator is moved to a state that stands for
-/// its end. That state is found again when nothing has happened in between, or
-/// when the user restores it. Any other state is a seed, or comes after numbers
-/// that were really drawn: the next draw starts there. If the generator stayed
-/// where it was, setting the same seed twice would go unseen, and two guards in
-/// a row would give the same numbers.
+/// After a draw is recorded, the generator is moved to a state that stands for
+/// its end. The next draw finds that state if nothing has happened in between,
+/// or if the user restores it. Any other state is a seed, or follows numbers
+/// that were really drawn: the next draw then starts there. If the generator
+/// stayed where it was, setting the same seed twice would go unnoticed, and two
+/// guards in a row would give the same numbers.
 ///
 /// Not thread safe.
 class RngRecord {
@@ -37,13 +37,14 @@ class RngRecord {
   RngRecord(const RngRecord&) = delete;
   RngRecord& operator=(const RngRecord&) = delete;
 
-  /// Notes that `record` is the next to draw from `generator`, and moves it.
+  /// Records that `record` is the next to draw from `generator`, and moves the
+  /// generator.
   Id note(at::Generator generator, size_t record);
 
   /// The draw whose end the generator's state stands for.
   std::optional<Id> stood_for(const at::Generator& generator) const;
 
-  /// The draws to run before `draw` can, in order.
+  /// The draws that must run before `draw`, in order.
   std::vector<Id> missing_before(Id draw) const;
 
   std::optional<Id> previous(Id draw) const {
@@ -55,7 +56,7 @@ class RngRecord {
   const at::Generator& generator(Id draw) const {
     return draws_[draw].generator;
   }
-  /// Undefined while not known.
+  /// Undefined while unknown.
   at::Tensor start(Id draw) const;
   at::Tensor end(Id draw) const {
     return draws_[draw].end;
@@ -92,7 +93,7 @@ class GeneratorStates {
   GeneratorStates(const GeneratorStates&) = delete;
   GeneratorStates& operator=(const GeneratorStates&) = delete;
 
-  /// Only the first call for a generator counts.
+  /// Only the first call for a generator has an effect.
   void keep(const at::Generator& generator);
 
  private:

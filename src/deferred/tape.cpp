@@ -21,7 +21,8 @@ namespace {
 std::atomic<int64_t> live_tapes = 0;
 
 /// Random operators whose use of the generator depends on the shape of their
-/// argument alone: to run one for the generator's sake, any values do.
+/// argument alone: to run one only for the generator's sake, any values will
+/// do.
 constexpr std::array<std::string_view, 13> kDrawByShape = {
     "aten::normal_",
     "aten::uniform_",
@@ -81,7 +82,8 @@ c10::Storage laid_out(const at::Tensor& tensor, const TensorRef& ref) {
   return memory.storage();
 }
 
-/// The default dtype is no argument, but factories and promotion depend on it.
+/// The default dtype is not an argument, but factories and promotion depend on
+/// it.
 class DefaultDtype {
  public:
   explicit DefaultDtype(at::ScalarType dtype)
@@ -95,7 +97,7 @@ class DefaultDtype {
   DefaultDtype& operator=(const DefaultDtype&) = delete;
 
  private:
-  // It belongs to the process: it is left alone unless it differs.
+  // The default dtype belongs to the process: it is set only if it differs.
   static void set(caffe2::TypeMeta dtype) {
     if (c10::get_default_dtype() != dtype) {
       c10::set_default_dtype(dtype);
@@ -246,7 +248,8 @@ void Tape::push_writer(
   }
 }
 
-/// What has to run, in order, for the heap of records to run last.
+/// The records that have to run, in order, so that those in the heap can run
+/// last.
 std::vector<size_t> Tape::records_for(std::vector<size_t> heap) const {
   std::vector<size_t> plan;
   while (!heap.empty()) {
@@ -275,7 +278,8 @@ Tape::Memory Tape::run(
   std::unordered_map<StorageId, size_t> last_use;
   for (size_t index : plan) {
     const Record& record = records_[index];
-    // Other draws need memory of their own: they run before any is held here.
+    // Other draws need memory of their own, so they run before this replay
+    // holds any.
     if (record.draw) {
       const auto previous = draws_.previous(*record.draw);
       if (previous && !is_planned(draws_.record(*previous))) {
@@ -304,7 +308,7 @@ Tape::Memory Tape::run(
 
 void Tape::run_missing_draws(RngRecord::Id draw, GeneratorStates& states) {
   for (RngRecord::Id missing : draws_.missing_before(draw)) {
-    // Another may have needed it in the meantime.
+    // Another replay may have run it in the meantime.
     if (!draws_.end(missing).defined()) {
       run_draw(missing, states);
     }
@@ -356,7 +360,7 @@ void Tape::execute(size_t index, Memory& memory, GeneratorStates& states) {
     const at::Tensor tensor = place.element
         ? value.toListRef()[*place.element].toTensor()
         : value.toTensor();
-    // It may be an argument itself: a conversion that changes nothing.
+    // The result may be an argument itself: a conversion that changes nothing.
     bool is_shared = false;
     for (const auto& [id, storage] : memory) {
       is_shared = is_shared || storage.is_alias_of(tensor.storage());

@@ -1,4 +1,4 @@
-// What was done to deferred tensors, and doing it again on memory.
+// Records what is done to deferred tensors, and repeats it on memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,7 +35,7 @@ struct TensorRef {
   static TensorRef of(const at::Tensor& tensor, StorageId storage);
 };
 
-/// Where a tensor stands among the arguments or results of an operator.
+/// The place of a tensor among the arguments or results of an operator.
 struct Place {
   size_t index = 0;
   std::optional<size_t> element; // of a list
@@ -60,7 +60,7 @@ void for_each_tensor(std::span<const c10::IValue> values, const Use& use) {
   }
 }
 
-/// Elements of storage from the first to the last of a tensor.
+/// How many elements of storage a tensor spans from its first to its last.
 int64_t extent_of(at::IntArrayRef sizes, at::IntArrayRef strides);
 
 /// A copy in which put() does not change the lists of the original.
@@ -78,7 +78,8 @@ struct Record {
   };
 
   c10::OperatorHandle op;
-  /// Without the deferred tensors; those with memory are copies.
+  /// The arguments without the deferred tensors; tensors with memory are
+  /// copies.
   torch::jit::Stack arguments;
   std::vector<Slot> inputs;
   std::vector<StorageId> writes; // of inputs
@@ -88,13 +89,15 @@ struct Record {
 };
 
 /// The operators on a set of deferred tensors, in the order they were called,
-/// all numbered. Owned by the storages of these tensors; it must not hold any.
+/// all numbered. The tape is owned by the storages of these tensors, so it must
+/// not hold any of them.
 ///
-/// To have the values of a tensor, the operators it depends on are repeated:
-/// the last that wrote its storage, and before that, for each storage this one
-/// touched, the last that wrote it by then, and so on. A storage is freed after
-/// the last operator that needs it. Views are not recorded: a tensor is found
-/// again in its storage by sizes, strides and offset. See also [Note: draws].
+/// To get the values of a tensor, the operators it depends on are repeated: the
+/// last one that wrote its storage and, before that, for each storage this
+/// operator touched, the last one that had written it by then, and so on. A
+/// storage is freed after the last operator that needs it. Views are not
+/// recorded: a tensor is found again in its storage by sizes, strides and
+/// offset. See also [Note: draws].
 ///
 /// Thread safe.
 class Tape {
@@ -106,18 +109,18 @@ class Tape {
 
   StorageId add_storage(at::Device device);
   at::Device device_of(StorageId storage) const;
-  /// Of all storages, each once.
+  /// The devices of all storages, each once.
   std::vector<at::Device> devices() const;
 
-  /// With the generator that a random operator draws from.
+  /// Records an operator, with the generator that a random operator draws from.
   void append(Record record, const std::optional<at::Generator>& generator);
 
   /// Tensors with memory and the values that `refs` have at the end of the
-  /// tape. All of one storage: they share it.
+  /// tape. All `refs` must have one storage, which the results share.
   std::vector<at::Tensor> replay(std::span<const TensorRef> refs);
 
-  /// To be called before numbers are really drawn: puts the generator where it
-  /// would be, had all operators on the tape been run.
+  /// Call it before numbers are really drawn: puts the generator into the state
+  /// it would have if all operators on the tape had run.
   void catch_up(const at::Generator& generator);
 
  private:
@@ -138,7 +141,8 @@ class Tape {
   void run_draw(RngRecord::Id draw, GeneratorStates& states);
   void execute(size_t record, Memory& memory, GeneratorStates& states);
 
-  // One for all tapes, since they share the generators. Guards all below.
+  // One mutex for all tapes, since they share the generators. Guards everything
+  // below.
   static inline std::mutex mutex_;
   std::vector<StorageInfo> storages_;
   std::vector<at::Device> devices_;
@@ -147,7 +151,7 @@ class Tape {
 };
 
 /// While it lives, operators run as they do for a plain tensor: not recorded,
-/// without gradients, autocast or inference mode of the caller's.
+/// and without the caller's gradients, autocast or inference mode.
 struct PlainScope {
   PlainScope();
 

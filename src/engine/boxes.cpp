@@ -6,7 +6,8 @@
 namespace tessera::engine {
 namespace {
 
-/// Cuts [begin, end) of the block that `place` fixes on the dims before `dim`.
+/// Cuts the range [begin, end) of the block that `place` selects on the dims
+/// before `dim`.
 void cut(
     const Shape& shape,
     size_t dim,

@@ -1,4 +1,4 @@
-// From ranges of flattened elements to boxes.
+// Converts ranges of flattened elements to boxes.
 #pragma once
 
 #include <tessera/engine/sharded_tensor.h>
@@ -13,14 +13,14 @@
 namespace tessera::engine {
 
 /// The boxes that make up elements [begin, begin + numel) of a flattened tensor
-/// of this shape, in that order: at most 2 * ndim - 1 of them, each contiguous
-/// in it. None for an empty range.
+/// of this shape, in that order: at most 2 * ndim - 1 boxes, each contiguous in
+/// the tensor. None for an empty range.
 std::vector<ShardedTensor::Box> boxes_of(
     const Shape& shape,
     int64_t begin,
     int64_t numel);
 
-/// That box of `whole`.
+/// A view of that box of `whole`.
 at::Tensor view_of(const at::Tensor& whole, const ShardedTensor::Box& box);
 
 } // namespace tessera::engine

@@ -9,7 +9,8 @@
 namespace tessera::engine {
 namespace {
 
-/// Of one size: the unit in use, the one gathered ahead, and one to spare.
+/// How many buffers of one size are kept: for the unit in use, for the one
+/// gathered ahead, and a spare one.
 constexpr size_t kMaxIdle = 3;
 
 } // namespace
@@ -25,8 +26,8 @@ c10::DataPtr BufferPool::take(
       found->second.pop_back();
       return data;
     }
-    // A storage remembers the allocator of its first day; who has set another
-    // since then wants to see this.
+    // A storage remembers the allocator it was created with; if another one has
+    // been set since then, that one should see this memory.
     return c10::GetCPUAllocator()->allocate(bytes);
   }
   return allocator.allocate(bytes);

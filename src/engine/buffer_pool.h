@@ -1,4 +1,4 @@
-// Memory of full and gradient buffers, kept for the next unit.
+// Keeps the memory of full and gradient buffers for the next unit.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,11 +10,11 @@
 
 namespace tessera::engine {
 
-/// Hands out memory and takes it back for the next one who asks for the same
-/// size. Units of one kind are of one size, so a handful of buffers serves a
-/// whole model; page faults of freshly mapped memory would cost as much as the
-/// copies into it. Devices other than the CPU have pools of their own below
-/// their allocator and pass through.
+/// Hands out memory, and takes it back for the next request of the same size.
+/// Units of one kind are of one size, so a handful of buffers serves a whole
+/// model; page faults of freshly mapped memory would cost as much as the copies
+/// into it. Devices other than the CPU have pools of their own in their
+/// allocators, so requests for them are passed through.
 ///
 /// Thread safety: one thread at a time, the one that runs the model.
 class BufferPool {
@@ -26,14 +26,14 @@ class BufferPool {
   void give(c10::DataPtr data, size_t bytes);
 
   /// The same for a contiguous tensor, whose contents are undefined. Whoever
-  /// gives one back must hold the last reference.
+  /// gives a tensor back must hold the last reference to it.
   at::Tensor take(at::IntArrayRef sizes, const at::TensorOptions& options);
   void give(at::Tensor tensor);
 
-  /// Keeps at most `count` of each size.
+  /// Keeps at most `count` buffers of each size.
   void trim(size_t count);
 
-  /// Calls `see(data, bytes)` for all that waits for the next one who asks.
+  /// Calls `see(data, bytes)` for all memory that waits to be handed out again.
   template <class See>
   void for_each_idle(const See& see) const {
     for (const auto& [bytes, idle] : idle_) {

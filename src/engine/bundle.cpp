@@ -74,7 +74,7 @@ void Bundle::start_gather(std::string_view label) {
   at::Tensor mine = shard_;
   if (shard_.scalar_type() != full_.scalar_type() ||
       shard_.device() != full_.device()) {
-    // Straight into this rank's part of the result.
+    // Copies directly into this rank's part of the result.
     mine = target.view({-1}).narrow(
         0, groups_.shard.rank() * shard_numel, shard_numel);
     mine.copy_(shard_, /*non_blocking=*/true);
@@ -106,7 +106,8 @@ void Bundle::finish_gather() {
     pool_.give(gathered);
     return;
   }
-  // The shards, one after another, are the full buffer: its memory moves over.
+  // The shards, one after another, are the full buffer: the memory is moved,
+  // not copied.
   c10::StorageImpl* from = storage_of(gathered);
   const size_t bytes = from->nbytes();
   show_bytes(from->set_data_ptr(c10::DataPtr(nullptr, from->device())), bytes);
@@ -184,13 +185,14 @@ void Bundle::add_gradients(
     const std::vector<at::Tensor>& gradients,
     const std::vector<bool>& trainable) {
   const auto options = full_.options().dtype(reduce_dtype());
-  // On one rank it becomes the gradient of the leaves and does not come back.
+  // On one rank this memory becomes the gradient of the leaves and does not
+  // return to the pool.
   at::Tensor buffer = layout_.num_ranks() == 1
       ? at::empty({1, layout_.shard_numel()}, options)
       : pool_.take({layout_.num_ranks(), layout_.shard_numel()}, options);
   if (options_.one_leaf) {
     buffer.zero_(); // its padding is part of the leaf's gradient
-  } // else what lies between parameters is never read
+  } // otherwise the gaps between parameters are never read
   std::vector<at::Tensor> to;
   std::vector<at::Tensor> from;
   const auto copy = [&](const at::Tensor& target, const at::Tensor& source) {
@@ -241,7 +243,7 @@ void Bundle::add_gradients(
 
 void Bundle::start_reduction(bool all_reduce, std::string_view label) {
   all_reduces_ = all_reduce;
-  if (!gradients_.defined()) { // only what an earlier one left
+  if (!gradients_.defined()) { // only what an earlier reduction left
     reduced_ = std::exchange(partial_, at::Tensor());
     if (layout_.num_ranks() == 1) {
       reduction_ =
@@ -301,7 +303,7 @@ void Bundle::settle() noexcept {
     try {
       std::exchange(*work, Work()).wait();
     } catch (const std::exception&) {
-      // Whoever calls has a reason that says more, or nobody is left to tell.
+      // The caller has an error that says more, or nobody is left to report to.
     }
   }
   gathered_.reset();

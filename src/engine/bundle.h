@@ -1,5 +1,5 @@
-// The parameters of one dtype in a unit: their shard, their full buffer and
-// what travels between them.
+// The parameters of one dtype in a unit: their shard, their full buffer and the
+// data sent between them.
 #pragma once
 
 #include <tessera/comm/group.h>
@@ -26,23 +26,24 @@ namespace tessera::engine {
 /// Full parameters live in flat buffers, one for each dtype of a unit. The
 /// tensors that the module holds become *faces*: views of such a buffer at
 /// fixed offsets. The buffer's StorageImpl never changes, only its bytes come
-/// and go: resharding takes them away, gathering puts others in their place.
-/// So whatever points to the storage stays valid: the faces, views of them that
-/// a forward made, tensors that autograd saved for backward. Bytes change
-/// places behind autograd's back, so that version counters do not move while
-/// the values are the same. A gather fills a buffer of its own, whose bytes are
-/// moved over when it is through: nobody sees it half done.
+/// and go: resharding removes the bytes, gathering provides others. So whatever
+/// points to the storage stays valid: the faces, views of them that a forward
+/// made, tensors that autograd saved for backward. Bytes are exchanged without
+/// autograd's knowledge, so version counters do not change while the values are
+/// the same. A gather fills a buffer of its own, whose bytes are moved over
+/// when the gather is complete: nobody sees a partial gather.
 ///
 /// While it has no bytes the storage throws on raw access (LibTorch 2.13 on);
 /// operators do not get that far, see [Note: first touch].
 ///
-/// Where one rank has all of a copy and computes in the shard's dtype, the full
+/// If one rank has a whole copy and computes in the shard's dtype, the full
 /// buffer borrows the shard's own bytes: nothing is copied, nothing is held
-/// twice. It stays a storage of its own, so that all rules hold there too.
+/// twice. The full buffer is still a storage of its own, so all rules hold
+/// there too.
 class Bundle {
  public:
-  /// `shard` has layout.shard_numel() elements; `device` is where the full
-  /// parameters are computed with.
+  /// `shard` has layout.shard_numel() elements; `device` is where computations
+  /// use the full parameters.
   Bundle(
       Layout layout,
       at::Tensor shard,
@@ -64,45 +65,45 @@ class Bundle {
   c10::StorageImpl* storage() const {
     return storage_;
   }
-  /// True where the full buffer borrows the shard's bytes.
+  /// True if the full buffer borrows the shard's bytes.
   bool shows_shard() const {
     return shows_shard_;
   }
 
-  /// Somebody is about to write to the shard: a copy of it to a device that is
-  /// still queued must come first.
+  /// Call it before the shard is written to: waits for a queued copy of the
+  /// shard to a device.
   void before_write();
 
   void start_gather(std::string_view label);
   void finish_gather();
-  /// Takes the bytes of the full buffer away. `reason` is what raw access says.
+  /// Removes the bytes of the full buffer. `reason` is the error of raw access.
   void free_full(const std::string& reason);
 
-  /// A full buffer of its own, filled from all ranks' `part`, which is laid out
-  /// as the shard is. Collective over the shard group.
+  /// A new full buffer, filled from the `part` of all ranks, which has the
+  /// layout of the shard. Collective over the shard group.
   at::Tensor gather_copy(const at::Tensor& part, std::string_view label) const;
 
-  /// In which gradients are averaged.
+  /// The dtype in which gradients are averaged.
   at::ScalarType reduce_dtype() const;
   /// Adds full gradients, by index in the layout, to those that wait; an
-  /// undefined one counts as zeros, since a peer may have one.
+  /// undefined gradient counts as zeros, since a peer may have one.
   void add_gradients(
       const std::vector<at::Tensor>& gradients,
       const std::vector<bool>& trainable);
-  /// Gradients wait for a reduction, or, if that is asked for, for the
-  /// all-reduce that an earlier one left out.
+  /// Whether gradients wait for a reduction or, with `all_reduce`, for the
+  /// all-reduce that an earlier reduction left out.
   bool has_waiting(bool all_reduce) const {
     return gradients_.defined() || (all_reduce && partial_.defined());
   }
-  /// Averages the gradients that wait. Without `all_reduce` only over the
-  /// shard group; the result waits for the next one that has it.
+  /// Averages the gradients that wait. Without `all_reduce` only over the shard
+  /// group; the result then waits for the next reduction with `all_reduce`.
   void start_reduction(bool all_reduce, std::string_view label);
   bool is_reducing() const {
     return reduced_.defined();
   }
-  /// The average as (shard_numel) in the shard's dtype and place; undefined
-  /// where it waits for an all-reduce. `used` says by index which parameters
-  /// had a gradient.
+  /// The average as (shard_numel) in the shard's dtype and on its device;
+  /// undefined if it waits for an all-reduce. `used` says by index which
+  /// parameters had a gradient.
   struct Reduced {
     at::Tensor mean;
     std::vector<bool> used;
@@ -110,11 +111,12 @@ class Bundle {
   Reduced finish_reduction(std::string_view label);
   void drop_reduction() noexcept;
 
-  /// Waits for what is under way, and forgets how it ended.
+  /// Waits for collectives in flight, and ignores their results and errors.
   void settle() noexcept;
 
-  /// Bytes that full parameters occupy now, those on their way included, beside
-  /// the shard's; and those of gradients that wait or are being reduced.
+  /// Bytes that full parameters occupy now in addition to the shard, including
+  /// those being gathered; and the bytes of gradients that wait or are being
+  /// reduced.
   size_t full_bytes_now() const;
   size_t gradient_bytes_now() const;
 

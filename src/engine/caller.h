@@ -1,4 +1,4 @@
-// Who called an operator.
+// Finds out who called an operator.
 #pragma once
 
 #include <string_view>
@@ -6,7 +6,7 @@
 namespace tessera::engine {
 
 /// Whether an exported function whose mangled name has `part` in it is among
-/// the innermost callers. Takes microseconds: for what is rare.
+/// the innermost callers. Takes microseconds, so use it for rare cases only.
 bool is_called_by(std::string_view part);
 
 } // namespace tessera::engine

@@ -7,7 +7,8 @@ namespace {
 
 using Pieces = std::vector<std::vector<at::Tensor>>;
 
-/// Adds each rank's range of `whole` to what goes to, or comes from, that rank.
+/// Adds each rank's range of `whole` to what is sent to, or received from, that
+/// rank.
 void add_ranges(const Cut& cut, const at::Tensor& whole, Pieces& by_rank) {
   const at::Tensor flat = whole.view({-1});
   int64_t begin = 0;

@@ -1,4 +1,4 @@
-// Moving what is cut like parameters between its ranks.
+// Moves tensors that are cut like parameters between their ranks.
 #pragma once
 
 #include <tessera/comm/group.h>
@@ -24,16 +24,16 @@ struct Cut {
   static Cut of(const Layout& layout, size_t param);
 };
 
-/// What this rank has of a parameter, or of state of its shape: flattened and
+/// This rank's part of a parameter, or of state of its shape: flattened and
 /// contiguous.
 struct Part {
   Cut cut;
   at::Tensor mine;
 };
 
-/// The wholes from every rank's parts, in one exchange: on `root`, and
-/// undefined elsewhere, or without one on all ranks. Only ranks that get them
-/// need memory for them. Collective.
+/// Assembles whole tensors from every rank's parts, in one exchange. With a
+/// `root` the result is defined only there, otherwise on all ranks. Only ranks
+/// that get the whole tensors need memory for them. Collective.
 std::vector<at::Tensor> gather(
     const std::vector<Part>& parts,
     const Group& group,

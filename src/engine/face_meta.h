@@ -11,17 +11,18 @@ namespace tessera::engine {
 
 /// [Note: gradients of faces]
 ///
-/// The gradient of a sharded parameter is that of its leaf, a part of it on
-/// each rank. LibTorch asks the metadata of a tensor for its gradient, through
+/// The gradient of a sharded parameter is that of its leaf: each rank has a
+/// part of it. LibTorch asks the metadata of a tensor for its gradient, through
 /// virtual functions, so a face can answer for its leaf:
 ///
-/// Who may change the gradient, as Module::zero_grad() does, gets the leaf's.
+/// Code that may change the gradient, such as Module::zero_grad(), gets the
+/// leaf's.
 ///
-/// Who only reads it takes it for the whole one: an optimizer that was made
-/// before sharding would find no gradient and train nothing, and
-/// torch::nn::utils::clip_grad_norm_(module.parameters()) would clip by the
-/// norm of one rank's part. That is refused, on every rank, whether a rank has
-/// a part or not.
+/// Code that only reads the gradient takes it for the whole gradient: an
+/// optimizer that was made before sharding would find no gradient and train
+/// nothing, and torch::nn::utils::clip_grad_norm_(module.parameters()) would
+/// clip by the norm of one rank's part. Such reads are refused on every rank,
+/// whether a rank has a part or not.
 ///
 /// A face that is frozen, shows summoned parameters or retains a gradient of
 /// its own has plain metadata: its own gradient.

@@ -32,9 +32,9 @@ using Units = c10::SmallVector<Unit*, 4>;
       "this writes to a sharded parameter, and the write would be lost at the next reshard. Do it inside tessera::summon_full_params(module), change the shards that tessera::parameters(module) gives, or change the parameters before fully_shard.");
 }
 
-/// torch::optim::LBFGS takes dot products of all parameters: of a rank's own
-/// part they are wrong, and each rank would take another step. It moves
-/// parameters by `update.view_as(parameter)`; others may do so too.
+/// torch::optim::LBFGS takes dot products of all parameters: over a rank's own
+/// part they are wrong, and each rank would take another step. LBFGS updates
+/// parameters by `update.view_as(parameter)`; other code may do so too.
 void refuse_lbfgs(
     const c10::OperatorHandle& op,
     const torch::jit::Stack& stack) {
@@ -51,7 +51,7 @@ void refuse_lbfgs(
 }
 
 /// Adds the unit that `tensor` belongs to, if it is a face or a view of one.
-/// `call` is an operator, or a call that reaches past operators.
+/// `call` is an operator, or a call that bypasses operators.
 void collect(
     const at::Tensor& tensor,
     bool is_write,
@@ -86,8 +86,9 @@ void collect(
   }
 }
 
-/// Tensor::set_data(), and so Module::to(), replaces what is under a tensor
-/// without an operator. But first it asks one whether it may.
+/// Tensor::set_data(), and so Module::to(), replaces the contents of a tensor
+/// without an operator. But first it calls an operator that asks whether it
+/// may.
 void refuse_set_data(
     const c10::OperatorHandle& op,
     const torch::jit::Stack& stack) {
@@ -105,7 +106,7 @@ void refuse_set_data(
     raise(
         {.call = "set_data", .unit = owner.unit->name()},
         owner.is_shard
-            ? "this would part a shard from its unit. Write into it instead, with copy_."
+            ? "this would separate a shard from its unit. Write into the shard instead, with copy_."
             : "this replaces the data of a sharded parameter (Module::to or set_data). Do that before sharding, or write inside tessera::summon_full_params(module).");
   }
 }
@@ -153,7 +154,8 @@ void collect_all(
   }
 }
 
-/// An operator may mix models over different groups: one schedule at a time.
+/// An operator may combine models over different groups: handles one schedule
+/// at a time.
 void touch_by_schedule(Units units) {
   while (!units.empty()) {
     Schedule& schedule = units.front()->schedule();
@@ -205,14 +207,14 @@ const std::unordered_set<std::string_view>& strict_operators() {
   return names;
 }
 
-/// Of these only the input is cast.
+/// For these operators only the input is cast.
 bool is_normalization(const std::string& name) {
   return name == "aten::layer_norm" || name == "aten::group_norm" ||
       name == "aten::rms_norm";
 }
 
-/// These have statistics, which are written to and keep their dtype; weight and
-/// bias must have it too.
+/// These operators have statistics, which are written to and keep their dtype;
+/// weight and bias must have the same dtype.
 bool has_statistics(const std::string& name) {
   return name == "aten::batch_norm" || name == "aten::instance_norm";
 }
@@ -248,8 +250,8 @@ bool clashes(const c10::IValue& value, at::ScalarType dtype) {
 
 /// [Note: operands under mixed precision]
 ///
-/// Full parameters have the unit's compute dtype, but what meets them need not:
-/// a model called by its plain forward() gets float inputs. Where an operator
+/// Full parameters have the unit's compute dtype, but other operands need not:
+/// a model called by its plain forward() gets float inputs. If an operator
 /// would refuse the mixture, its other floating operands are cast here. This is
 /// above autograd, so the cast is part of the graph and gradients flow back in
 /// the dtype they came in.

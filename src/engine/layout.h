@@ -1,4 +1,5 @@
-// Which elements of a unit's parameters lie on which rank: pure arithmetic.
+// Computes which elements of a unit's parameters lie on which rank: pure
+// arithmetic.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +14,14 @@ using Shape = std::vector<int64_t>;
 struct Run {
   int64_t param_begin = 0; // in the flattened parameter
   int64_t shard_begin = 0; // in the rank's shard
-  int64_t numel = 0; // 0: this rank has nothing of the parameter
+  int64_t numel = 0; // 0 if this rank has nothing of the parameter
 };
 
 /// [Note: layouts]
 ///
 /// The full buffer holds a unit's parameters one after another, each at a
 /// fixed offset. A rank's shard is a flat tensor of the same size on all ranks,
-/// padded with zeros. Two layouts say how they belong together:
+/// padded with zeros. Two layouts define how shards and full buffer correspond:
 ///
 ///   Flat   the full buffer is cut into equal ranges. The shards, one after
 ///          another, *are* the full buffer: a gather needs no copy.
@@ -82,10 +83,10 @@ class Layout {
   /// This rank's part of a parameter.
   Run run(size_t param, int rank) const;
   /// The shape of that part as a tensor: flat in Flat, rows in Dim0; the
-  /// parameter's own where one rank has it all.
+  /// parameter's own shape if one rank has all of it.
   Shape local_shape(size_t param, int rank) const;
 
-  /// Dim0: elements that each shard sets aside for the parameter, and where.
+  /// Dim0: how many elements each shard reserves for the parameter, and where.
   int64_t chunk_numel(size_t param) const {
     return chunk_numels_[param];
   }

@@ -46,7 +46,7 @@ void remember(
     return entry.second.module.expired();
   });
   const auto weak = module.weak_from_this();
-  if (!weak.expired()) { // one on the stack cannot be followed
+  if (!weak.expired()) { // a module on the stack cannot be tracked
     remembered()[&module] = {weak, unit};
   }
 }

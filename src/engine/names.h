@@ -6,12 +6,14 @@
 
 namespace tessera::engine {
 
-/// The child that a module wrapping another for recomputation registers it as.
+/// The name under which a wrapper for recomputation registers the module it
+/// wraps.
 inline constexpr std::string_view kCheckpointSegment =
     "_checkpoint_wrapped_module";
 
 /// Drops the segments that wrappers add, wherever they are: Python's names and
-/// ours then agree, and a model is saved under the same ones with and without.
+/// ours then agree, and a model is saved under the same names with and without
+/// wrappers.
 std::string clean_name(std::string_view name);
 
 } // namespace tessera::engine

@@ -1,4 +1,4 @@
-// What units did, for whoever wants to count or draw it.
+// Events of units, for code that counts or draws them.
 #pragma once
 
 #include <chrono>
@@ -21,13 +21,13 @@ struct ShardEvent {
   Kind kind;
   const Unit& unit;
   int64_t bytes = 0; // of full parameters, or of full gradients
-  bool ahead = false; // Gather: started before anybody asked
+  bool ahead = false; // Gather: started before the parameters were needed
   bool in_backward = false;
   std::chrono::nanoseconds waited{0}; // the two Waits
 };
 
-/// Called on the thread that runs the model, in the middle of it: be brief and
-/// touch no parameter.
+/// Called on the thread that runs the model, in the middle of it: it must be
+/// fast and must not touch parameters.
 using Observer = std::function<void(const ShardEvent&)>;
 
 } // namespace tessera::engine

@@ -1,4 +1,4 @@
-// What a unit is told when it is made.
+// The options of a unit.
 #pragma once
 
 #include <tessera/comm/group.h>
@@ -15,33 +15,33 @@ namespace tessera::engine {
 /// and `shard` are one group. Not sharded: `shard` is this rank alone and
 /// `replicate` all of them. Hybrid: a grid of both.
 struct Groups {
-  /// All of them: they agree on options and on the order of collectives.
+  /// All ranks: they agree on options and on the order of collectives.
   Group all;
   /// Ranks that hold the parts of one copy of the parameters.
   Group shard;
-  /// Ranks that hold the same part of different copies; no group if there is
-  /// one copy only.
+  /// Ranks that hold the same part of different copies; an invalid group if
+  /// there is only one copy.
   Group replicate = {};
 };
 
 struct UnitOptions {
   Layout::Kind layout = Layout::Kind::Flat;
   Layout::Alignment alignment = {};
-  /// Where parameters begin, in bytes of the compute dtype; 0: as `alignment`
-  /// says.
+  /// Alignment of parameters in bytes of the compute dtype; 0 to use
+  /// `alignment`.
   int64_t param_alignment_bytes = 0;
   bool reshard_after_forward = true;
-  /// dtype of the full parameters; shards keep theirs.
+  /// The dtype of the full parameters; shards keep their own.
   std::optional<at::ScalarType> param_dtype = std::nullopt;
-  /// dtype gradients are reduced in; default: the shard's.
+  /// The dtype in which gradients are reduced; the shard's by default.
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
   /// Shards and their gradients lie in host memory.
   bool offload = false;
-  /// One leaf, the whole flat shard, in place of one a parameter.
+  /// One leaf, the whole flat shard, instead of one leaf per parameter.
   bool one_leaf = false;
-  /// Rank 0's values are taken by all ranks when the unit is made.
+  /// All ranks take rank 0's values when the unit is made.
   bool sync_from_rank0 = false;
-  /// Ranks compare the values they begin with, see [Note: equal starts].
+  /// Ranks compare their initial values, see [Note: equal starts].
   bool compare_start = true;
 };
 

@@ -1,4 +1,4 @@
-// Which unit a storage belongs to.
+// Finds the unit that a storage belongs to.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@ struct StorageOwner {
   bool is_shard = false;
 };
 
-/// Nothing for a storage of nobody's.
+/// Returns no owner if no unit owns the storage.
 StorageOwner find_owner(const c10::StorageImpl* storage);
 void set_owner(const c10::StorageImpl* storage, const StorageOwner& owner);
 void forget_owner(const c10::StorageImpl* storage);

@@ -18,7 +18,7 @@ using engine::Unit;
 using Visit = std::function<
     void(torch::nn::Module& module, const std::string& dotted_prefix)>;
 
-/// Pre-order, each module once, with its clean name and a dot.
+/// Visits each module once, in pre-order, with its clean name and a dot.
 void walk(
     torch::nn::Module& module,
     const std::string& prefix,
@@ -43,7 +43,8 @@ void walk(
   }
 }
 
-/// Has what is not sharded beside units compared between the ranks.
+/// Has parameters that are not sharded, in a model with units, compared between
+/// the ranks.
 void watch_plain(torch::nn::Module& module) {
   const auto units = engine::units_in(module);
   if (units.empty()) {

@@ -7,8 +7,8 @@
 
 namespace tessera::engine {
 
-/// tessera::named_parameters() for those who only look: what is not sharded is
-/// not compared between the ranks from then on.
+/// tessera::named_parameters() for callers that only read: unlike that
+/// function, it does not have plain parameters compared between the ranks.
 NamedTensors list_parameters(
     torch::nn::Module& module,
     const std::string& prefix = "",

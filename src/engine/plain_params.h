@@ -1,4 +1,4 @@
-// Parameters that are not sharded, and who sees to their gradients.
+// Parameters that are not sharded, and who averages their gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,7 @@
 
 namespace tessera::engine {
 
-/// Says, as long as it lives, that somebody averages the gradients of these
+/// Declares, as long as it lives, that somebody averages the gradients of these
 /// parameters over the ranks.
 class AveragedParams {
  public:
@@ -22,7 +22,8 @@ class AveragedParams {
 
 bool is_averaged(const at::Tensor& param);
 
-/// The user left the parameter out of sharding by name, and sees to it.
+/// The user excluded the parameter from sharding by name, and is responsible
+/// for its gradients.
 void set_ignored(const at::Tensor& param);
 bool is_ignored(const at::Tensor& param);
 

@@ -91,7 +91,7 @@ void PlainWatch::compare(const Group& group) const {
             "it belongs to a model with sharded modules, is not sharded itself, and has other values on rank " +
                 std::to_string(rank) + " than on rank " +
                 std::to_string(first->second.second) +
-                ": nobody averages its gradients. Call fully_shard on the whole model after its parts, or name the parameter in ignored_params and see to its gradients yourself.");
+                ": nobody averages its gradients. Call fully_shard on the whole model after its parts, or name the parameter in ignored_params and average its gradients yourself.");
       }
     }
     ++rank;

@@ -1,4 +1,5 @@
-// Parameters beside units that are not sharded, compared between the ranks.
+// Compares parameters that are not sharded, in a model with units, between the
+// ranks.
 #pragma once
 
 #include <tessera/comm/group.h>
@@ -15,26 +16,27 @@ namespace tessera::engine {
 /// [Note: plain parameters]
 ///
 /// A model whose blocks are sharded and whose root is not has parameters whose
-/// gradients nobody averages. A unit cannot know of them, so whoever is given
-/// the whole model tells: tessera::parameters() and named_parameters(), of
-/// which optimizers are made. Their values are compared at the end of each
-/// backward, in the exchange that is made there anyway: where a rank's differ,
-/// the optimizer has trained them apart, and every rank throws. (Gradients
-/// would tell a step sooner, but a program may average those itself, after
-/// backward.)
+/// gradients nobody averages. A unit cannot know them, so the functions that
+/// are given the whole model register them: tessera::parameters() and
+/// named_parameters(), whose results optimizers are made of. Their values are
+/// compared at the end of each backward, in the exchange that is made there
+/// anyway: if a rank's values differ, the optimizers have trained them apart,
+/// and every rank throws. (Gradients would reveal it a step sooner, but a
+/// program may average them itself after backward.)
 ///
-/// Ranks may have been told different things, since those calls are not
-/// collective: what only some ranks know is not compared.
+/// Ranks may know different parameters, since those calls are not collective: a
+/// parameter that only some ranks know is not compared.
 class PlainWatch {
  public:
-  /// Known until it dies. `name` tells parameters apart, the same on all ranks.
+  /// The parameter is known until it is destroyed. `name` identifies it, and is
+  /// the same on all ranks.
   void add(const std::string& name, const at::Tensor& param);
 
-  /// Of the names and values, with two bits to spare; 0 if there is nothing to
-  /// compare.
+  /// A digest of the names and values, with two bits to spare; 0 if there is
+  /// nothing to compare.
   int64_t digest() const;
-  /// Digests differ: throws on all ranks if a value does that several of them
-  /// know. Collective.
+  /// Call it if digests differ: throws on all ranks if a parameter that several
+  /// ranks know has different values. Collective.
   void compare(const Group& group) const;
 
  private:

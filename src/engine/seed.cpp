@@ -13,7 +13,7 @@ namespace {
 std::mutex mutex;
 std::optional<uint64_t> shared_seed; // until each rank has its own
 
-/// SplitMix64: seeds that lie close together give streams that do not.
+/// SplitMix64: nearby seeds give unrelated streams.
 uint64_t scramble(uint64_t value) {
   value += 0x9e3779b97f4a7c15ULL;
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ULL;
@@ -37,7 +37,8 @@ void seed_per_rank() {
   const uint64_t seed = *shared_seed;
   shared_seed.reset();
   const auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  if (generator.current_seed() == seed) { // else somebody seeded it since
+  if (generator.current_seed() ==
+      seed) { // otherwise somebody has seeded it since
     at::manual_seed(
         scramble(scramble(seed) + static_cast<uint64_t>(world().rank())));
   }

@@ -64,7 +64,7 @@ bool overlap(const ShardedTensor::Box& a, const ShardedTensor::Box& b) {
   return true;
 }
 
-/// Offsets and sizes of each box, one after another.
+/// The offsets and sizes of each box, one after another.
 Bytes to_bytes(const std::vector<ShardedTensor::Piece>& pieces) {
   std::vector<int64_t> numbers;
   for (const auto& piece : pieces) {
@@ -73,7 +73,7 @@ Bytes to_bytes(const std::vector<ShardedTensor::Piece>& pieces) {
     numbers.insert(
         numbers.end(), piece.box.sizes.begin(), piece.box.sizes.end());
   }
-  // Where the pieces are, for ranks that have none.
+  // The device of the pieces, for ranks that have none.
   numbers.push_back(
       pieces.empty()
           ? -1
@@ -103,7 +103,8 @@ std::vector<ShardedTensor::Box> from_bytes(
   return boxes;
 }
 
-/// Why the boxes of all ranks are not the tensor, each element once.
+/// Why the boxes of all ranks do not cover each element of the tensor exactly
+/// once.
 std::optional<std::string> objection_to(
     const std::vector<std::vector<ShardedTensor::Box>>& by_rank,
     const std::vector<int64_t>& sizes) {
@@ -207,7 +208,7 @@ at::Tensor ShardedTensor::full_tensor() const {
   }
   fail_together(group_, "full_tensor", objection_to(by_rank, sizes_));
 
-  // All ranks must take the same backend.
+  // All ranks must use the same backend.
   const auto type = static_cast<c10::DeviceType>(device_type);
   const at::Device device = !pieces_.empty() ? pieces_.front().tensor.device()
       : type == at::kCPU                     ? at::Device(at::kCPU)

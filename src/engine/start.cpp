@@ -24,7 +24,7 @@ uint64_t hash_of(const at::Tensor& host) {
   return xxh3(host.const_data_ptr(), host.nbytes());
 }
 
-/// The bits as integers that a sum does not lose any of.
+/// The bits as integers, so that a sum loses none of them.
 at::Tensor bits_of(const at::Tensor& flat) {
   switch (flat.element_size()) {
     case 1:
@@ -101,9 +101,9 @@ void compare_starts(std::span<Unit* const> units, const Group& group) {
            .unit = unit->name(),
            .parameter = unit->start()->names[i]},
           fmt::format(
-              "{} began with other values than rank {}, so the model would be made of parts of different ones. "
+              "{} began with other values than rank {}, so the model would be made of parts of different models. "
               "Call tessera::seed(0) on every rank before the model is built, take rank 0's values with FSDPOptions().sync_module_states(true), or load the model's state before it is used. "
-              "If the values are meant to differ: compare_start(false) in the options.",
+              "If the values are meant to differ, set compare_start(false) in the options.",
               list_of(others),
               group.global_ranks().front()));
     }

@@ -1,4 +1,4 @@
-// Whether all ranks begin with the same values.
+// Checks that all ranks begin with the same values.
 #pragma once
 
 #include <tessera/comm/group.h>
@@ -27,9 +27,9 @@ class Unit;
 /// on the host.
 uint64_t digest_of(const at::Tensor& values);
 
-/// Compares what the ranks of `group` began with in these units, the same units
-/// in the same order on all ranks. Throws DisagreementError on all ranks, which
-/// names the first parameter that differs and whose. Collective.
+/// Compares the values that the ranks of `group` began with in these units, the
+/// same units in the same order on all ranks. Throws DisagreementError on all
+/// ranks, which names the first parameter that differs and whose. Collective.
 void compare_starts(std::span<Unit* const> units, const Group& group);
 
 } // namespace tessera::engine

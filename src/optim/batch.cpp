@@ -18,7 +18,8 @@ at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
 }
 
-/// Kernels walk through memory: all tensors of a parameter must lie alike.
+/// Kernels walk through memory, so all tensors of a parameter must have the
+/// same layout.
 bool lies_like(const at::Tensor& tensor, const at::Tensor& param) {
   return tensor.sizes() == param.sizes() && tensor.strides() == param.strides();
 }
@@ -38,7 +39,8 @@ at::Tensor make(
     double initial) {
   if (field.kind == StateField::Kind::LikeParam) {
     at::Tensor value = at::empty_like(param);
-    as_real(value).fill_(initial); // complex: both parts, as Python's Adagrad
+    as_real(value).fill_(
+        initial); // complex: both parts, as in Python's Adagrad
     return value;
   }
   auto options = param.options().dtype(at::kFloat).requires_grad(false);

@@ -36,7 +36,7 @@ const std::string& name_of(const ParamNames& names, const at::Tensor& param) {
   return found->second;
 }
 
-/// Reads a dictionary in two passes: the first looks at everything and decides
+/// Reads a dictionary in two passes: the first checks everything and decides
 /// what belongs where, the second writes.
 class Reader {
  public:
@@ -84,7 +84,7 @@ class Reader {
     for (const auto& [key, value] : dict_) {
       if (!(key == StateKey(kState)) && !(key == StateKey(kGroups))) {
         refuse(fmt::format(
-            "the dictionary has \"{}\" beside \"state\" and \"param_groups\". Pass the optimizer's part alone.",
+            "the dictionary has \"{}\" besides \"state\" and \"param_groups\". Pass the optimizer's part alone.",
             key.text()));
       }
     }
@@ -135,7 +135,8 @@ class Reader {
     return keys;
   }
 
-  /// Finds the saved group of each own one, and the parameter of each key.
+  /// Finds the saved group for each of our groups, and the parameter for each
+  /// key.
   void place_groups() {
     const StateList& list = dict_.at(kGroups).list();
     if (list.size() != groups().size()) {
@@ -159,7 +160,7 @@ class Reader {
       for (const StateKey& key : keys.back()) {
         if (!seen.insert(key).second) {
           refuse(fmt::format(
-              "{} has parameter \"{}\", which is in the dictionary's groups twice.",
+              "{} has parameter \"{}\", which appears twice in the dictionary's groups.",
               group_name(i),
               key.text()));
         }
@@ -209,7 +210,7 @@ class Reader {
       params_.emplace(key, Place{param, index});
     }
     for (size_t i = 0; i < saved.size(); ++i) {
-      // Groups without parameters stand at their place.
+      // Groups without parameters are matched by position.
       const bool is_it = own.empty()
           ? i == index && saved[i].empty()
           : std::set<StateKey>(saved[i].begin(), saved[i].end()) == own;
@@ -271,8 +272,8 @@ class Reader {
       groups()[i].set_options(std::move(options_[i]));
     }
     const StateDict& state = dict_.at(kState).dict();
-    // One parameter at a time: old and new state of all of them at once may not
-    // fit.
+    // One parameter at a time: the old and the new state of all parameters at
+    // once may not fit in memory.
     for (const auto& [key, place] : params_) {
       void* const id = place.param.unsafeGetTensorImpl();
       optimizer_.state().erase(id);

@@ -1,4 +1,4 @@
-// Optimizers to and from dictionaries in Python's form.
+// Converts optimizers to and from dictionaries in Python's form.
 #pragma once
 
 #include <tessera/error.h>
@@ -16,8 +16,8 @@
 
 namespace tessera::optim {
 
-/// What dictionaries ask of a class of optimizers. Functions that read throw
-/// and change nothing if something does not fit.
+/// What reading and writing dictionaries requires of a class of optimizers.
+/// Functions that read throw and change nothing if something does not fit.
 class Access {
  public:
   virtual ~Access() = default;
@@ -28,7 +28,8 @@ class Access {
   virtual void write_options(
       const torch::optim::OptimizerOptions& options,
       StateDict& group) const = 0;
-  /// `current` with what `group` has. `where` is "param group 1".
+  /// Returns `current` updated with the options in `group`. `where` is "param
+  /// group 1".
   virtual std::unique_ptr<torch::optim::OptimizerOptions> read_options(
       const torch::optim::OptimizerOptions& current,
       const StateDict& group,
@@ -43,7 +44,8 @@ class Access {
       const torch::optim::OptimizerOptions& options,
       const StateDict& values,
       const ErrorSite& site) const = 0;
-  /// Shares no memory with `values`. Null if that is the same as no state.
+  /// The result shares no memory with `values`. Null if `values` mean the same
+  /// as no state.
   virtual std::unique_ptr<torch::optim::OptimizerParamState> read_state(
       const at::Tensor& param,
       const StateDict& values) const = 0;
@@ -57,7 +59,7 @@ std::unique_ptr<Access> access_to(
     const std::vector<torch::optim::OptimizerParamGroup>& groups,
     std::string_view call);
 
-/// Names of parameters by their TensorImpl. Without any, they are numbered.
+/// Names of parameters by their TensorImpl. If empty, parameters are numbered.
 using ParamNames = std::unordered_map<const c10::TensorImpl*, std::string>;
 
 StateDict write_dictionary(
@@ -71,7 +73,7 @@ void read_dictionary(
     const StateDict& dict,
     const ParamNames* names = nullptr);
 
-/// What StatefulOptimizer has of these names, of any optimizer.
+/// The functions of StatefulOptimizer with these names, for any optimizer.
 bool has_state(const torch::optim::Optimizer& optimizer);
 StateDict collect_state_dict(torch::optim::Optimizer& optimizer, Collect to);
 bool keeps_state_of(
@@ -79,15 +81,15 @@ bool keeps_state_of(
     const at::Tensor& param);
 std::function<void()> snapshot(torch::optim::Optimizer& optimizer);
 
-/// Throws if the parameter has a gradient: a step is under way, so this is no
-/// time to make state. `name` is the optimizer's.
+/// Throws if the parameter has a gradient: a step is pending, so this is not
+/// the time to create state. `name` is the optimizer's.
 void refuse_gradient(
     const at::Tensor& param,
     int64_t number,
     std::string_view name);
 
-/// Values of state that no class knows: tensors are copied to the parameter's
-/// device, floating-point ones in its dtype.
+/// Copies state that no class knows: tensors go to the parameter's device,
+/// floating-point ones in its dtype.
 StateValue copy_for(const at::Tensor& param, const StateValue& value);
 
 /// Throws unless `value` is a tensor of the parameter's shape.

@@ -52,7 +52,8 @@ void read(const StateValue& value, Betas& to) {
   const StateList& list = value.list();
   if (list.size() != 2) {
     throw c10::TypeError(
-        fmt::format("two numbers are wanted, it has {}", list.size()), nullptr);
+        fmt::format("two numbers are expected, it has {}", list.size()),
+        nullptr);
   }
   read(list[0], std::get<0>(to));
   read(list[1], std::get<1>(to));

@@ -41,7 +41,8 @@ StateValue list_of(const Tensors& tensors) {
   return list;
 }
 
-/// It keeps one state for all parameters, as flat tensors, with the first one.
+/// LBFGS keeps one state for all parameters, as flat tensors, with the first
+/// parameter.
 class LBFGSAccess : public LibTorchAccess {
  public:
   explicit LBFGSAccess(const std::vector<at::Tensor>& params)
@@ -155,7 +156,7 @@ class LBFGSAccess : public LibTorchAccess {
     return state;
   }
 
-  /// What a call finds that stops at once, since all gradients are zero.
+  /// The state after a call that stops at once because all gradients are zero.
   std::unique_ptr<torch::optim::OptimizerParamState> initial_state(
       const at::Tensor& param,
       const torch::optim::OptimizerOptions& /*options*/) const override {
@@ -168,7 +169,7 @@ class LBFGSAccess : public LibTorchAccess {
   }
 
  private:
-  /// What the first direction brings.
+  /// The state that the first direction adds.
   static constexpr std::array kLater{
       "d",
       "t",

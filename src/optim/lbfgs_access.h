@@ -8,7 +8,7 @@
 
 namespace tessera::optim {
 
-/// Of an LBFGS with these groups. Throws if it has shards.
+/// The access to an LBFGS with these groups. Throws if a parameter is a shard.
 std::unique_ptr<LibTorchAccess> lbfgs_access_to(
     const std::vector<torch::optim::OptimizerParamGroup>& groups,
     std::string_view call);

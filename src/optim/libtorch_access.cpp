@@ -28,11 +28,11 @@ namespace {
 
 using Fixed = OptionField::Fixed;
 
-/// A member of LibTorch's state: Python's name for it, and where it is.
+/// A member of LibTorch's state: its name in Python, and how to reach it.
 struct Slot {
   const char* name;
   std::variant<int64_t*, at::Tensor*> value;
-  /// LibTorch uses it with the options there are.
+  /// Whether LibTorch uses the member with these options.
   bool is_used = true;
 };
 
@@ -64,7 +64,7 @@ OptionField no_capturable() {
   return {"capturable", not_capturable()};
 }
 
-// Options and state of each class, under Python's names, in Python's order.
+// The options and state of each class, under Python's names, in Python's order.
 
 struct SGDTable {
   using Options = torch::optim::SGDOptions;
@@ -278,7 +278,7 @@ class TableAccess : public LibTorchAccess {
         *std::get<at::Tensor*>(slot.value) = std::move(copy);
       }
     }
-    // LibTorch's SGD takes an entry without a buffer for one that has it.
+    // LibTorch's SGD treats an entry without a buffer as if it had one.
     return has_any ? std::move(state) : nullptr;
   }
 
@@ -371,7 +371,7 @@ std::unique_ptr<LibTorchAccess> libtorch_access_to(
   raise<c10::TypeError>(
       {.call = call},
       fmt::format(
-          "the state of {} is not known. Derive your optimizer from tessera::optim::Optimizer, or from tessera::optim::StatefulOptimizer beside its base.",
+          "the state of {} is not supported. Derive your optimizer from tessera::optim::Optimizer, or from tessera::optim::StatefulOptimizer beside its base.",
           c10::demangle(typeid(optimizer).name())));
 }
 

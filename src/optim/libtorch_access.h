@@ -14,13 +14,14 @@ namespace tessera::optim {
 
 class LibTorchAccess : public Access {
  public:
-  /// What a step with a zero gradient leaves; null if that is nothing.
+  /// The state that a step with a zero gradient leaves; null if it leaves none.
   virtual std::unique_ptr<torch::optim::OptimizerParamState> initial_state(
       const at::Tensor& param,
       const torch::optim::OptimizerOptions& options) const = 0;
 };
 
-/// LibTorch's options have no room for other keys.
+/// Throws for keys that are not in `fields`: LibTorch's options have no room
+/// for them.
 void refuse_unknown_keys(
     const std::vector<OptionField>& fields,
     const StateDict& group,
@@ -30,8 +31,8 @@ void refuse_unknown_keys(
     const StateKey& key,
     const ErrorSite& site);
 
-/// Throws c10::TypeError if it is none of LibTorch's, and for an LBFGS on
-/// shards.
+/// Throws c10::TypeError if the optimizer is not one of LibTorch's, and for an
+/// LBFGS on shards.
 std::unique_ptr<LibTorchAccess> libtorch_access_to(
     const torch::optim::Optimizer& optimizer,
     const std::vector<torch::optim::OptimizerParamGroup>& groups,

@@ -14,12 +14,12 @@ namespace tessera::optim {
 
 struct NamedOptimizer::Names {
   ParamNames by_param;
-  NamedTensors tensors; // keeps the addresses from being used anew
+  NamedTensors tensors; // keeps the addresses from being reused
 };
 
 /// Gives groups and state to the wrapped optimizer while it works. LibTorch's
-/// accessors are not virtual, so they must be here at all other times: a
-/// scheduler changes the groups it finds here.
+/// accessors are not virtual, so groups and state must be here at all other
+/// times: a scheduler changes the groups that it finds here.
 class NamedOptimizer::Lend {
  public:
   explicit Lend(NamedOptimizer& owner) : owner_(owner) {
@@ -31,7 +31,7 @@ class NamedOptimizer::Lend {
   Lend(const Lend&) = delete;
   Lend& operator=(const Lend&) = delete;
 
-  /// Has them back for a while.
+  /// Takes groups and state back for a while.
   at::Tensor call(const LossClosure& closure) {
     Lend back(owner_);
     return closure();
@@ -56,7 +56,7 @@ NamedOptimizer::NamedOptimizer(
           {.call = "NamedOptimizer"},
           fmt::format("the name \"{}\" is given twice.", name));
     }
-    // Of tied parameters the first name counts.
+    // For tied parameters, the first name counts.
     names_->by_param.emplace(tensor.unsafeGetTensorImpl(), name);
   }
   names_->tensors = std::move(named);

@@ -18,7 +18,7 @@
 namespace tessera::optim {
 namespace {
 
-/// A sharded parameter is no leaf, and its gradient is that of its shard.
+/// A sharded parameter is not a leaf, and its gradient is that of its shard.
 void refuse_face(
     const at::Tensor& param,
     size_t index,
@@ -31,7 +31,7 @@ void refuse_face(
   raise<c10::ValueError>(
       {.call = name, .unit = unit->name()},
       fmt::format(
-          "parameter {} of param group {} is sharded, and an optimizer steps the shards. Make it after sharding, of those: optim::{} optimizer(tessera::parameters(model), ...).",
+          "parameter {} of param group {} is sharded, but an optimizer steps the shards. Make it after sharding, from the shards: optim::{} optimizer(tessera::parameters(model), ...).",
           index,
           group,
           name));
@@ -79,7 +79,7 @@ void Optimizer::add_param_group(
   }
   torch::optim::Optimizer::add_param_group(group);
   if (group.has_options()) {
-    // LibTorch keeps options of its own classes only.
+    // LibTorch keeps only options of its own classes.
     param_groups_.back().set_options(group.options().clone());
   }
   num_groups_ = param_groups_.size();
@@ -158,7 +158,8 @@ std::vector<Batch> Optimizer::batches_of(size_t group) {
       continue;
     }
     if (param.numel() == 0) {
-      // The other ranks' kernels are seen to write to their shards.
+      // Other ranks' kernels are seen to write to their shards. This rank has
+      // nothing to write, so it reports the write here.
       comm::before_raw_write(param, name_.c_str());
       continue;
     }
@@ -174,7 +175,7 @@ std::vector<Batch> Optimizer::batches_of(size_t group) {
       raise(
           {.call = name_},
           fmt::format(
-              "parameter {} of param group {} is of {}, its gradient of {}. Convert the gradient.",
+              "parameter {} of param group {} has dtype {}, but its gradient has dtype {}. Convert the gradient.",
               i,
               group,
               c10::toString(param.scalar_type()),
@@ -209,7 +210,7 @@ at::Tensor Optimizer::step(LossClosure closure) {
     loss = closure();
   }
   check_groups();
-  // All of it first: what throws here leaves every parameter as it was.
+  // Everything is prepared first: if this throws, every parameter is as it was.
   std::vector<std::pair<const Options*, std::vector<Batch>>> work;
   for (size_t i = 0; i < param_groups_.size(); ++i) {
     const Options& options = options_of(i);
@@ -247,8 +248,9 @@ void Optimizer::initialize_state() {
     const Options& options = options_of(i);
     for (const at::Tensor& param : param_groups_[i].params()) {
       if (param.requires_grad() && param.numel() != 0) {
-        // The step moves a stand-in: with lr 0 it could still turn a -0 into a
-        // 0, and writing to a shard makes its unit gather again.
+        // The step updates a stand-in instead of the parameter: even with lr 0
+        // it could turn a -0 into a 0, and writing to a shard makes its unit
+        // gather again.
         const at::Tensor stand_in = at::zeros_like(param);
         StateDict values;
         Batch batch;

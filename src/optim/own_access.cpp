@@ -97,7 +97,7 @@ std::unique_ptr<torch::optim::OptimizerParamState> OwnAccess::read_state(
   for (const auto& [name, value] : values) {
     const StateField* known = field(name);
     if (known == nullptr || value.is_none()) {
-      // As in Python, "step" keeps its dtype and device wherever it is.
+      // As in Python, "step" keeps its dtype and device.
       state->values.set(
           name,
           name == StateKey("step") ? value.clone() : copy_for(param, value));
@@ -131,8 +131,8 @@ std::unique_ptr<torch::optim::OptimizerOptions> OwnAccess::complete_copy(
   return copy;
 }
 
-/// Any other name is carried along, as in Python. Of these it is known that
-/// they belong to another class, whose state this one would not use.
+/// Any other name is kept, as in Python. These names are known to belong to
+/// another class, whose state this class would not use.
 void OwnAccess::refuse_others_state(const StateKey& name, const ErrorSite& site)
     const {
   static constexpr std::array kNames{

@@ -35,19 +35,20 @@ class OwnAccess : public Access {
       const StateDict& values) const override;
 
  private:
-  /// Groups that came in since the last step are not complete yet.
+  /// A copy completed by the defaults: groups that were added since the last
+  /// step may lack options.
   std::unique_ptr<torch::optim::OptimizerOptions> complete_copy(
       const torch::optim::OptimizerOptions& options,
       const ErrorSite& site) const;
   void refuse_others_state(const StateKey& name, const ErrorSite& site) const;
-  /// Null if it is not of the class.
+  /// Null if the class has no state of that name.
   const StateField* field(const StateKey& name) const;
 
   const Optimizer& optimizer_;
   const std::vector<StateField> fields_ = optimizer_.state_fields();
 };
 
-/// Throws c10::TypeError unless they are of the class of the defaults.
+/// Throws c10::TypeError unless the options are of the class of the defaults.
 void check_class(
     const torch::optim::OptimizerOptions& options,
     const Optimizer& optimizer,

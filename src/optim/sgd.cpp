@@ -112,8 +112,8 @@ void SGD::update(const Options& base, Batch& batch) {
     run(options, batch, {}, /*is_first_step=*/false);
     return;
   }
-  // The first step of a parameter is without dampening, and the kernel takes
-  // that for the whole batch.
+  // The first step of a parameter uses no dampening, and the kernel takes this
+  // flag for the whole batch.
   auto [going, fresh] = batch.split_by(kMomentumBuffer);
   if (!going.params.empty()) {
     run(options, going, going.state(kMomentumBuffer), /*is_first_step=*/false);

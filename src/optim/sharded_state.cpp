@@ -19,8 +19,8 @@ namespace {
 
 using LeafParam = engine::Unit::LeafParam;
 
-/// What `param` is a shard of; nothing for other tensors, and for a flat shard
-/// of several parameters.
+/// The parameter that `param` is a shard of; nothing for other tensors, and for
+/// a flat shard of several parameters.
 std::optional<LeafParam> find_leaf(const at::Tensor& param) {
   if (!param.has_storage()) {
     return std::nullopt;
@@ -79,13 +79,13 @@ void check_name(
   if (!leaf || name == leaf->name) {
     return;
   }
-  // A dictionary of a larger model has its prefix before the names.
+  // A dictionary of a larger model has a prefix before the names.
   const bool has_prefix = name.ends_with("." + leaf->name);
   if (!has_prefix) {
     raise<c10::ValueError>(
         site,
         fmt::format(
-            "{} has the name \"{}\" where this optimizer has \"{}\". Names stand for places here: give the optimizer its parameters in the order of the dictionary, or call set_optimizer_state_dict(), which goes by names.",
+            "{} has the name \"{}\" where this optimizer has \"{}\". load_state_dict() goes by position: give the optimizer its parameters in the order of the dictionary, or call set_optimizer_state_dict(), which goes by names.",
             where,
             name,
             leaf->name));

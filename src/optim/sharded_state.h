@@ -11,7 +11,7 @@
 namespace tessera::optim {
 
 /// Throws c10::ValueError if `param` is a shard of a parameter of another name.
-/// The names of other tensors are not known here. `where` is "param group 1".
+/// Names of other tensors are not checked. `where` is "param group 1".
 void check_name(
     const std::string& name,
     const at::Tensor& param,
@@ -19,17 +19,17 @@ void check_name(
     const ErrorSite& site);
 
 /// A parameter's state with this rank's part in place of each sharded tensor.
-/// Where the part is one piece, it shares its memory. Throws c10::TypeError if
-/// `param` is not a shard or if the sharded tensor is not a value of its own in
-/// `values`, c10::ValueError if the sharded tensor is cut in another way than
-/// `param` is.
+/// If the part is one piece, the result shares its memory. Throws
+/// c10::TypeError if `param` is not a shard or if the sharded tensor is not a
+/// value of its own in `values`, c10::ValueError if the sharded tensor is cut
+/// in another way than `param` is.
 StateDict local_state(
     const at::Tensor& param,
     const StateDict& values,
     const ErrorSite& site);
 
 /// True for sharded state of a parameter of which this rank has nothing. No
-/// optimizer keeps state for those.
+/// optimizer keeps state for such parameters.
 bool is_empty_part(const at::Tensor& param, const StateDict& values);
 
 } // namespace tessera::optim

@@ -38,7 +38,7 @@ bool StatefulOptimizer::keeps_state_of(const at::Tensor& /*param*/) const {
 }
 
 std::function<void()> StatefulOptimizer::snapshot() {
-  // Loading makes new tensors, so these keep what there was.
+  // Loading makes new tensors, so these keep the old values.
   return [this, dict = state_dict()] { load_state_dict(dict); };
 }
 
@@ -130,7 +130,7 @@ void refuse_gradient(
     raise(
         {.call = "initialize_state"},
         fmt::format(
-            "this {} has no state yet, but parameter {} has a gradient. Call it before backward, or make the step first.",
+            "this {} has no state yet, but parameter {} has a gradient. Call this function before backward, or make the step first.",
             name,
             number));
   }

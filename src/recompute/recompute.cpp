@@ -59,7 +59,7 @@ std::vector<at::Device> random_devices(const std::vector<at::Tensor>& inputs) {
       devices.push_back(device);
     }
   };
-  // The current one too, if it is in use: inputs may be moved there.
+  // Includes the current device if it is in use: inputs may be moved there.
   const auto& hooks = at::globalContext().getAcceleratorHooksInterface(type);
   if (hooks.isAvailable() &&
       hooks.hasPrimaryContext(hooks.getCurrentDevice())) {
@@ -110,7 +110,7 @@ class AutocastState {
   bool caches_ = true;
 };
 
-/// What a run depends on besides its inputs.
+/// The state that a run depends on besides its inputs.
 class Surroundings {
  public:
   static Surroundings current(const std::vector<at::Device>& devices) {
@@ -140,7 +140,7 @@ class Surroundings {
   AutocastState autocast_;
 };
 
-/// Puts a run into the surroundings of an earlier one.
+/// Restores the state of an earlier run for a second one.
 class SurroundingsGuard {
  public:
   explicit SurroundingsGuard(const Surroundings& then)
@@ -157,8 +157,9 @@ class SurroundingsGuard {
   const Surroundings now_;
 };
 
-/// Autocast keeps the casts of weights with their graph. One that crossed the
-/// border of a run would tie it to another's graph, so each run casts anew.
+/// Autocast caches the casts of weights together with their graph. A cached
+/// cast from outside a run would tie the run to another graph, so each run
+/// casts anew.
 class OwnCasts {
  public:
   OwnCasts() {
@@ -205,14 +206,14 @@ std::vector<at::Tensor> detail::recompute(
 
 namespace {
 
-/// Stands in a Sequential for the module it wraps.
+/// Takes the place of the module it wraps in a Sequential.
 class CheckpointWrapper : public Module {
  public:
   CheckpointWrapper(AnyModule wrapped, const RecomputeOptions& options)
       : Module("tessera::CheckpointWrapper"),
         wrapped_(std::move(wrapped)),
         options_(options) {
-    train(wrapped_.ptr()->is_training()); // before it has children to tell
+    train(wrapped_.ptr()->is_training()); // before it has children to notify
     register_module(std::string(engine::kCheckpointSegment), wrapped_.ptr());
   }
 
@@ -222,7 +223,7 @@ class CheckpointWrapper : public Module {
         wrapped_.clone(device), options_);
   }
 
-  /// Tells AnyModule that this can be called; it calls call().
+  /// Makes AnyModule believe that this can be called; it calls call().
   at::Tensor forward(at::Tensor input) {
     std::vector<AnyValue> arguments;
     arguments.emplace_back(std::move(input));
@@ -246,7 +247,8 @@ AnyValue call_with(
   return module.any_forward(std::move(arguments[Is])...);
 }
 
-/// AnyModule takes arguments one by one, here their number shows at run time.
+/// AnyModule takes arguments one by one; here their number is known at run time
+/// only.
 template <size_t N = 0>
 AnyValue call_any(AnyModule& module, std::vector<AnyValue>&& arguments) {
   if constexpr (N < kMaxArguments) {
@@ -288,19 +290,19 @@ at::Tensor CheckpointWrapper::call(std::vector<AnyValue> arguments) {
     raise(
         {.call = "apply_activation_checkpointing"},
         fmt::format(
-            "{} returns {}, and only modules that return a tensor can be recomputed as a whole. Call tessera::recompute in its own forward.",
+            "{} returns {}, but only modules that return a tensor can be recomputed as a whole. Call tessera::recompute in its own forward.",
             wrapped.ptr()->name(),
             c10::demangle(result.type_info().name())));
   };
   return recompute(run, tensors, options_).front();
 }
 
-/// The elements of a Sequential that is recomputed as a whole. A Sequential
-/// itself, so that its elements are found and replaced as others are.
+/// The elements of a Sequential that is recomputed as a whole. It is a
+/// Sequential itself, so that its elements are found and replaced like others.
 class Elements : public SequentialImpl {
  public:
   explicit Elements(SequentialImpl& from) {
-    train(from.is_training()); // before it has children to tell
+    train(from.is_training()); // before it has children to notify
     const auto names = from.named_children().keys();
     size_t position = 0;
     for (AnyModule& element : from) {
@@ -315,7 +317,7 @@ class Elements : public SequentialImpl {
         "a torch::nn::Sequential that is recomputed as a whole cannot be cloned, since LibTorch would give the elements of the clone other names. Clone the model first, then call apply_activation_checkpointing on both.");
   }
 
-  /// Tells AnyModule that this can be called; it calls call().
+  /// Makes AnyModule believe that this can be called; it calls call().
   at::Tensor forward(at::Tensor input) {
     return SequentialImpl::forward(std::move(input));
   }
@@ -395,13 +397,13 @@ bool is_checkpointed(const Module& module) {
           std::string(engine::kCheckpointSegment));
 }
 
-/// What apply_activation_checkpointing() changes.
+/// The changes that apply_activation_checkpointing() makes.
 struct Changes {
   std::vector<Element> elements;
   std::vector<SequentialImpl*> wholes; // members, each once
 };
 
-/// Finds what is to be changed below a module; throws for what cannot be.
+/// Finds what to change below a module; throws if something cannot be changed.
 class Finder {
  public:
   explicit Finder(const std::function<bool(const Module&)>& which)
@@ -482,7 +484,7 @@ void wrap_elements(
     SequentialImpl& sequential,
     const RecomputeOptions& options) {
   SequentialImpl outer;
-  outer.train(sequential.is_training()); // before it has children to tell
+  outer.train(sequential.is_training()); // before it has children to notify
   outer.push_back(
       std::string(engine::kCheckpointSegment),
       std::make_shared<CheckpointWrapper>(
@@ -497,7 +499,7 @@ int64_t apply_activation_checkpointing(
     const std::function<bool(const Module&)>& which,
     const RecomputeOptions& options) {
   const Changes changes = Finder(which).find(module);
-  // One wrapper for each module, however often it is an element.
+  // Makes one wrapper per module, however often the module is an element.
   std::unordered_map<const Module*, std::shared_ptr<CheckpointWrapper>>
       wrappers;
   for (const auto& [sequential, name, wrapped] : changes.elements) {
@@ -512,7 +514,8 @@ int64_t apply_activation_checkpointing(
     }
     sequential->replace_module(name, wrapper);
   }
-  // Elements first: those of a Sequential that is wrapped as a whole move.
+  // Elements first: the elements of a Sequential that is wrapped as a whole
+  // move.
   for (SequentialImpl* whole : changes.wholes) {
     wrap_elements(*whole, options);
   }

@@ -33,8 +33,9 @@ bool has_gradient(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad();
 }
 
-/// Tells the nodes that a run makes from those that were there before. Sequence
-/// numbers count by thread, and the engine may rerun on a thread of its own.
+/// Distinguishes the nodes that a run makes from those that existed before.
+/// Sequence numbers count per thread, and the engine may rerun on a thread of
+/// its own.
 class RunMark {
  public:
   bool has_made(const autograd::Node& node) const {
@@ -48,7 +49,7 @@ class RunMark {
 };
 
 /// A tensor that a run uses more often than this has the gradients of its uses
-/// added up before they leave it: all of them would be too much to keep.
+/// added up inside the run: keeping all of them would take too much memory.
 constexpr int kMaxSeparateUses = 4;
 
 /// The graph that a run made.
@@ -59,8 +60,8 @@ struct RunGraph {
   };
 
   autograd::edge_list roots; // behind the outputs that require gradients
-  /// In the order in which backward comes to them, and once for each use: added
-  /// up outside, as without the run, they give the same bits.
+  /// In the order in which backward reaches them, once for each use: added up
+  /// outside, as without the run, they give the same bits.
   autograd::edge_list exits;
   std::vector<Use> uses;
   std::vector<NodePtr> kept; // nodes with uses that the roots do not keep
@@ -269,7 +270,8 @@ void check_exits(const FirstRun& run, const autograd::edge_list& exits) {
   }
 }
 
-/// The graph of a second run. Its outputs are let go; it holds what it needs.
+/// The graph of a second run. Its outputs are released; the graph holds what it
+/// needs.
 RunGraph run_again(const FirstRun& run) {
   check_leaves(run);
   std::vector<at::Tensor> inputs;

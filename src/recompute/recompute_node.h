@@ -21,12 +21,12 @@ using TensorFunction =
 ///
 /// Python drops activations with hooks on saved tensors. LibTorch takes such
 /// hooks from Python objects only, so here the graph itself is cut. The first
-/// run builds its graph as usual; where that graph leaves the run, its *exits*,
-/// is noted: gradient accumulators of leaves, the nodes behind faces, whatever
-/// else there was before. Then the graph is dropped, and with it the
-/// activations. One RecomputeNode takes its place, with the exits as its own
-/// next edges. So a forward peaks with the activations of one run, which
-/// backward needs at once anyway.
+/// run builds its graph as usual; the places where that graph leaves the run,
+/// its *exits*, are recorded: gradient accumulators of leaves, the nodes behind
+/// faces, and any other nodes that existed before. Then the graph is dropped,
+/// and with it the activations. One RecomputeNode takes its place, with the
+/// exits as its own next edges. So the peak of a forward includes the
+/// activations of one run, which backward needs at once anyway.
 ///
 /// Backward runs the function again, lets the exits of the new graph end in
 /// sinks, has a nested backward bring the gradients there, and returns them.
@@ -37,16 +37,16 @@ using TensorFunction =
 /// get gradients at all, writes to .grad when the caller asked for
 /// torch::autograd::grad(), runs through the graphs of captured activations,
 /// which then are gone for their other users, and would reduce a unit's
-/// gradients once a block instead of once a backward. With exits, parameters,
-/// captured activations and inputs are all the same. Sinks rather than
-/// captures of the engine: those would run the hooks of parameters a second
-/// time.
+/// gradients once per block instead of once per backward. With exits,
+/// parameters, captured activations and inputs are all treated alike. Sinks are
+/// used rather than captures of the engine, which would run the hooks of
+/// parameters a second time.
 ///
-/// Two runs must have the same exits: if not, gradients would go astray, and
-/// that is an error.
+/// Two runs must have the same exits: otherwise gradients would reach the wrong
+/// tensors, so this is an error.
 
 /// Calls `first` and returns its outputs, without the graph behind them;
-/// backward calls `again` and goes on from there. Both must compute the same.
+/// backward calls `again` and continues from there. Both must compute the same.
 /// Needs grad mode.
 std::vector<at::Tensor> run_without_graph(
     const TensorFunction& first,
@@ -56,7 +56,7 @@ std::vector<at::Tensor> run_without_graph(
 /// See [Note: recompute].
 class RecomputeNode : public torch::autograd::Node {
  public:
-  /// What a tensor is, as far as two runs must agree on it.
+  /// The properties of a tensor that two runs must agree on.
   struct Output {
     explicit Output(const at::Tensor& tensor);
     std::string describe() const;
@@ -67,13 +67,13 @@ class RecomputeNode : public torch::autograd::Node {
     bool requires_grad;
   };
 
-  /// What is needed to run again, and to see that it was the same.
+  /// What is needed to run again, and to check that both runs were the same.
   struct Run {
     TensorFunction again;
     std::vector<torch::autograd::SavedVariable> inputs;
     std::vector<Output> outputs;
     torch::autograd::edge_list exits;
-    std::vector<int64_t> leaf_versions; // by exit; -1 where it is no leaf
+    std::vector<int64_t> leaf_versions; // by exit; -1 if it is not a leaf
   };
 
   explicit RecomputeNode(Run run);

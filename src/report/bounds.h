@@ -1,4 +1,4 @@
-// What a number in a log may be.
+// Bounds of the numbers in a log.
 #pragma once
 
 #include <optional>
@@ -6,14 +6,14 @@
 
 namespace tessera::report {
 
-/// Whole numbers that the page's JavaScript can tell apart.
+/// The largest whole number that the page's JavaScript represents exactly.
 inline constexpr double kMaxCount = 9007199254740991.0;
-/// Seconds since 1970 of the year 9999's end.
+/// The end of the year 9999 in seconds since 1970.
 inline constexpr double kMaxTime = 253402300799.0;
 /// A step takes no longer than this (some 11 days).
 inline constexpr double kMaxStepSeconds = 1e6;
 
-/// "nan", "inf" and "-inf" as JSON has to spell them.
+/// The value of "nan", "inf" or "-inf", as JSON has to spell them.
 std::optional<double> named_number(std::string_view text);
 
 } // namespace tessera::report

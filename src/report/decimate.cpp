@@ -69,7 +69,7 @@ std::vector<Mean> means(std::span<const double> values, size_t count) {
     size_t seen = 0;
     for (const double value : values.subspan(begin, end - begin)) {
       if (std::isfinite(value)) {
-        // As it goes, so that no sum grows beyond what is finite.
+        // Updates the mean value by value, so that no sum overflows.
         mean += value / (seen + 1.0) - mean / (seen + 1.0);
         ++seen;
       }

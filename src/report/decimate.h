@@ -6,10 +6,10 @@
 
 namespace tessera::report {
 
-/// Which of `values` to draw when there is room for `limit` of them: indices,
-/// ascending. All if they fit; else the first and the last, and of each of
-/// equally long stretches the smallest, the greatest and the first that is not
-/// finite, so that no spike gets lost. `limit` is at least 8.
+/// Which of `values` to draw if there is room for `limit` of them, as ascending
+/// indices. All values if they fit; otherwise the first, the last and, for each
+/// of several equally long stretches, the smallest, the greatest and the first
+/// that is not finite, so that no spike gets lost. `limit` is at least 8.
 std::vector<size_t> decimate(std::span<const double> values, size_t limit);
 
 struct Mean {
@@ -17,8 +17,8 @@ struct Mean {
   double value = 0;
 };
 
-/// The means of `count` equally long stretches, over what is finite; a stretch
-/// with nothing finite has none.
+/// The means of `count` equally long stretches over their finite values; a
+/// stretch without finite values has no mean.
 std::vector<Mean> means(std::span<const double> values, size_t count);
 
 } // namespace tessera::report

@@ -1,5 +1,5 @@
-// The lines of a file that nobody vouches for: one at a time, none of them
-// longer than a limit, however long the file and its lines are.
+// Reads the lines of an untrusted file one at a time, in bounded memory however
+// long the file and its lines are.
 #pragma once
 
 #include <cstddef>
@@ -41,7 +41,7 @@ class LineReader {
   size_t max_bytes_;
   std::unique_ptr<std::FILE, Close> file_;
   std::string buffer_;
-  size_t begin_ = 0; // of what was read and not yet given out
+  size_t begin_ = 0; // of the bytes that were read but not returned yet
   int64_t number_ = 0;
 };
 

@@ -24,7 +24,7 @@ constexpr size_t kMaxConfigValue = 300;
 constexpr size_t kMaxConfigRows = 500;
 constexpr size_t kMaxUnits = 100000;
 
-// Writing a value out again recurses, so that depth is looked at first.
+// Writing a value as text recurses, so its depth is checked first.
 int depth_of(std::string_view text) {
   int depth = 0;
   int deepest = 0;
@@ -53,10 +53,10 @@ json parse_object(std::string_view text) {
   json line = json::parse(
       text.begin(), text.end(), /*cb=*/nullptr, /*allow_exceptions=*/false);
   if (line.is_discarded()) {
-    throw NotJson("is no JSON");
+    throw NotJson("is not JSON");
   }
   if (!line.is_object()) {
-    throw LineError("is no object");
+    throw LineError("is not an object");
   }
   return line;
 }
@@ -67,7 +67,7 @@ json parse_object(std::string_view text) {
   throw LineError("\"" + name + "\" " + why);
 }
 
-/// Nothing if it is absent or null.
+/// Null if the field is absent or null.
 const json* find(const json& object, const std::string& name) {
   const auto found = object.find(name);
   return found == object.end() || found->is_null() ? nullptr : &*found;
@@ -90,7 +90,7 @@ std::optional<double> number(
     return std::nullopt;
   }
   if (!value->is_number()) {
-    fail(name, "is no number");
+    fail(name, "is not a number");
   }
   const auto result = value->get<double>();
   if (!(result >= 0 && result <= max)) {
@@ -102,7 +102,7 @@ std::optional<double> number(
 std::optional<int64_t> count(const json& object, const std::string& name) {
   const json* value = find(object, name);
   if (value && !value->is_number_integer()) {
-    fail(name, "is no count");
+    fail(name, "is not a count");
   }
   const auto result = number(object, name, kMaxCount);
   return result ? std::optional(static_cast<int64_t>(*result)) : std::nullopt;
@@ -123,7 +123,7 @@ std::optional<double> any_number(const json& object, const std::string& name) {
       ? named_number(value->get_ref<const std::string&>())
       : std::nullopt;
   if (!named) {
-    fail(name, "is no number");
+    fail(name, "is not a number");
   }
   return named;
 }
@@ -139,24 +139,24 @@ std::string text(const json& object, const std::string& name, size_t max) {
     return {};
   }
   if (!value->is_string()) {
-    fail(name, "is no text");
+    fail(name, "is not a text");
   }
   return clipped(value->get<std::string>(), max);
 }
 
-/// Its elements; none if it is absent.
+/// The elements of a list; none if the field is absent.
 const json& list(const json& object, const std::string& name) {
   static const json kEmpty = json::array();
   const json* value = find(object, name);
   if (value && !value->is_array()) {
-    fail(name, "is no list");
+    fail(name, "is not a list");
   }
   return value ? *value : kEmpty;
 }
 
 const json& as_object(const json& value, const std::string& where) {
   if (!value.is_object()) {
-    fail(where, "has something that is no object");
+    fail(where, "has an element that is not an object");
   }
   return value;
 }
@@ -176,7 +176,7 @@ std::string plain_text(const json& value) {
 
 using ConfigRows = std::vector<std::pair<std::string, std::string>>;
 
-// Gives up when there is one row more than fits.
+// Stops one row after the limit.
 void flatten(const json& value, const std::string& path, ConfigRows* rows) {
   if (rows->size() > kMaxConfigRows) {
     return;
@@ -204,7 +204,7 @@ Step parse_step(const json& line) {
   set(&step.seconds, number(line, "seconds", kMaxStepSeconds), Step::kSeconds);
   if (const json* memory = find(line, "memory")) {
     if (!memory->is_object()) {
-      fail("memory", "is no object");
+      fail("memory", "is not an object");
     }
     step.has |= Step::kMemory;
     for (size_t i = 0; i < kMemoryKinds.size(); ++i) {
@@ -233,7 +233,7 @@ std::vector<Unit> parse_units(const json& line) {
 
 StartLine parse_start(const json& line) {
   if (count(line, "format").value_or(1) != 1) {
-    fail("format", "is newer than this program knows, which is 1");
+    fail("format", "is newer than 1, the version that this program supports");
   }
   StartLine start;
   Attempt& attempt = start.attempt;
@@ -342,7 +342,7 @@ LogLine parse_line(std::string_view line_text) {
   const json line = parse_object(line_text);
   const json& kind = need(line, "kind");
   if (!kind.is_string()) {
-    fail("kind", "is no text");
+    fail("kind", "is not a text");
   }
   return {
       .time = number(line, "time", kMaxTime),

@@ -1,5 +1,5 @@
-// One line of a log, read and checked. Nothing in it is trusted: numbers have
-// bounds, texts are cut where they are long.
+// One line of a log, read and checked. Nothing in a line is trusted: numbers
+// have bounds, long texts are cut.
 #pragma once
 
 #include <optional>
@@ -14,12 +14,12 @@
 
 namespace tessera::report {
 
-/// What is wrong with a line: `"loss" is no number`.
+/// What is wrong with a line: `"loss" is not a number`.
 class LineError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A line that is no JSON: nonsense, or cut off by a kill.
+/// A line that is not JSON: nonsense, or cut off by a kill.
 class NotJson : public LineError {
   using LineError::LineError;
 };
@@ -40,7 +40,7 @@ struct EndLine {
   std::string error;
 };
 
-/// A kind that this program does not know.
+/// A kind of line that this program does not know.
 struct OtherLine {};
 
 struct LogLine {

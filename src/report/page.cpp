@@ -14,7 +14,7 @@ namespace tessera::report {
 namespace {
 
 // JSON inside a script element: without '<' nothing in it can end the element
-// or begin a comment. Outside of strings JSON has none of these.
+// or begin a comment. Outside strings JSON has no '<'.
 std::string safe_in_html(const std::string& json) {
   std::string safe;
   safe.reserve(json.size());
@@ -32,7 +32,7 @@ std::string safe_in_html(const std::string& json) {
   return safe;
 }
 
-/// Moves the part of `rest` before `mark` to `page`, then `filling`.
+/// Moves the part of `rest` before `mark` to `page`, then appends `filling`.
 void fill(
     std::string* page,
     std::string_view* rest,
@@ -47,7 +47,7 @@ void fill(
   rest->remove_prefix(place + mark.size());
 }
 
-/// A file that is replaced whole, or a stream that is written into.
+/// A file that is replaced as a whole, or a stream that is written to.
 class OutputFile {
  public:
   OutputFile(const std::filesystem::path& path, bool is_stream)
@@ -71,7 +71,7 @@ class OutputFile {
   OutputFile& operator=(const OutputFile&) = delete;
   ~OutputFile() {
     ::close(file_);
-    ::unlink(partial_.c_str()); // gone already if all went well
+    ::unlink(partial_.c_str()); // already renamed if all went well
   }
 
   void write(std::string_view bytes) {
@@ -98,7 +98,7 @@ class OutputFile {
     ::unlink(partial_.c_str());
     throw ReportError(
         "\"" + path_.string() + "\" cannot be written: " + why +
-        ". Write it elsewhere, or mend this place.");
+        ". Write the page elsewhere, or make this place writable.");
   }
 
   std::filesystem::path path_;
@@ -120,7 +120,7 @@ std::string make_page(const Run& run) {
 
 void write_page(const Run& run, const std::filesystem::path& path) {
   const std::string page = make_page(run);
-  std::error_code unknown; // it is not there yet
+  std::error_code unknown; // it does not exist yet
   const auto status = std::filesystem::status(path, unknown);
   const bool is_stream = std::filesystem::exists(status) &&
       !std::filesystem::is_regular_file(status);

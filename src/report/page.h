@@ -8,17 +8,18 @@
 
 namespace tessera::report {
 
-/// What the page's script draws, as JSON: curves thinned out, lists cut to what
-/// a reader would look at. Some hundred kilobytes as a rule, below 3 MB always.
+/// The data that the page's script draws, as JSON: curves are thinned out,
+/// lists are cut to a readable length. Usually some hundred kilobytes, always
+/// below 3 MB.
 std::string page_data(const Run& run);
 
-/// One HTML page that needs nothing else. Texts from the log reach the reader
-/// as text only, whatever is in them.
+/// One self-contained HTML page. Texts from the log are shown as plain text,
+/// whatever they contain.
 std::string make_page(const Run& run);
 
-/// Writes the page beside `path` and renames it, so that there is never half a
-/// page; where a link leads, it is written there, and into a device or a pipe
-/// as it comes. Throws ReportError.
+/// Writes the page beside `path` and renames it, so that a partial page never
+/// exists. A link is followed; a device or a pipe is written to directly.
+/// Throws ReportError.
 void write_page(const Run& run, const std::filesystem::path& path);
 
 } // namespace tessera::report

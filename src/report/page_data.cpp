@@ -1,4 +1,4 @@
-// What the page's script gets. page/page.js reads these names.
+// The data for the page's script. page/page.js reads these names.
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-// What the page has room for.
+// How much the page has room for.
 constexpr size_t kPoints = 1800;
 constexpr size_t kPointsOfMean = 4;
 constexpr size_t kOldPoints = 600; // over all superseded parts
@@ -67,7 +67,7 @@ std::optional<double> tokens_per_second(const Step& step) {
   return step.tokens / step.seconds;
 }
 
-/// At most `limit` points; if they were many more, also the means.
+/// At most `limit` points; if there were many more, also the means.
 json thinned(
     const std::vector<int64_t>& steps,
     const std::vector<double>& values,
@@ -172,7 +172,7 @@ json memory_data(const Run& run) {
 
 // ---- Timelines -------------------------------------------------------------
 
-/// Numbers for names that come again and again.
+/// Numbers that stand for names that occur often.
 class NameTable {
  public:
   size_t number(const std::string& name) {
@@ -191,7 +191,7 @@ class NameTable {
   json names_ = json::array();
 };
 
-/// The longest ones that there is room for, by their start.
+/// The longest spans that there is room for, sorted by their start.
 std::vector<Span> shown_spans(std::vector<Span> spans, size_t room) {
   if (spans.size() > room) {
     std::nth_element(
@@ -270,7 +270,7 @@ json attempt_data(const Attempt& attempt) {
       {"is_continuation", attempt.is_continuation}};
 }
 
-/// What ran, and where: as the last attempt says.
+/// What ran and where, as the last attempt reports.
 json facts_data(const Run& run) {
   const Attempt& last = run.attempts.back();
   json versions = json::array();

@@ -1,4 +1,4 @@
-// A training run as its log tells it. docs/report.md has the log's format.
+// A training run as recorded in its log. docs/report.md has the log's format.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ inline constexpr std::array kMemoryKinds{
     "other"};
 inline constexpr std::array kLanes{"compute", "gather", "reduce", "wait"};
 
-/// A step that was logged. `has` tells which of the values the log gave.
+/// A step that was logged. `has` tells which values the log contains.
 struct Step {
   enum Field : uint8_t {
     kLoss = 1,
@@ -70,13 +70,13 @@ struct Attempt {
   std::string resumed_path;
   std::optional<std::string> end_reason; // nothing: killed, or still running
   std::string error; // of one that failed
-  /// The one before had ended as it should, and this one goes on; otherwise it
-  /// is a restart, or the first.
+  /// The previous attempt ended properly and this one resumes; false for a
+  /// restart and for the first attempt.
   bool is_continuation = false;
 
-  /// How long it ran, by the clock if the log has times.
+  /// How long the attempt ran, by the clock if the log has times.
   double seconds() const;
-  /// Finished, or was asked to stop.
+  /// Whether the attempt finished or was asked to stop.
   bool ended_well() const;
 };
 
@@ -132,17 +132,17 @@ struct Problem {
 
 struct Run {
   std::vector<Attempt> attempts;
-  /// The steps that count, ascending: of each the last time it was run.
+  /// The steps that count, ascending: the last run of each.
   std::vector<Step> steps;
   std::vector<Eval> evals;
   std::vector<Superseded> superseded;
   std::vector<Checkpoint> checkpoints;
-  /// The newest ones; `num_` counts all.
+  /// The newest entries; `num_` counts all of them.
   std::vector<Sample> samples;
   std::vector<Timeline> timelines;
   int64_t num_samples = 0;
   int64_t num_timelines = 0;
-  /// Of the newest attempt that gave them.
+  /// From the newest attempt that logged them.
   std::vector<Unit> units;
   std::vector<ConfigRow> config;
 

@@ -18,8 +18,8 @@ constexpr size_t kMaxTimelines = 3;
 constexpr size_t kMaxConfig = 600;
 constexpr const char* kNotSet = "(not set)";
 
-// Where an attempt's first line begins if the one before was cut off and the
-// writer did not begin a new line.
+// Where an attempt's first line begins if the line before it was cut off and
+// the writer did not begin a new line.
 constexpr std::string_view kStartOfStart = "{\"kind\":\"start\"";
 
 template <class T>
@@ -80,9 +80,9 @@ class RunReader {
     }
   }
 
-  // A line that is no JSON was cut off by a kill if it is the file's last and
-  // has no end, or if the next attempt begins after it or in it. Until that is
-  // known it is held back.
+  // A line that is not JSON was cut off by a kill if it is the file's last and
+  // has no end, or if the next attempt begins after it or in it. The line is
+  // held back until that is known.
   void take_torn(const LineReader::Line& line, const char* what) {
     settle_held(/*is_torn=*/false);
     held_ = Problem{line.number, what};
@@ -245,7 +245,7 @@ Run read_run(const std::filesystem::path& log) {
         "\". Give the folder of a run that wrote a log.");
   }
   if (!std::filesystem::is_regular_file(log)) {
-    throw ReportError("\"" + log.string() + "\" is no file.");
+    throw ReportError("\"" + log.string() + "\" is not a file.");
   }
   LineReader lines(log, kMaxLineBytes);
   RunReader reader;

@@ -11,8 +11,8 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-/// Walks over a line. Every step says whether it found what it wanted; after a
-/// false the line is given up.
+/// Walks over a line. Every function returns whether it found what it expected;
+/// after the first false the line is abandoned.
 class Scanner {
  public:
   explicit Scanner(std::string_view text)
@@ -63,7 +63,7 @@ class Scanner {
     return true;
   }
 
-  /// As JSON spells numbers; `is_whole` if it has digits only.
+  /// A number as JSON spells it; `is_whole` if it has digits only.
   bool number(double* value, bool* is_whole) {
     skip_space();
     const char* begin = at_;

@@ -66,7 +66,7 @@ std::string worlds_text(const Summary& summary) {
 }
 
 std::string loss_text(const Summary& summary) {
-  std::string text = "no loss of steps in the log";
+  std::string text = "no losses in the log";
   if (summary.final_loss) {
     text = "loss " + number_text(*summary.final_loss) + " at step " +
         count_text(summary.final_loss_step) + ", from " +
@@ -94,7 +94,7 @@ std::string memory_text(const Summary& summary) {
     return "no memory in the log";
   }
   return "memory " + bytes_text(*summary.peak_memory_bytes) +
-      " a rank at its peak, step " + count_text(summary.peak_memory_step);
+      " per rank at its peak, step " + count_text(summary.peak_memory_step);
 }
 
 std::string checkpoints_text(const Run& run, const Summary& summary) {

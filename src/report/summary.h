@@ -13,7 +13,7 @@ namespace tessera::report {
 struct Summary {
   std::string state; // "finished", "stopped", "failed", "no end"
   int64_t last_step = 0;
-  int64_t num_steps = 0; // that were logged and count
+  int64_t num_steps = 0; // that were logged and not superseded
   int64_t num_repeated = 0; // steps that were run again
   std::optional<double> first_loss;
   std::optional<double> final_loss;
@@ -29,12 +29,12 @@ struct Summary {
 
 Summary summarize(const Run& run);
 
-/// The same in five lines of text, each with its end; of a run that failed,
-/// six.
+/// The same in five lines of text, each with its end; six lines for a run that
+/// failed.
 std::string summary_text(const Run& run);
 
-/// "3 of 120 lines could not be read: line 7: ...", in a line each; empty if
-/// there is no problem.
+/// "3 of 120 lines could not be read: line 7: ...", one problem per line; empty
+/// if there is no problem.
 std::string problems_text(const Run& run);
 
 } // namespace tessera::report

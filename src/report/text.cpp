@@ -23,7 +23,7 @@ std::string clipped(std::string text, size_t max_bytes) {
     return text;
   }
   size_t end = max_bytes;
-  // Bytes 10xxxxxx go on with a character that began before.
+  // Bytes 10xxxxxx continue a character that began before.
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) {
     --end;
   }

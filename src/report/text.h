@@ -6,11 +6,12 @@
 
 namespace tessera::report {
 
-/// At most `max_bytes` of UTF-8 text, whole characters; "..." says that it was
+/// At most `max_bytes` of UTF-8 text, cut between characters; "..." marks a
 /// cut.
 std::string clipped(std::string text, size_t max_bytes);
 
-/// Without what a terminal would obey: control characters become "?".
+/// The text without control characters, which a terminal would obey: they
+/// become "?".
 std::string printable(std::string text);
 
 /// "12,345".

@@ -1,4 +1,4 @@
-// States as bytes: what ranks send each other.
+// States as bytes, as sent between ranks.
 #include <tessera/error.h>
 #include <tessera/state/state_dict.h>
 
@@ -24,14 +24,14 @@ namespace {
 ///   value   tag, then by tag what it needs; tensors: dtype, dims, elements
 ///
 /// Numbers are 8 bytes in the host's order: both ends are ranks of one program.
-/// The reader trusts nothing: every length is checked against what is left
-/// before anything is allocated.
+/// The reader trusts nothing: every length is checked against the remaining
+/// bytes before anything is allocated.
 constexpr char kMagic[] = "tsstate1";
 constexpr int kMaxDepth = 64;
 constexpr uint64_t kMaxDims = 64;
 constexpr uint64_t kMaxTensorBytes = uint64_t{1} << 62;
 
-/// Of whole bytes, each a number.
+/// Only dtypes whose elements are whole bytes, each a number.
 bool has_elements(at::ScalarType dtype) {
   switch (dtype) {
     case at::kByte:
@@ -181,7 +181,7 @@ class Reader {
   void magic() {
     if (rest_.size() < sizeof kMagic - 1 ||
         std::memcmp(rest_.data(), kMagic, sizeof kMagic - 1) != 0) {
-      refuse("these bytes are no state of this version");
+      refuse("these bytes are not a state of this version");
     }
     rest_ = rest_.subspan(sizeof kMagic - 1);
   }
@@ -230,7 +230,7 @@ class Reader {
   Tag tag() {
     return static_cast<Tag>(raw(1)[0]);
   }
-  /// A count of things of at least so many bytes.
+  /// A count of items that take at least this many bytes each.
   uint64_t length(uint64_t least_each) {
     const auto count = number<uint64_t>();
     if (count > rest_.size() / least_each) {

@@ -1,4 +1,4 @@
-// Equality, and where two states differ.
+// Equality of states, and where two states differ.
 #include <tessera/state/state_dict.h>
 
 #include <ATen/ops/isclose.h>
@@ -48,7 +48,7 @@ bool same_pieces(const ShardedTensor& a, const ShardedTensor& b) {
   return true;
 }
 
-/// Collects lines for what differs.
+/// Collects a line for each difference.
 class Differ {
  public:
   Differ(const DiffTolerance& tolerance, size_t max_lines)
@@ -147,7 +147,7 @@ class Differ {
     }
   }
 
-  /// `offsets`: where the tensors begin in the one they are pieces of.
+  /// `offsets`: where the tensors begin in the tensor they are pieces of.
   void compare(
       const std::string& path,
       const at::Tensor& a,
@@ -229,7 +229,7 @@ bool StateValue::operator==(const StateValue& other) const {
   if (is_dict()) {
     return dict() == other.dict();
   }
-  if (is_double()) { // as the bits have it: NaN equals NaN
+  if (is_double()) { // bitwise: NaN equals NaN
     return std::memcmp(
                &std::get<double>(value_),
                &std::get<double>(other.value_),

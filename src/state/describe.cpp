@@ -19,7 +19,7 @@ void print(std::string& text, const StateDict& dict, int depth) {
   }
 }
 
-/// The value behind its key: on the same line, or indented below.
+/// The value after its key: on the same line, or indented below.
 void print(std::string& text, const StateValue& value, int depth) {
   const auto has_depth = [](const StateValue& item) {
     return item.is_dict() || item.is_list();

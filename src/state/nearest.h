@@ -1,4 +1,4 @@
-// What a user may have meant.
+// Suggests what a user may have meant.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace tessera::state {
 
-/// The one of `names` that needs the fewest edits to become `name`, if that is
-/// not most of it; else empty.
+/// The one of `names` that needs the fewest edits to become `name`; empty if
+/// most of the name would have to change.
 std::string nearest(
     std::string_view name,
     const std::vector<std::string>& names);

@@ -1,4 +1,4 @@
-// Paths into nested state, and states as one level of paths.
+// Paths into nested states, and states flattened to paths.
 #include <tessera/error.h>
 #include <tessera/state/state_dict.h>
 
@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// What is left of `path` behind `key`, if it begins with that.
+/// The rest of `path` after `key`, if the path begins with it.
 std::optional<std::string_view> behind(
     std::string_view path,
     std::string_view key) {
@@ -27,7 +27,7 @@ std::optional<std::string_view> behind(
 
 struct Search {
   std::string_view whole;
-  size_t reached = 0; // how much of it led somewhere
+  size_t reached = 0; // how much of the path exists
 
   const StateValue* in(const StateValue& value, std::string_view rest) {
     reached = std::max(reached, whole.size() - rest.size());
@@ -144,7 +144,7 @@ const StateValue& StateDict::at_path(std::string_view path) const {
           known.empty()
               ? "no key leads there"
               : fmt::format(
-                    "\"{}\" is there, \"{}\" is not in it",
+                    "\"{}\" exists, but \"{}\" is not in it",
                     known.ends_with('.') ? known.substr(0, known.size() - 1)
                                          : known,
                     path.substr(search.reached))));
@@ -193,7 +193,7 @@ StateDict unflatten_state_dict(const FlatState& flat) {
       }
     }
     if (!at->is_none()) {
-      refuse_leaf(leaf, "comes twice, or is the parent of another leaf.");
+      refuse_leaf(leaf, "appears twice, or is the parent of another leaf.");
     }
     *at = leaf.value;
   }

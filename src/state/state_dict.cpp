@@ -243,7 +243,8 @@ std::vector<StateKey> StateDict::keys() const {
 }
 
 const StateValue* StateDict::find(const StateKey& key) const {
-  // Small ones, as an optimizer keeps for each parameter, are searched.
+  // Small dictionaries, such as an optimizer's state per parameter, are
+  // searched.
   constexpr size_t kSmall = 8;
   if (size() <= kSmall) {
     for (const auto& [other, value] : *this) {

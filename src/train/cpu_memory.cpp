@@ -29,7 +29,8 @@ CpuMemory::CpuMemory(c10::Allocator& wrapped)
 
 CpuMemory& CpuMemory::instance() {
   static auto& memory = *[] {
-    auto* made = new CpuMemory(*c10::GetCPUAllocator()); // blocks outlive all
+    auto* made = new CpuMemory(
+        *c10::GetCPUAllocator()); // blocks may outlive everything else
     c10::SetCPUAllocator(made, /*priority=*/1);
     return made;
   }();
@@ -45,7 +46,7 @@ c10::DataPtr CpuMemory::allocate(size_t bytes) {
     tell_growth();
   }
   c10::DataPtr data = wrapped_.allocate(bytes);
-  // Memory of another kind (another wrapper's) passes through.
+  // Memory of another kind (from another wrapper) is passed through.
   if (data.get() != nullptr && data.get_context() == data.get() &&
       wrapped_deleter_ != nullptr &&
       data.compare_exchange_deleter(wrapped_deleter_, &release)) {
@@ -81,7 +82,8 @@ void CpuMemory::add(int64_t bytes) {
   }
 }
 
-/// Not where it grew: whoever asked for the memory has not put it anywhere yet.
+/// Not at the moment of growth: whoever asked for the memory has not stored it
+/// anywhere yet.
 void CpuMemory::tell_growth() {
   if (std::exchange(has_grown_, false)) {
     on_growth_();

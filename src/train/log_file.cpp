@@ -15,11 +15,11 @@ namespace tessera::train {
 namespace {
 
 bool is_file(const std::filesystem::path& path) {
-  std::error_code ignored; // opening it will tell
+  std::error_code ignored; // opening the file will report it
   return std::filesystem::is_regular_file(path, ignored);
 }
 
-/// The last byte of a file is no end of a line.
+/// Whether the last byte of a file is not the end of a line.
 bool ends_torn(const std::filesystem::path& path) {
   if (!is_file(path)) {
     return false;
@@ -40,7 +40,7 @@ LogFile::LogFile(const std::filesystem::path& path) : path_(path) {
     std::filesystem::create_directories(path.parent_path(), error);
   }
   if (error) {
-    give_up("its folder cannot be made", error.value());
+    give_up("its folder cannot be created", error.value());
     return;
   }
   is_torn_ = ends_torn(path);
@@ -66,7 +66,7 @@ int64_t LogFile::count_lines(
   std::ifstream in(path, std::ios::binary);
   int64_t count = 0;
   for (std::string line; std::getline(in, line);) {
-    const bool is_whole = !in.eof(); // a torn one is none
+    const bool is_whole = !in.eof(); // a torn line does not count
     count += is_whole && line.starts_with(prefix) ? 1 : 0;
   }
   return count;
@@ -98,7 +98,7 @@ void LogFile::give_up(const char* what, int error) {
       what,
       " (",
       std::generic_category().message(error),
-      "). Training goes on; nothing more is logged.");
+      "). Training continues; nothing more is logged.");
   if (fd_ >= 0) {
     ::close(std::exchange(fd_, -1));
   }

@@ -8,12 +8,11 @@
 
 namespace tessera::train {
 
-/// Each line is one write at the end of the file. The first error is warned of
-/// and closes it: whoever writes a log has better things to do than to fail for
-/// it.
+/// Each line is one write at the end of the file. The first error causes a
+/// warning and closes the file: training must not fail because of its log.
 class LogFile {
  public:
-  /// Makes the file and its folders if they are not there.
+  /// Creates the file and its folders if they do not exist.
   explicit LogFile(const std::filesystem::path& path);
   ~LogFile();
   LogFile(const LogFile&) = delete;
@@ -22,12 +21,13 @@ class LogFile {
   bool is_open() const {
     return fd_ >= 0;
   }
-  /// Lines of a file that begin with `prefix`; 0 if it is not there.
+  /// How many lines of a file begin with `prefix`; 0 if the file does not
+  /// exist.
   static int64_t count_lines(
       const std::filesystem::path& path,
       std::string_view prefix);
-  /// `line` without its end. If somebody's last line is torn, a new one is
-  /// begun first.
+  /// Takes a line without its end. If the last line of the file is torn, begins
+  /// a new line first.
   void append(std::string_view line);
 
  private:

@@ -1,4 +1,4 @@
-// What goes into a run's log, as JSON.
+// The contents of a run's log, as JSON.
 #pragma once
 
 #include <tessera/state/state_dict.h>
@@ -15,7 +15,7 @@ namespace tessera::train {
 
 using Json = nlohmann::ordered_json;
 
-/// JSON knows no number that is not finite: "nan", "inf", "-inf".
+/// JSON has no numbers that are not finite: they become "nan", "inf", "-inf".
 Json json_of(double value);
 /// Tensors by dtype and shape.
 Json json_of(const StateDict& dict);
@@ -24,7 +24,7 @@ Json json_of(const std::vector<UnitInfo>& units);
 Json json_of(const std::vector<TimelineSpan>& spans);
 /// Nothing for text that is not JSON.
 std::optional<Json> parse_json(std::string_view text);
-/// On one line; bytes that are not UTF-8 become U+FFFD.
+/// JSON on one line; bytes that are not UTF-8 become U+FFFD.
 std::string line_of(const Json& json);
 
 } // namespace tessera::train

@@ -69,7 +69,7 @@ at::Device device_of(
 
 } // namespace
 
-/// Adds up memory, each storage once.
+/// Adds up memory, counting each storage once.
 class MemoryCensus::Stock {
  public:
   Stock(
@@ -91,7 +91,7 @@ class MemoryCensus::Stock {
   }
 
  private:
-  /// Memory that is shared until somebody writes does not show whose it is.
+  /// For memory that is shared until somebody writes, the owner is not visible.
   bool find_out(const c10::StorageImpl& storage) {
     bool& known = was_counted_[&storage];
     if (!c10::impl::cow::is_cow_data_ptr(storage.data_ptr()) &&
@@ -162,7 +162,8 @@ void MemoryCensus::for_each_gradient(const See& see) const {
   }
 }
 
-/// State is as large as it was, as long as as many parameters have some.
+/// The size of the state is unchanged as long as the same number of parameters
+/// have state.
 MemoryCensus::Sum MemoryCensus::state_of_optimizers(IsCounted is_counted) {
   size_t num_states = 0;
   for (const torch::optim::Optimizer& optimizer : optimizers_) {
@@ -188,7 +189,8 @@ MemoryCensus::Sum MemoryCensus::state_of_optimizers(IsCounted is_counted) {
         state_.counted += sum.counted;
       });
     } catch (const c10::TypeError&) {
-      // A class that nobody can look into: its state is none of the kinds.
+      // The class does not expose its state, which therefore counts as none of
+      // the kinds.
     }
   }
   return state_;
@@ -232,7 +234,7 @@ int64_t MemoryCensus::take_stock(IsCounted is_counted) {
         ? static_cast<int64_t>(storage.nbytes())
         : 0;
   });
-  for (const auto& unit : units_) { // made lately, so counted
+  for (const auto& unit : units_) { // created recently, so counted
     counted += static_cast<int64_t>(
         unit->full_bytes_now() + unit->gradient_bytes_now());
   }

@@ -1,4 +1,4 @@
-// What a model, its gradients and its optimizers hold.
+// The memory that a model, its gradients and its optimizers hold.
 #pragma once
 
 #include <tessera/train/monitor.h>
@@ -31,20 +31,20 @@ class MemoryCensus {
   const std::vector<std::shared_ptr<engine::Unit>>& units() const {
     return units_;
   }
-  /// Parameters that are in no unit.
+  /// Parameters that do not belong to a unit.
   const std::vector<at::Tensor>& plain_params() const {
     return plain_params_;
   }
 
-  /// Takes stock of what does not change within a step: parameters, buffers,
-  /// state of optimizers. Returns how many bytes of now() `is_counted` says are
-  /// counted elsewhere. Between steps.
+  /// Records what does not change within a step: parameters, buffers, state of
+  /// optimizers. Returns how many bytes of now() are counted elsewhere
+  /// according to `is_counted`. Call it between steps.
   using IsCounted = bool (*)(const c10::DataPtr&);
   int64_t take_stock(IsCounted is_counted);
 
-  /// Now: parameters and state as they were then, gradients and full parameters
-  /// as they are. "other" are the module's buffers. Brief, and allocates no
-  /// tensor, so that it may be called inside of an allocation.
+  /// The bytes now: parameters and state as of take_stock(), gradients and full
+  /// parameters as they are. "other" means the module's buffers. Fast, and
+  /// allocates no tensor, so it may be called inside an allocation.
   MemoryByKind now() const;
 
  private:
@@ -68,12 +68,12 @@ class MemoryCensus {
   std::vector<at::Tensor> leaves_; // of units, and plain parameters
   at::Device device_ = at::kCPU;
 
-  // As of take_stock().
+  // Values as of take_stock().
   MemoryByKind stock_;
   std::vector<const ddp::Reducer*> reducers_;
   Sum state_; // of optimizers
   size_t num_states_ = 0; // of parameters, when that was summed
-  /// By storage: whether it was counted when that could be seen last.
+  /// For each storage, whether it was counted when that was last visible.
   std::unordered_map<const c10::StorageImpl*, bool> was_counted_;
 };
 

@@ -9,14 +9,14 @@
 
 namespace tessera::train {
 
-/// A point in time. On a device it is when the stream comes to it, which is
-/// known only later.
+/// A point in time. On a device it is the time when the stream reaches it,
+/// which is known only later.
 struct Moment {
   std::chrono::steady_clock::time_point host;
-  std::shared_ptr<const c10::Event> device; // null: the host's time counts
+  std::shared_ptr<const c10::Event> device; // null if the host's time counts
 };
 
-/// A clock that starts when it is made, with the device idle.
+/// A clock that starts when it is constructed, with the device idle.
 class StepClock {
  public:
   /// Waits for the device, if it is not the CPU.
@@ -24,13 +24,13 @@ class StepClock {
 
   /// Now, on the host.
   Moment on_host() const;
-  /// When the device's current stream of this thread comes here; on the CPU,
-  /// now.
+  /// The time when this thread's current stream of the device gets here; on the
+  /// CPU, now.
   Moment on_device() const;
 
-  /// Waits until every Moment so far has come.
+  /// Waits until every Moment so far has been reached.
   void finish() const;
-  /// After finish().
+  /// Call it after finish().
   double seconds(const Moment& moment) const;
 
  private:

@@ -15,7 +15,8 @@
 namespace tessera {
 namespace {
 
-/// The monitor that is inside a step: callbacks of LibTorch know no other way.
+/// The monitor that is inside a step: LibTorch's callbacks have no other way to
+/// find it.
 std::atomic<const void*> inside_step{nullptr};
 
 UnitInfo info_of(const engine::Unit& unit) {
@@ -59,7 +60,7 @@ struct StepMonitor::Impl {
   Impl(torch::nn::Module& module, OptimizerRefs optimizers)
       : model(module), holdings(module, std::move(optimizers)) {
     if (holdings.device().is_cpu()) {
-      train::CpuMemory::instance(); // counts from now on
+      train::CpuMemory::instance(); // counts from here on
     }
   }
   ~Impl() {

@@ -11,7 +11,7 @@
 namespace tessera::train {
 namespace {
 
-/// The one that backwards are shown to.
+/// The instance that is told about backwards.
 std::atomic<Peak*> active_peak{nullptr};
 
 const auto& allocated(const c10::CachingDeviceAllocator::DeviceStats& stats) {
@@ -53,7 +53,7 @@ void Peak::start_on_device() {
       at::RecordFunctionCallback(&on_backward)
           .scopes({at::RecordScope::BACKWARD_FUNCTION}));
   watch_.emplace([this](const comm::CallEvent& event) {
-    // Not from threads beside the step: units change under them.
+    // Not from other threads than the step's: units may change meanwhile.
     if (event.kind == comm::CallEvent::Kind::Starts &&
         (std::this_thread::get_id() == thread_ ||
          engine::current_backward() >= 0)) {

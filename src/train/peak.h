@@ -1,4 +1,4 @@
-// Memory by kind at the moment of a step when it was most.
+// Memory by kind at the moment of a step when memory peaked.
 #pragma once
 
 #include <tessera/train/monitor.h>
@@ -18,17 +18,17 @@ namespace tessera::train {
 ///
 /// The allocator knows the peak, but not what it consisted of; units, leaves
 /// and optimizers know what they hold, but not when the peak is. So they are
-/// asked at points of the step: on the CPU inside allocations, whenever the
-/// peak has grown by about a hundredth; on a GPU, whose allocator calls nobody,
-/// when a collective starts and when a backward begins, with the allocator's
-/// peak since the point before. What they hold at the point of the highest peak
-/// is taken for what they held then; what the step added beyond that are
-/// activations.
+/// asked at certain points of the step: on the CPU inside allocations, whenever
+/// the peak has grown by about a hundredth; on a GPU, whose allocator calls
+/// nobody, when a collective starts and when a backward begins, with the
+/// allocator's peak since the point before. What they hold at the point of the
+/// highest peak is taken as what they held at the peak; the rest of what the
+/// step added are activations.
 class Peak {
  public:
-  /// The step begins. One at a time in a process.
+  /// Begins a step. Only one instance at a time per process.
   explicit Peak(MemoryCensus& holdings);
-  /// Forgets it, unless it was finished.
+  /// Forgets the step unless it was finished.
   ~Peak();
   Peak(const Peak&) = delete;
   Peak& operator=(const Peak&) = delete;
@@ -49,13 +49,13 @@ class Peak {
   const std::thread::id thread_ = std::this_thread::get_id();
   bool is_running_ = true;
 
-  // Touched by this thread, or by that of its backward while it waits.
+  // Used by this thread, or by its backward's thread while this one waits.
   int64_t most_ = 0;
   MemoryByKind at_most_;
   int last_backward_ = -1; // the number of the one that was seen last
 
   std::optional<at::CallbackHandle> callback_;
-  std::optional<comm::CallWatch> watch_; // last: it calls the rest
+  std::optional<comm::CallWatch> watch_; // last: it uses the other members
 };
 
 } // namespace tessera::train

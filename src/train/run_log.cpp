@@ -23,7 +23,7 @@ using train::Json;
 using train::json_of;
 
 constexpr int kFormat = 1;
-/// How a line of a kind begins: "kind" is written first.
+/// The beginning of a line of a kind: "kind" is written first.
 constexpr const char* kStartLine = R"({"kind":"start",)";
 
 double time_now() {
@@ -48,7 +48,7 @@ Json line(const char* kind, int64_t step) {
   return {{"kind", kind}, {"time", time_now()}, {"step", step}};
 }
 
-/// Of the rank that has the most. Collective.
+/// The memory of the rank that has the most. Collective.
 std::optional<MemoryByKind> largest(
     const std::optional<MemoryByKind>& mine,
     const Group& group) {
@@ -150,7 +150,7 @@ struct RunLog::Impl {
     write(json);
   }
 
-  /// As somebody who moves the folder wants it.
+  /// A relative path, so that the folder can be moved.
   std::string shown(const std::filesystem::path& other) const {
     const auto inside =
         std::filesystem::absolute(other).lexically_normal().lexically_relative(
@@ -162,7 +162,7 @@ struct RunLog::Impl {
   const std::filesystem::path folder;
   const std::filesystem::path path;
   const std::string name;
-  Group group; // not valid: alone
+  Group group; // invalid if this process is alone
   int64_t attempt = 0;
   std::optional<train::LogFile> file; // on the rank that writes
 };

@@ -20,9 +20,10 @@ namespace {
 
 constexpr const char* kOther = "other";
 constexpr const char* kOptimizer = "optimizer";
-constexpr double kShortest = 1e-7; // seconds; less is a seam between two spans
+constexpr double kShortest =
+    1e-7; // seconds; shorter gaps between spans are ignored
 
-/// The timeline that operators are shown to.
+/// The timeline that is told about operators.
 std::atomic<Timeline*> active_timeline{nullptr};
 
 /// "blocks.3" for "blocks.3.mlp.weight", "head" for "head.weight": a child of
@@ -62,7 +63,7 @@ bool is_in_place(const at::RecordFunction& function) {
   return std::string_view(function.name()).ends_with('_');
 }
 
-/// What is left of [start, end] without the waits, which are sorted and do not
+/// The rest of [start, end] without the waits, which are sorted and do not
 /// overlap.
 void cut_out(
     const TimelineSpan& span,
@@ -188,7 +189,7 @@ void Timeline::touch(
       : part.role == Parts::Role::Plain && !at::GradMode::is_enabled() &&
           phase_ != Phase::Forward;
   if (is_optimizer && phase_ == Phase::Other) {
-    phase_ = Phase::Optimizer; // what came since backward belongs to it
+    phase_ = Phase::Optimizer; // operators since backward belong to it
     current_.name = kOptimizer;
   } else if (is_optimizer) {
     become(Phase::Optimizer, kOptimizer);
@@ -257,7 +258,7 @@ std::vector<TimelineSpan> Timeline::finish() {
   return resolve();
 }
 
-/// Nobody else comes here any more.
+/// Call it when no other thread uses the timeline any longer.
 std::vector<TimelineSpan> Timeline::resolve() const {
   const double last = clock_.seconds(*computed_.back().end);
   const auto span_of = [&](const Interval& interval) {

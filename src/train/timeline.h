@@ -21,8 +21,8 @@
 
 namespace tessera::train {
 
-/// Which part of the model an operator works for, told by the storages of its
-/// arguments.
+/// Finds the part of the model that an operator works for by the storages of
+/// its arguments.
 class Parts {
  public:
   Parts(const torch::nn::Module& model, const MemoryCensus& holdings);
@@ -36,7 +36,7 @@ class Parts {
     Role role;
     std::string name;
   };
-  /// Null for memory of nobody's.
+  /// Null if the memory belongs to no part.
   const Part* find(const at::Tensor& tensor) const;
 
  private:
@@ -47,27 +47,27 @@ class Parts {
 ///
 /// Compute: a callback of LibTorch's RecordFunction sees every operator before
 /// it runs, on the thread that trains and on those that run its backward. The
-/// first one that reads parameters of another part begins a span. Arguments'
-/// storages tell the part, so that it works for sharded and plain models alike,
-/// in backward too, where saved parameters are read again. What was a wait is
-/// cut out at the end.
+/// first one that reads parameters of another part begins a span. The part is
+/// found by the storages of the arguments, which works for sharded and plain
+/// models alike, and also in backward, where saved parameters are read again.
+/// Waits are cut out at the end.
 ///
 /// Gather, Reduce and Wait: comm::CallWatch. Operations may end on any thread;
-/// those that a background thread starts (a checkpoint being written) belong to
-/// no step.
+/// those that a background thread starts (such as writing a checkpoint) do not
+/// belong to a step.
 ///
-/// All of it is under one mutex. On a GPU points in time are events of its
+/// One mutex guards all of this. On a GPU, points in time are events of its
 /// streams.
 class Timeline {
  public:
-  /// Begins. One at a time in a process.
+  /// Begins a timeline. Only one at a time per process.
   Timeline(const torch::nn::Module& model, const MemoryCensus& holdings);
   ~Timeline();
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
   void phase(const std::string& name);
-  /// Ends it. Waits for the device.
+  /// Ends the timeline. Waits for the device.
   std::vector<TimelineSpan> finish();
 
  private:
@@ -93,7 +93,7 @@ class Timeline {
   const StepClock clock_;
   const std::thread::id thread_ = std::this_thread::get_id();
 
-  std::mutex mutex_; // guards all below, until it is finished
+  std::mutex mutex_; // guards everything below until the timeline is finished
   Phase phase_ = Phase::Other;
   Interval current_; // in the Compute lane
   std::vector<Interval> computed_;
@@ -102,7 +102,7 @@ class Timeline {
   std::vector<Interval> waited_;
 
   std::optional<at::CallbackHandle> callback_;
-  std::optional<comm::CallWatch> watch_; // last: it calls the rest
+  std::optional<comm::CallWatch> watch_; // last: it uses the other members
 };
 
 } // namespace tessera::train

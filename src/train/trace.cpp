@@ -21,7 +21,7 @@ namespace {
 namespace profiler = torch::autograd::profiler;
 using torch::profiler::impl::ActivityType;
 
-/// Also of threads that were there before: those of collectives.
+/// Also records threads that existed before: those of collectives.
 torch::profiler::impl::ProfilerConfig config() {
   torch::profiler::impl::ExperimentalConfig experimental;
   experimental.profile_all_threads = true;
@@ -70,7 +70,7 @@ struct StepTrace::Impl {
     }
   }
 
-  /// Writes what was collected.
+  /// Writes the events that were collected.
   void stop() {
     range.reset();
     if (!std::exchange(is_running, false)) {
@@ -90,7 +90,7 @@ struct StepTrace::Impl {
           path.string(),
           " cannot be written",
           error ? " (" + error.message() + ")" : std::string(),
-          ". Training goes on without it.");
+          ". Training continues without it.");
     }
   }
 
@@ -99,7 +99,7 @@ struct StepTrace::Impl {
   const int64_t last;
   bool is_running = false;
   bool is_over = false;
-  std::optional<at::RecordFunction> range; // the step under way
+  std::optional<at::RecordFunction> range; // the current step
 };
 
 StepTrace::StepTrace(

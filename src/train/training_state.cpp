@@ -16,8 +16,8 @@ std::string rank_key() {
   return "rank" + std::to_string(is_initialized() ? world().rank() : 0);
 }
 
-/// Where a model draws its numbers: a rank need not make its GPU the current
-/// one.
+/// The device whose random numbers a model draws: a rank need not make its GPU
+/// the current one.
 at::Device cuda_device_of(const torch::nn::Module& model) {
   for (const at::Tensor& parameter : model.parameters()) {
     if (parameter.is_cuda()) {
@@ -27,7 +27,7 @@ at::Device cuda_device_of(const torch::nn::Module& model) {
   return {at::kCUDA, at::detail::getCUDAHooks().getCurrentDevice()};
 }
 
-/// A generator of this process; defined only if it is there.
+/// A generator of this process; undefined if it does not exist.
 at::Generator generator(const torch::nn::Module& model, at::DeviceType device) {
   if (device == at::kCPU) {
     return at::globalContext().defaultGenerator(at::kCPU);
@@ -82,8 +82,8 @@ StateDict TrainingState::state_dict() {
 }
 
 void TrainingState::load_state_dict(const StateDict& state) {
-  // The model's tensors were loaded in place, those of optimizers too; their
-  // options and counts were not.
+  // The tensors of the model and of the optimizers were loaded in place; the
+  // optimizers' options and counts were not.
   if (!optimizers_.empty()) {
     set_optimizer_state_dict(model_, optimizers_, state.at("optim").dict());
   }

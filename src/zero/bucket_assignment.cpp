@@ -10,7 +10,7 @@ int64_t sum_of(const std::vector<int64_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
 }
 
-/// Gives out the pieces of one bucket after another.
+/// Assigns the pieces of one bucket after another.
 class Dealer {
  public:
   explicit Dealer(int num_ranks) : num_elements_(num_ranks, 0) {}

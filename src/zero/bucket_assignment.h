@@ -15,18 +15,19 @@ struct BucketPiece {
   bool operator==(const BucketPiece&) const = default;
 };
 
-/// By bucket, the number of elements of each parameter.
+/// For each bucket, the number of elements of each parameter.
 using BucketSizes = std::vector<std::vector<int64_t>>;
 
-/// Bucket i belongs to rank i modulo their number, as a whole.
+/// Bucket i belongs as a whole to rank i modulo the number of ranks.
 std::vector<std::vector<BucketPiece>> assign_whole_buckets(
     const BucketSizes& buckets,
     int num_ranks);
 
 /// From the smallest bucket to the largest, each is cut before the parameter
 /// with which a piece would reach the even share. A piece goes to the rank with
-/// the fewest elements so far that has none of this bucket yet, the lowest of
-/// these; where all have, to the one with the fewest.
+/// the fewest elements so far among those without a piece of this bucket, the
+/// lowest on a tie; if all ranks have one, to the rank with the fewest
+/// elements.
 std::vector<std::vector<BucketPiece>> assign_even_buckets(
     const BucketSizes& buckets,
     int num_ranks);

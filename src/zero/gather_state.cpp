@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kStateLabel = "zero: optimizer state";
 constexpr int64_t kBucketBytes = 32 << 20;
 constexpr int64_t kLeastBytes = 1 << 20;
-/// Smaller tensors (every "step") travel with the names.
+/// Smaller tensors (every "step") are sent with the names.
 constexpr int64_t kSmallNumel = 64;
 
 bool is_large(const StateValue& value) {
@@ -29,14 +29,15 @@ bool has_dims(const StateValue& value) {
   return value.is_tensor() && value.tensor().dim() > 0;
 }
 
-/// A tensor that is described by the names and travels by itself, or stays.
+/// A tensor that is described with the names and is sent on its own, or not at
+/// all.
 struct Large {
   size_t leaf; // position among the leaves of the sender's entries
   at::ScalarType dtype;
   std::vector<int64_t> sizes;
 };
 
-/// What a rank has: small values, and what its others are like.
+/// The entries of a rank: small values, and descriptions of its large tensors.
 struct Manifest {
   FlatState entries; // None in place of the tensors below
   std::vector<Large> large;
@@ -51,7 +52,8 @@ struct Manifest {
   }
 };
 
-/// Tensors for which `is_apart` are described, and put into `tensors`.
+/// Describes the tensors for which `is_apart` is true, and moves them into
+/// `tensors`.
 Bytes write_manifest(
     const StateDict& own,
     bool (*is_apart)(const StateValue& value),
@@ -93,14 +95,14 @@ Manifest read_manifest(const Bytes& bytes) {
   return manifest;
 }
 
-/// Tensors one after another, as bytes; read or written in ranges.
+/// Tensors as one sequence of bytes, read or written in ranges.
 class ByteStream {
  public:
   explicit ByteStream(std::vector<at::Tensor> tensors)
       : tensors_(std::move(tensors)) {}
 
-  /// The bytes from `begin` to `end`, in host memory: of host tensors the
-  /// memory itself.
+  /// The bytes from `begin` to `end` in host memory; for host tensors this is
+  /// their own memory.
   std::vector<at::Tensor> range(int64_t begin, int64_t end) const {
     std::vector<at::Tensor> pieces;
     int64_t at = 0;
@@ -124,7 +126,7 @@ class ByteStream {
   std::vector<at::Tensor> tensors_;
 };
 
-/// Receives what the other ranks have, into tensors of its own.
+/// Receives the tensors of the other ranks into new tensors.
 class Receiver {
  public:
   Receiver(std::vector<Manifest> manifests, int own_rank)

@@ -28,7 +28,7 @@ constexpr const char* kCall = "ZeroRedundancyOptimizer::load_state_dict";
   raise<c10::ValueError>({.call = kCall}, what);
 }
 
-/// A dictionary of all parameters, as far as it fits them.
+/// A dictionary of all parameters, checked against them.
 class Whole {
  public:
   Whole(
@@ -47,7 +47,7 @@ class Whole {
   const StateDict& saved_group(size_t index) const {
     return *saved_groups_[index];
   }
-  /// Null if there is none.
+  /// Null if the parameter has no state.
   const StateValue* state_of(const at::Tensor& param) const {
     const StateValue* value =
         state_->find(keys_.at(param.unsafeGetTensorImpl()));
@@ -125,7 +125,8 @@ class Whole {
       const StateKey key(ids[i].to_int());
       if (!places_.emplace(key, Place{params[i], group}).second) {
         refuse(fmt::format(
-            "parameter {} is in the dictionary's groups twice.", key.text()));
+            "parameter {} appears twice in the dictionary's groups.",
+            key.text()));
       }
       keys_.emplace(params[i].unsafeGetTensorImpl(), key);
     }

@@ -15,9 +15,9 @@ StateDict with_global_ids(
     const torch::optim::Optimizer& local,
     const std::vector<torch::optim::OptimizerParamGroup>& groups);
 
-/// What `local` can load of a dictionary of all parameters, which are those in
-/// `groups`. Throws for whatever of `dict` does not fit, of other ranks'
-/// parameters too; state that is None counts as none.
+/// The part that `local` can load of a dictionary of all parameters, which are
+/// those in `groups`. Throws if anything in `dict` does not fit, also for
+/// parameters of other ranks; state that is None counts as no state.
 StateDict local_part_of(
     const StateDict& dict,
     const torch::optim::Optimizer& local,

@@ -31,7 +31,8 @@ ErrorSite site_of(const Group& group, const char* call) {
   return {.call = call, .rank = group.rank(), .world_size = group.size()};
 }
 
-/// The averages of a bucket's parameters from `begin` on, in their shapes.
+/// The averaged gradients of a bucket's parameters from `begin` on, in their
+/// shapes.
 std::vector<at::Tensor> gradients_of(
     const GradBucket& bucket,
     const at::Tensor& result,
@@ -54,7 +55,7 @@ std::vector<at::Tensor> gradients_of(
   return gradients;
 }
 
-/// Module::to() takes parameters out.
+/// Module::to() moves parameters out of their buckets.
 bool lies_in_flat(
     const std::vector<at::Tensor>& params,
     const at::Tensor& flat) {
@@ -82,7 +83,7 @@ void Overlap::connect(Wiring wiring) {
   if (wiring_.hook) {
     raise<c10::ValueError>(
         site_of(group_, kHook),
-        "this ZeroRedundancyOptimizer is in a hook already. Make one for each DistributedDataParallel.");
+        "this ZeroRedundancyOptimizer is already used by a hook. Make one for each DistributedDataParallel.");
   }
   if (wiring.hook == nullptr) {
     raise<c10::ValueError>(
@@ -123,7 +124,7 @@ CommFuture Overlap::on_bucket(
   return [overlap, index] { return overlap->finish(index); };
 }
 
-/// Drops what a backward that threw has left.
+/// Drops what a backward that threw left behind.
 void Overlap::begin_backward() {
   in_flight_.clear();
   num_stepped_ = 0;
@@ -169,7 +170,7 @@ void Overlap::set_up() {
   phase_ = Phase::Ready;
 }
 
-/// Both have the same trainable parameters.
+/// Checks that both have the same trainable parameters.
 void Overlap::check_params() const {
   std::unordered_set<const c10::TensorImpl*> reduced;
   for (const Bucket& bucket : buckets_) {
@@ -221,7 +222,7 @@ void Overlap::divide_buckets() {
   }
 }
 
-/// One after another in one tensor, which travels as it is.
+/// The parameters lie one after another in one tensor, which is sent as it is.
 void Overlap::move_into_flat(Part& part) {
   const at::NoGradGuard no_grad;
   int64_t numel = 0;
@@ -272,7 +273,7 @@ void Overlap::step(Part& part, const InFlight& bucket) {
     sends_.push_back(
         group_.broadcast_async(part.flat, part.rank, kParamsLabel));
   }
-  // Neither fused kernels nor communication count as writes.
+  // Neither fused kernels nor communication bump the versions of tensors.
   for (const at::Tensor& param : part.params) {
     param.unsafeGetTensorImpl()->bump_version();
   }

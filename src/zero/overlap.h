@@ -1,4 +1,4 @@
-// Steps of ZeRO inside the backward of a data parallel model.
+// Steps ZeRO inside the backward of a data-parallel model.
 #pragma once
 
 #include <tessera/comm/group.h>
@@ -21,37 +21,37 @@ namespace tessera::zero {
 /// [Note: overlap]
 ///
 /// A communication hook sees buckets of gradients in the same order on every
-/// rank. It lets the hook that it wraps reduce them, and steps them later, in
-/// the same order again:
+/// rank. The hook lets the hook that it wraps reduce them, and steps their
+/// parameters later, in the same order:
 ///
 ///   reduce 0 | reduce 1 | step 0, send 0 | reduce 2 | step 1, send 1 | ...
 ///
 /// Bucket i is stepped when bucket i + 1 has been given to the network, so its
-/// own reduction had the time of that backward, and its new values travel while
-/// backward goes on. What is started when depends on the order of buckets
-/// alone, never on what has already arrived: all ranks start the same
-/// collectives in the same order. Not interleaved, all are stepped at the end
-/// of backward, each while the one before travels. At the end of backward
-/// everything has arrived: the next forward may be anybody's, and nothing tells
-/// of it.
+/// own reduction overlaps with backward up to that point, and its new values
+/// are sent while backward continues. The order of starts depends only on the
+/// order of buckets, never on what has already arrived: all ranks start the
+/// same collectives in the same order. If not interleaved, all buckets are
+/// stepped at the end of backward, each while the one before is being sent. At
+/// the end of backward everything has arrived, because nothing announces the
+/// next forward.
 ///
-/// A parameter may be changed as soon as its gradient is there: whatever needed
-/// its value in backward has run. What uses the value otherwise finds its
+/// A parameter may be changed as soon as its gradient exists: whatever needed
+/// its value in backward has run. Any other use of the old value finds its
 /// version changed, which autograd refuses.
 class Overlap {
  public:
   enum class Phase {
-    /// Buckets are not final, or have not been seen yet. Nothing is stepped.
+    /// Buckets are not final or have not been seen yet. Nothing is stepped.
     Waiting,
-    /// One backward has shown all buckets; the next one begins with setting up.
+    /// One backward has shown all buckets; the next one begins with the set-up.
     Seen,
-    /// The local optimizer is there, and backwards step.
+    /// The local optimizer exists, and every backward steps.
     Ready,
   };
 
   explicit Overlap(ZeroRedundancyOptimizer& zero) : zero_(&zero) {}
 
-  /// What hook_with_zero_step() is given.
+  /// The arguments of hook_with_zero_step().
   struct Wiring {
     CommHook hook;
     const detail::DDPHandle* ddp = nullptr;
@@ -59,7 +59,7 @@ class Overlap {
     bool is_interleaved = false;
   };
   static CommHook make_hook(ZeroRedundancyOptimizer& zero, Wiring wiring);
-  /// The optimizer is gone.
+  /// The optimizer has been destroyed.
   void disconnect() {
     zero_ = nullptr;
   }
@@ -68,7 +68,7 @@ class Overlap {
   }
 
  private:
-  /// What one rank steps of a bucket.
+  /// The part of a bucket that one rank steps.
   struct Part {
     int rank;
     size_t begin; // parameters of the bucket
@@ -79,7 +79,7 @@ class Overlap {
     std::vector<at::Tensor> params;
     std::vector<Part> parts;
   };
-  /// A bucket in a backward.
+  /// A bucket during a backward.
   struct InFlight {
     CommFuture reduction;
     GradBucket bucket;
@@ -108,7 +108,7 @@ class Overlap {
   Phase phase_ = Phase::Waiting;
   std::vector<Bucket> buckets_;
 
-  // Of this backward.
+  // State of the current backward.
   std::vector<InFlight> in_flight_;
   size_t num_stepped_ = 0;
   std::vector<Work> sends_;

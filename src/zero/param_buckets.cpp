@@ -10,7 +10,7 @@ namespace tessera::zero {
 
 void ParamBuckets::build(const std::vector<std::vector<at::Tensor>>& owned) {
   const at::NoGradGuard no_grad;
-  // Old buckets live as long as parameters lie in them.
+  // Old buckets live as long as parameters use their memory.
   slots_.clear();
   pieces_.clear();
   for (const auto& params : owned) {

@@ -7,20 +7,20 @@
 
 namespace tessera::zero {
 
-/// A bucket for each owner and device: the trainable parameters lie in it one
-/// after another, so that it travels whole and nothing is packed. Frozen ones
-/// have memory of their own.
+/// One bucket per owner and device: the trainable parameters lie in it one
+/// after another, so that it is sent as a whole and nothing is packed. Frozen
+/// parameters have memory of their own.
 class ParamBuckets {
  public:
-  /// Moves the parameters, `owned` by each rank, into new buckets. What else
-  /// shared their memory stays behind.
+  /// Moves the parameters, `owned` by each rank, into new buckets. Other
+  /// tensors that shared their memory keep the old memory.
   void build(const std::vector<std::vector<at::Tensor>>& owned);
 
   /// False once a parameter was frozen or thawed, or was moved out of its
   /// bucket (module.to() does so).
   bool are_current() const;
 
-  /// By owner: the buckets, and the frozen parameters.
+  /// For each owner, the buckets and the frozen parameters.
   const std::vector<std::vector<at::Tensor>>& pieces() const {
     return pieces_;
   }

@@ -13,9 +13,9 @@ namespace tessera::zero {
 
 /// Parameters of all groups by their owners. A group's parameters are sorted by
 /// size, the largest first and equal ones in their order; each goes to the rank
-/// that has the fewest elements so far, the lowest of these. Elements of
-/// earlier groups count, and their parameters stay where they are, so the
-/// result depends on sizes and order alone.
+/// that has the fewest elements so far, the lowest on a tie. Elements of
+/// earlier groups count, and their parameters keep their owners, so the result
+/// depends only on sizes and order.
 class Partition {
  public:
   explicit Partition(int num_ranks)
@@ -23,11 +23,12 @@ class Partition {
 
   void add_group(const std::vector<at::Tensor>& params);
 
-  /// What `rank` owns of a group, the largest first; may be empty.
+  /// The parameters of a group that `rank` owns, the largest first; may be
+  /// empty.
   const std::vector<at::Tensor>& of_group(int rank, size_t group) const {
     return by_rank_[rank][group];
   }
-  /// What each rank owns of all groups.
+  /// The parameters of all groups that each rank owns.
   const std::vector<std::vector<at::Tensor>>& owned() const {
     return owned_;
   }
@@ -35,7 +36,7 @@ class Partition {
   const std::vector<std::vector<at::Tensor>>& groups() const {
     return groups_;
   }
-  /// Where a parameter was added, if it was.
+  /// Where a parameter was added; nothing if it was not.
   struct Place {
     size_t group = 0;
     size_t index = 0;

@@ -46,7 +46,7 @@ ErrorSite site(const Group& group, const char* call) {
       "ZeroRedundancyOptimizer with `overlap_with_ddp=True` only supports a single parameter group. Put all parameters into one, or call step() yourself, without overlap.");
 }
 
-/// An optimizer has only some parameters, with other gradients.
+/// A rank's optimizer has only some parameters, and their gradients differ.
 class Narrowed {
  public:
   Narrowed(
@@ -76,8 +76,8 @@ class Narrowed {
 
 } // namespace
 
-/// Gives the options to the local optimizer while it works: there is one object
-/// for each group, so that references to it stay valid.
+/// Gives the options to the local optimizer while it works: each group has one
+/// object, so that references to it stay valid.
 class ZeroRedundancyOptimizer::Lend {
  public:
   explicit Lend(ZeroRedundancyOptimizer& owner) : owner_(owner) {
@@ -89,7 +89,7 @@ class ZeroRedundancyOptimizer::Lend {
   Lend(const Lend&) = delete;
   Lend& operator=(const Lend&) = delete;
 
-  /// Has them back for a while.
+  /// Takes the options back for a while.
   at::Tensor call(const LossClosure& closure) {
     const Lend back(owner_);
     return closure();
@@ -221,7 +221,7 @@ void ZeroRedundancyOptimizer::check_group(
       raise<c10::ValueError>(
           where,
           fmt::format(
-              "{} is sharded by FSDP, where each rank has state of its part only already. Use the optimizer without ZeRO.",
+              "{} is sharded by FSDP, where each rank already has state for its part only. Use the optimizer without ZeRO.",
               name));
     }
     if (!param.is_leaf()) {
@@ -296,7 +296,8 @@ void ZeroRedundancyOptimizer::add_param_group(
   }
 }
 
-/// Why the groups are not those whose parameters have owners, if so.
+/// Why the groups differ from those whose parameters have owners; empty if they
+/// do not.
 std::optional<std::string> ZeroRedundancyOptimizer::objection_to_groups()
     const {
   const auto& added = partition_->groups();
@@ -306,7 +307,7 @@ std::optional<std::string> ZeroRedundancyOptimizer::objection_to_groups()
       const auto place = partition_->place_of(params[i]);
       if (!place) {
         return fmt::format(
-            "parameter {} of group {} ({}) was added through torch::optim::Optimizer, so that nobody owns it. Call ZeroRedundancyOptimizer::add_param_group().",
+            "parameter {} of group {} ({}) was added through torch::optim::Optimizer, so no rank owns it. Call ZeroRedundancyOptimizer::add_param_group().",
             i,
             group,
             params[i].sizes().vec());
@@ -327,7 +328,7 @@ std::optional<std::string> ZeroRedundancyOptimizer::objection_to_groups()
         group < param_groups_.size() ? param_groups_[group].params().size() : 0;
     if (left != added[group].size()) {
       return fmt::format(
-          "group {} was added with {} parameters and has {} now, but their owners go on stepping them. Freeze what shall not train, or make a new ZeroRedundancyOptimizer of the groups and load the state into it.",
+          "group {} was added with {} parameters and has {} now, but their owners continue to step them. Freeze what must not train, or make a new ZeroRedundancyOptimizer of the groups and load the state into it.",
           group,
           added[group].size(),
           left);
@@ -435,8 +436,8 @@ void ZeroRedundancyOptimizer::send_params() {
   } else {
     comm::broadcast_owned(group_, owned);
   }
-  // Communication writes past autograd: graphs that saved the old values must
-  // not be run backward.
+  // Autograd does not see what communication writes: graphs that saved the old
+  // values must not run backward.
   for (int rank = 0; rank < group_.size(); ++rank) {
     if (rank != group_.rank()) {
       for (const at::Tensor& param : owned[rank]) {
@@ -468,8 +469,8 @@ void ZeroRedundancyOptimizer::step_part(
   give_options_to_local();
 }
 
-/// This rank's part, by the numbers of all parameters, to be sent to a rank.
-/// Throws on all ranks or on none.
+/// This rank's part of the state, by the numbers of all parameters, for rank
+/// `to`. Throws on all ranks or on none.
 StateDict ZeroRedundancyOptimizer::own_state(const char* call, int to) {
   check_is_set_up(call);
   StateDict own;
@@ -510,7 +511,7 @@ StateDict ZeroRedundancyOptimizer::state_dict() const {
   return whole_dict(*consolidated_);
 }
 
-/// With the options of all groups.
+/// The state with the options of all groups.
 StateDict ZeroRedundancyOptimizer::whole_dict(StateDict state) const {
   const auto access = optim::access_to(*optim_, param_groups_, "state_dict");
   StateList groups;
@@ -587,7 +588,7 @@ std::unique_ptr<JoinHook> ZeroRedundancyOptimizer::join_hook(
   if (overlap_) {
     raise<c10::NotImplementedError>(
         site(group_, kName),
-        "with overlap_with_ddp it is stepped by the DistributedDataParallel, and cannot be joined by itself. Join the DistributedDataParallel alone.");
+        "with overlap_with_ddp the DistributedDataParallel steps it, so it cannot be joined by itself. Join the DistributedDataParallel alone.");
   }
   struct Hook : JoinHook {
     explicit Hook(ZeroRedundancyOptimizer& owner) : zero(owner) {}

@@ -1,13 +1,13 @@
-// Saves behind training for as long as it is told, on one rank: many small
-// tensors, written to at once by the caller, by LibTorch's optimizers or by
-// other threads, the save ended or dropped on any of them. What is on disk is
-// compared with the state of the moment each time.
+// Saves in the background for as long as it is told, on one rank: many small
+// tensors, which the caller, LibTorch's optimizers or other threads write to at
+// once, while any of these threads ends or drops the save. Each checkpoint is
+// compared with the state at the moment of the call.
 //
 // usage: async_soak FOLDER SECONDS [late-locks]
 //
-// late-locks: a reader's lock comes a millisecond after it was asked for, and
-// the program ends when it was freed meanwhile. LibTorch's own copy-on-write
-// takes such a lock right after it has given up its reference.
+// late-locks: a reader's lock is granted a millisecond after it was requested,
+// and the program ends if the lock was freed meanwhile. LibTorch's own
+// copy-on-write takes such a lock right after it has given up its reference.
 #include <tessera/checkpoint/checkpoint.h>
 
 #include <torch/torch.h>
@@ -100,12 +100,13 @@ class Soak {
     std::filesystem::create_directories(folder_);
     torch::manual_seed(1);
     for (int i = 0; i < kTensors; ++i) {
-      // Some are larger than a block of a file, and let go before the end.
+      // Some are larger than a block of a file, and are released before the
+      // end.
       tensors_.push_back(torch::randn({i % 100 == 99 ? 400000 : 1 + i * 7}));
     }
   }
 
-  /// Empty if what is on disk is what was saved.
+  /// Empty if the checkpoint has what was saved.
   std::string round(Writer writer, End end) {
     tessera::StateDict state;
     std::vector<at::Tensor> expected;

@@ -1,4 +1,5 @@
-// Saving behind training: what is on disk is the state of the moment.
+// Saving in the background: the checkpoint has the state at the moment of the
+// call.
 #include <tessera/checkpoint/checkpoint.h>
 #include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/fully_shard.h>
@@ -29,15 +30,11 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::FileOp;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
 using ::testing::ElementsAre;
-using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::names_in;
-using testing::on_ranks;
-using testing::TempFolder;
-using testing::test_device;
 
 torch::nn::Sequential make_model() {
   torch::manual_seed(3);
@@ -64,11 +61,11 @@ void train(
   }
 }
 
-/// LibTorch before 2.13 has no way to hold memory that is going to be written
-/// to; see [Note: copies when they must be].
+/// LibTorch before 2.13 cannot hold memory that is about to be written to; see
+/// [Note: copies when they must be].
 constexpr bool kHoldsMemory = TESSERA_TORCH_AT_LEAST(2, 13);
 
-/// Writing a file waits until it is opened.
+/// Writing a file waits until the gate is opened.
 class Gate {
  public:
   Gate() {
@@ -130,7 +127,7 @@ void check_snapshot(const Group& world, Way way) {
   StateDict loaded = state_now().clone();
   checkpoint::load(loaded, folder / "c");
   EXPECT_EQ(diff_state_dicts(loaded, expected), "");
-  train(model, optimizer, 1); // and goes on
+  train(model, optimizer, 1); // and training continues
 }
 
 TEST(AsyncSaveTest, IsTheStateOfTheMoment) {
@@ -263,7 +260,7 @@ TEST(AsyncSaveTest, ALazyCloneIsCopiedAtOnce) {
 }
 
 /// LibTorch's copy-on-write gives up its reference before it takes its lock:
-/// with it, a thread that comes between frees the lock. See async_soak.cpp.
+/// a thread that comes in between frees the lock. See async_soak.cpp.
 TEST(AsyncSaveTest, SurvivesLocksThatComeLate) {
   const TempFolder folder;
   const auto result = testing::run_command(

@@ -26,16 +26,11 @@
 namespace tessera {
 namespace {
 
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
-using testing::Cut;
-using testing::cut;
-using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::names_in;
 using ::testing::Not;
-using testing::on_ranks;
-using testing::TempFolder;
 
 /// Equal parts on two ranks, so that they look like copies.
 torch::nn::Sequential make_sharded(ShardLayout layout) {
@@ -58,7 +53,7 @@ auto refuses_part(const std::string& name) {
       HasSubstr("tessera::get_state_dict"));
 }
 
-/// Nothing is saved, on no rank, and all say the same.
+/// Nothing is saved on any rank, and all ranks throw the same error.
 template <class Matcher>
 void expect_refused(
     const Group& world,

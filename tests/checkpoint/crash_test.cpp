@@ -1,5 +1,5 @@
-// A process that dies, or a disk that refuses, at every point of a save: the
-// checkpoint that was there loads whole, or the new one does.
+// A process that dies, or a disk that refuses, at every point of a save: either
+// the old checkpoint or the new one can be loaded completely.
 #include <tessera/checkpoint/checkpoint.h>
 
 #include <torch/torch.h>
@@ -65,7 +65,7 @@ int64_t load_version(const fs::path& path) {
 
 enum class FileSystem { Local, WithoutExchange };
 
-/// What NFS and Lustre say to RENAME_EXCHANGE.
+/// How NFS and Lustre answer RENAME_EXCHANGE.
 int refusal(FileSystem files, FileOp op) {
   return files == FileSystem::WithoutExchange && op == FileOp::Exchange ? EINVAL
                                                                         : 0;
@@ -88,8 +88,8 @@ std::vector<FileOp> operations(
 }
 
 /// Saves in a process of its own that kills itself at operation `point`; true
-/// if it came that far. The child has none of LibTorch's threads, so `state`
-/// is made here.
+/// if it got that far. The child has none of LibTorch's threads, so `state` is
+/// made in the parent.
 bool dies_at(
     size_t point,
     const StateDict& state,
@@ -137,7 +137,7 @@ TEST(CrashTest, KilledAtEveryPointOfTheFirstSave) {
   size_t point = 0;
   const StateDict first = state(1);
   while (dies_at(point, first, folder / "c")) {
-    // Nothing, or all of it.
+    // Nothing, or a complete checkpoint.
     if (fs::exists(folder / "c")) {
       EXPECT_EQ(load_version(folder / "c"), 1) << "at operation " << point;
       fs::remove_all(folder / "c");
@@ -158,7 +158,7 @@ TEST(CrashTest, KilledAtEveryPointOfReplacing) {
   while (dies_at(point, second, folder / "c")) {
     EXPECT_THAT(load_version(folder / "c"), AnyOf(1, 2))
         << "at operation " << point;
-    if (load_version(folder / "c") == 2) { // it was through
+    if (load_version(folder / "c") == 2) { // the save was complete
       save_version(folder / "c", 1);
     }
     ++point;
@@ -183,13 +183,13 @@ TEST(CrashTest, KilledAtEveryPointOfReplacingWithoutExchange) {
     EXPECT_THAT(version, AnyOf(1, 2));
     if (is_aside) {
       EXPECT_EQ(version, 1);
-      // A save that must not replace it finds it.
+      // A save that must not replace the old checkpoint finds it.
       EXPECT_THAT(
           error_of([&] { checkpoint::save(second, folder / "c"); }),
           HasSubstr("has a checkpoint already"));
       EXPECT_TRUE(fs::exists(folder / "c" / ".metadata"));
     }
-    if (version == 2) { // it was through
+    if (version == 2) { // the save was complete
       save_version(folder / "c", 1);
       EXPECT_THAT(names_in(folder.path()), ElementsAre("c"));
     }
@@ -225,7 +225,7 @@ TEST(CrashTest, TheOldOneGetsItsNameBackIfTheNewOneCannotHaveIt) {
 
 /// Two saves on hosts that do not see each other's locks. The second begins
 /// when the first has written its data, and has a data file of its own when the
-/// first goes on to its end.
+/// first continues to its end.
 struct TwoHosts {
   std::string first_error;
   std::string second_error;
@@ -295,7 +295,7 @@ TEST(CrashTest, TwoHostsThatDoNotSeeEachOthersLocksMixNothing) {
   EXPECT_THAT(names_in(folder.path()), ElementsAre("c"));
 }
 
-// It may be under way, or its host has crashed.
+// The save may still run, or its host may have crashed.
 TEST(CrashTest, WhatAnotherHostIsWritingIsRemovedWhenItIsOld) {
   const TempFolder folder;
   const fs::path theirs =
@@ -330,7 +330,7 @@ void check_refusals(int error, FileSystem files = FileSystem::Local) {
     EXPECT_THAT(text, HasSubstr(checkpoint::system_reason(error)));
     EXPECT_THAT(text, HasSubstr(folder.path().string()));
     EXPECT_THAT(load_version(folder / "c"), AnyOf(1, 2));
-    // What a crash of the system might bring back stays, too.
+    // Files that a crash of the system might bring back stay, too.
     const bool may_leave = refused == FileOp::Remove ||
         (refused == FileOp::SyncFolder && files == FileSystem::WithoutExchange);
     if (!may_leave) {

@@ -33,8 +33,8 @@ at::Tensor keep_busy() {
   return value;
 }
 
-/// Tensors that are filled behind other work on a stream of the pool are saved
-/// with what they are filled with.
+/// Tensors that are filled after other work on a stream of the pool are saved
+/// with their new values.
 void check_pending(bool is_async, at::DeviceType where) {
   const TempFolder folder;
   const at::Device device(at::kCUDA, 0);

@@ -16,12 +16,9 @@ namespace {
 namespace fs = std::filesystem;
 using checkpoint::LoadOptions;
 using checkpoint::Verify;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
-using testing::error_of;
 using ::testing::HasSubstr;
-using testing::names_in;
-using testing::on_ranks;
-using testing::TempFolder;
 
 StateDict small_state(float value) {
   return {
@@ -74,7 +71,8 @@ TEST(DamageTest, AnyTruncatedFileIsFoundAndNamed) {
       ASSERT_EQ(diff_state_dicts(target, small_state(0)), "");
     }
     fs::remove(path);
-    if (name != ".checksums") { // without it, it is one as others write
+    if (name != ".checksums") { // without it, the folder is like those of other
+                                // programs
       StateDict target = small_state(0);
       EXPECT_NE(
           error_of([&] { checkpoint::load(target, folder / "c"); }),

@@ -1,5 +1,5 @@
-// Checkpoints between here and a living Python: it reads all of ours, and a run
-// that moves from one to the other goes on as it would have at home.
+// Checkpoints exchanged with a live Python: Python reads all of ours, and a run
+// that moves from one to the other continues as it would have without moving.
 #include <tessera/checkpoint/checkpoint.h>
 #include <tessera/fsdp/fully_shard.h>
 #include <tessera/optim/adam.h>
@@ -196,7 +196,7 @@ TEST(LiveInteropTest, PythonGoesOnWhereWeStopped) {
     run.step();
     checkpoint::save(run.state(), folder / "ours");
     python(world, {"resume", folder / "ours", folder / "theirs"});
-    EXPECT_NE(run.difference(folder / "theirs"), ""); // it went on
+    EXPECT_NE(run.difference(folder / "theirs"), ""); // it continued
     run.step();
     EXPECT_EQ(run.difference(folder / "theirs"), "");
   });

@@ -23,15 +23,11 @@ namespace tessera::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
-using testing::Cut;
-using testing::cut;
 using ::testing::ElementsAre;
-using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::on_ranks;
-using testing::TempFolder;
 
 StateDict state_at(int64_t step, const Group& world) {
   return {
@@ -40,7 +36,7 @@ StateDict state_at(int64_t step, const Group& world) {
       {"step", step}};
 }
 
-/// What is in the folder when rank 0 has tidied up.
+/// The names in the folder after rank 0 has cleaned up.
 std::vector<std::string> names_in(const fs::path& folder, const Group& world) {
   world.barrier();
   return testing::names_in(folder);
@@ -144,7 +140,7 @@ TEST(CheckpointManagerTest, WhatDoesNotFitIsAnErrorAndNotPassedOver) {
     manager.save(1, state_at(1, world));
     StateDict target{{"other", torch::zeros({2})}};
     EXPECT_THROW(manager.load_latest(target), c10::ValueError);
-    // Nor is an error of the user's own damage.
+    // An error of the user is not damage either.
     target = state_at(0, world);
     manager.save(2, state_at(2, world));
     EXPECT_THAT(
@@ -334,7 +330,7 @@ StateDict plain_state(int64_t step) {
 enum class Moment { BeforeListing, BeforeOpening };
 
 /// Calls `act` before a step's folder is listed, or the first file in it is
-/// opened, for each of the first `times` steps that come.
+/// opened, for each of the first `times` steps.
 class Intruder {
  public:
   Intruder(Moment moment, int times, std::function<void()> act) : left_(times) {

@@ -20,18 +20,12 @@ namespace fs = std::filesystem;
 
 using checkpoint::LoadOptions;
 using checkpoint::SaveOptions;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
-using testing::blank;
-using testing::Cut;
-using testing::cut;
 using ::testing::ElementsAre;
-using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::names_in;
 using ::testing::Not;
-using testing::on_ranks;
-using testing::TempFolder;
 
 constexpr Cut kCuts[] =
     {Cut::Whole, Cut::Rows, Cut::Columns, Cut::Flat, Cut::Last};
@@ -221,7 +215,7 @@ TEST(CheckpointTest, SavesTensorsOfAnyStrides) {
   }
   checkpoint::load(target, folder / "c");
   EXPECT_EQ(diff_state_dicts(target, state), "");
-  // Into strides, too.
+  // Also into tensors with strides.
   const at::Tensor wide = torch::zeros({8, 12});
   StateDict strided{{"transposed", wide.slice(1, 0, 12, 2)}};
   checkpoint::load(strided, folder / "c", LoadOptions().strict(false));

@@ -18,8 +18,8 @@ namespace tessera::testing {
 
 namespace fs = std::filesystem;
 
-/// A folder that is gone at the end of the test. All ranks of a group get the
-/// same one.
+/// A folder that is removed at the end of the test. All ranks of a group get
+/// the same one.
 class TempFolder {
  public:
   TempFolder() : TempFolder(std::string(), true) {}
@@ -40,7 +40,7 @@ class TempFolder {
       try {
         group_.barrier("end of a test's folder");
       } catch (const std::exception&) {
-        // The group died in the test; the folder goes anyway.
+        // The group died in the test; the folder is removed anyway.
       }
     }
     if (owns_) {
@@ -94,7 +94,7 @@ inline std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
-/// How a tensor lies on the ranks of a group.
+/// How a tensor is divided over the ranks of a group.
 enum class Cut { Whole, Rows, Columns, Flat, Last };
 
 /// This rank's part of `whole`, in memory of its own.

@@ -1,4 +1,4 @@
-// A run that is saved and goes on elsewhere.
+// A run that is saved and resumed elsewhere.
 #include <tessera/checkpoint/manager.h>
 #include <tessera/fsdp/fully_shard.h>
 #include <tessera/optim/adamw.h>
@@ -18,6 +18,7 @@
 #include "support/errors.h"
 #include "support/memory_meter.h"
 #include "support/ranks.h"
+#include "zero/support.h"
 
 namespace tessera {
 namespace {
@@ -27,7 +28,7 @@ using testing::on_ranks;
 using testing::TempFolder;
 using testing::test_device;
 
-/// With dropout, so that losses tell about the generators.
+/// With dropout, so that losses depend on the generators.
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     first = register_module("first", torch::nn::Linear(6, 12));
@@ -223,7 +224,7 @@ TEST(TrainingStateTest, ASharedOptimizerIsSavedFromWhereItLies) {
     checkpoint::save(*run.training, folder / "c");
     const StateDict saved = run.all().clone(); // the model goes on
 
-    // What is in the files is what is consolidated.
+    // The files hold what is consolidated.
     const StateDict read =
         checkpoint::read(folder / "c", [](const std::string& name) {
           return name.rfind("model.", 0) == 0 || name.rfind("optim.", 0) == 0;
@@ -234,7 +235,8 @@ TEST(TrainingStateTest, ASharedOptimizerIsSavedFromWhereItLies) {
     checkpoint::load(*again.training, folder / "c");
     EXPECT_EQ(diff_state_dicts(again.all(), saved), "");
 
-    // Two ranks, and one without ZeRO; async, from the next steps' under way.
+    // Two ranks, and one without ZeRO; asynchronously, while the next steps
+    // run.
     const auto pair = world.split(world.rank() % 2);
     SharedTrial narrow(*pair, 3);
     checkpoint::load(
@@ -276,19 +278,10 @@ TEST(TrainingStateTest, ASharedOptimizerIsSavedInItsOwnMemory) {
   on_ranks(4, [](const Group& world) {
     constexpr double kMegaByte = 1 << 20;
     const TempFolder folder(world);
-    torch::nn::Sequential model;
-    for (int i = 0; i < 8; ++i) {
-      model->push_back(
-          torch::nn::Linear(torch::nn::LinearOptions(1024, 1024).bias(false)));
-    }
-    ZeroRedundancyOptimizer zero(
-        model->parameters(), optimizer_class<optim::AdamW>(1e-2));
-    for (const at::Tensor& param : model->parameters()) {
-      param.mutable_grad() = torch::ones_like(param);
-    }
-    zero.step();
+    testing::SteppedZero subject(8);
+    auto& [model, zero] = subject;
     TrainingState training(*model, {zero});
-    // The optimizer's state is 64 MB, of which each rank keeps 16.
+    // The optimizer's state is 64 MB; each rank keeps 16 MB.
     testing::MemoryMeter meter;
     checkpoint::save(training, folder / "c");
     EXPECT_LE(static_cast<double>(meter.peak_bytes()), 4 * kMegaByte);

@@ -3,14 +3,30 @@
 namespace tessera {
 namespace {
 
-using tessera::testing::run_command;
-using tessera::testing::tessera_program;
-using tessera::testing::without_launcher;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
+using Environment = std::map<std::string, std::optional<std::string>>;
+
+CommandResult doctor(const Environment& environment = {}) {
+  return run_command(
+      {tessera_program(), "doctor"}, {.environment = environment});
+}
+
+/// The environment of a job of four tasks, with `variables` set as well.
+Environment under_slurm(const Environment& variables) {
+  auto environment = without_launcher();
+  environment["SLURM_JOB_ID"] = "1";
+  environment["SLURM_NTASKS"] = "4";
+  for (const auto& [name, value] : variables) {
+    environment[name] = value;
+  }
+  return environment;
+}
+
 TEST(DoctorTest, SaysWhatIsThereAndThatItWorks) {
-  const auto result = run_command({tessera_program(), "doctor"});
+  const auto result = doctor();
   EXPECT_EQ(result.exit_code, 0) << result.output;
   EXPECT_THAT(
       result.output,
@@ -22,14 +38,11 @@ TEST(DoctorTest, SaysWhatIsThereAndThatItWorks) {
           HasSubstr("shm           ok")));
 }
 
-/// It starts ranks in the environment it is asked about, so that what crashes
-/// them there is not called well.
+/// `doctor` starts ranks in its own environment, so that a setting that makes
+/// ranks crash there is not reported as ok.
 TEST(DoctorTest, TellsWhetherRanksStartHere) {
-  auto environment = without_launcher();
-  environment["SLURM_JOB_ID"] = "1";
-  environment["SLURM_NTASKS"] = "4";
-  auto result =
-      run_command({tessera_program(), "doctor"}, {.environment = environment});
+  auto environment = under_slurm({});
+  auto result = doctor(environment);
   EXPECT_EQ(result.exit_code, 0) << result.output;
   EXPECT_THAT(
       result.output,
@@ -38,8 +51,7 @@ TEST(DoctorTest, TellsWhetherRanksStartHere) {
           HasSubstr("launch        ok")));
 
   environment["TESSERA_TIMEOUT"] = "soon";
-  result =
-      run_command({tessera_program(), "doctor"}, {.environment = environment});
+  result = doctor(environment);
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(
       result.output,
@@ -50,21 +62,16 @@ TEST(DoctorTest, TellsWhetherRanksStartHere) {
 }
 
 TEST(DoctorTest, TellsThePlaceThatALauncherGives) {
-  auto environment = without_launcher();
-  environment["SLURM_JOB_ID"] = "1";
-  environment["SLURM_STEP_ID"] = "0";
-  environment["SLURM_PROCID"] = "3";
-  environment["SLURM_NTASKS"] = "4";
-  auto result =
-      run_command({tessera_program(), "doctor"}, {.environment = environment});
+  auto environment =
+      under_slurm({{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "3"}});
+  auto result = doctor(environment);
   EXPECT_EQ(result.exit_code, 0) << result.output;
   EXPECT_THAT(
       result.output,
       HasSubstr("a program is rank 3 of 4 here, by the variables of Slurm"));
 
   environment["SLURM_PROCID"] = "4";
-  result =
-      run_command({tessera_program(), "doctor"}, {.environment = environment});
+  result = doctor(environment);
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(
       result.output,

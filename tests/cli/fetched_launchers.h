@@ -11,7 +11,8 @@
 
 namespace tessera::testing {
 
-/// The folder that they were unpacked into; empty if they could not be fetched.
+/// The folder that the launchers were unpacked into; empty if they could not be
+/// fetched.
 inline std::filesystem::path launchers_root() {
   const std::filesystem::path root = TESSERA_LAUNCHERS;
   return std::filesystem::exists(root / "packages.txt")
@@ -19,7 +20,7 @@ inline std::filesystem::path launchers_root() {
       : std::filesystem::path();
 }
 
-/// lib/x86_64-linux-gnu, or what it is called on this processor.
+/// lib/x86_64-linux-gnu, or its name on this processor.
 inline std::filesystem::path launchers_libraries() {
   const auto all = launchers_root() / "usr/lib";
   for (const auto& entry : std::filesystem::directory_iterator(all)) {
@@ -30,7 +31,7 @@ inline std::filesystem::path launchers_libraries() {
   return all;
 }
 
-/// Lets their programs find each other and their libraries.
+/// Lets the programs of the launchers find each other and their libraries.
 inline std::map<std::string, std::optional<std::string>> launchers_environment() {
   auto result = without_launcher();
   const char* path = std::getenv("PATH");

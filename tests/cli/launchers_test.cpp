@@ -9,31 +9,14 @@ namespace tessera {
 namespace {
 
 using tessera::checkpoint::python_with_torch;
-using tessera::testing::bin_dir;
-using tessera::testing::Command;
-using tessera::testing::CommandOptions;
-using tessera::testing::CommandResult;
-using tessera::testing::launchers_environment;
-using tessera::testing::launchers_root;
-using tessera::testing::run_command;
-using tessera::testing::tessera_program;
-using tessera::testing::without_launcher;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::HasSubstr;
 
 const std::string kLine = "sum=10 world=4 backend=shm";
 
-int count(const std::string& text, const std::string& what) {
-  int found = 0;
-  for (size_t at = text.find(what); at != std::string::npos;
-       at = text.find(what, at + 1)) {
-    ++found;
-  }
-  return found;
-}
-
 void expect_four_sums(const CommandResult& result) {
   EXPECT_EQ(result.exit_code, 0) << result.output;
-  EXPECT_EQ(count(result.output, kLine), 4) << result.output;
+  EXPECT_EQ(num_times(result.output, kLine), 4) << result.output;
 }
 
 using Variables = std::map<std::string, std::optional<std::string>>;
@@ -51,7 +34,7 @@ CommandResult launch(
   return run_command(words, options);
 }
 
-/// What a batch script of Slurm has; srun gives a step id as well.
+/// The variables of a Slurm batch script; srun gives a step id as well.
 const Variables kAllocation{
     {"SLURM_JOB_ID", "1"},
     {"SLURM_JOBID", "1"},
@@ -97,7 +80,7 @@ TEST(LaunchersTest, PythonUnderTesseraRun) {
        "dist.destroy_process_group()\n"},
       {.environment = without_launcher()});
   EXPECT_EQ(result.exit_code, 0) << result.output;
-  EXPECT_EQ(count(result.output, "sum 3.0"), 2) << result.output;
+  EXPECT_EQ(num_times(result.output, "sum 3.0"), 2) << result.output;
 }
 
 TEST(LaunchersTest, AllReduceUnderTorchrun) {

@@ -19,13 +19,7 @@
 namespace tessera {
 namespace {
 
-using tessera::testing::bin_dir;
-using tessera::testing::Command;
-using tessera::testing::CommandOptions;
-using tessera::testing::CommandResult;
-using tessera::testing::run_command;
-using tessera::testing::tessera_program;
-using tessera::testing::without_launcher;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -108,7 +102,7 @@ TEST(RunTest, ARankWaitsForADebuggerWhenAsked) {
   const pid_t rank = std::atoi(launcher.output().c_str() + at);
   ASSERT_EQ(ptrace(PTRACE_SEIZE, rank, nullptr, nullptr), 0);
   ASSERT_TRUE(launcher.wait_for_output("[1] sum=3"));
-  waitpid(rank, nullptr, __WALL); // its launcher hears of the end after us
+  waitpid(rank, nullptr, __WALL); // its launcher learns of the end after us
   const auto result = launcher.wait();
   EXPECT_EQ(result.exit_code, 0) << result.output;
 }
@@ -144,17 +138,7 @@ std::unique_ptr<Command> start_node(
     int node,
     const std::string& endpoint,
     const std::vector<std::string>& more) {
-  std::vector<std::string> words{
-      tessera_program(),
-      "run",
-      "-n",
-      "1",
-      "--nnodes",
-      "2",
-      "--node-rank",
-      std::to_string(node),
-      "--rdzv-endpoint",
-      endpoint};
+  auto words = run_on_node_of_two(node, endpoint);
   words.insert(words.end(), more.begin(), more.end());
   return std::make_unique<Command>(
       words, CommandOptions{.environment = without_launcher()});
@@ -173,7 +157,7 @@ TEST(RunTest, ANodeEndsAlsoWhileNodeZeroIsFrozen) {
   ASSERT_TRUE(second->wait_for_output("[1] at 3\n"));
   kill(first->pid(), SIGSTOP);
   ASSERT_TRUE(
-      second->wait_for_output("[1] at 43\n")); // ranks go on to be heard
+      second->wait_for_output("[1] at 43\n")); // ranks continue to be heard
   kill(second->pid(), SIGINT);
   const auto result = second->wait();
   EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.output;

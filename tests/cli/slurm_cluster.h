@@ -15,8 +15,8 @@ namespace tessera::testing {
 enum class Submitter { Self, Nobody };
 
 /// munged, slurmctld, and a slurmd for each of the nodes n0 and n1, as long as
-/// the object lives. Nothing outlives it, neither daemons nor jobs, and nothing
-/// outside of a folder below /tmp is touched.
+/// the object lives. Nothing outlives the object, neither daemons nor jobs, and
+/// nothing outside a folder below /tmp is touched.
 class SlurmCluster {
  public:
   SlurmCluster();

@@ -21,33 +21,18 @@ namespace tessera {
 namespace {
 
 using tessera::checkpoint::python_with_torch;
-using tessera::testing::bin_dir;
-using tessera::testing::CommandResult;
-using tessera::testing::launchers_environment;
-using tessera::testing::run_command;
-using tessera::testing::SlurmCluster;
-using tessera::testing::Submitter;
-using tessera::testing::tessera_program;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 namespace fs = std::filesystem;
-
-int count(const std::string& text, const std::string& what) {
-  int found = 0;
-  for (size_t at = text.find(what); at != std::string::npos;
-       at = text.find(what, at + 1)) {
-    ++found;
-  }
-  return found;
-}
 
 void expect_sums(
     const CommandResult& result,
     int ranks,
     const std::string& line) {
   EXPECT_EQ(result.exit_code, 0) << result.output;
-  EXPECT_EQ(count(result.output, line), ranks) << result.output;
+  EXPECT_EQ(num_times(result.output, line), ranks) << result.output;
 }
 
 /// Long enough for any machine; false if it never holds.
@@ -141,7 +126,7 @@ TEST_F(SlurmTest, TasksOnSeveralNodesNeedAnAddress) {
   const std::vector<std::string> srun{"srun", "-N", "2", "-n", "4", kProbe};
   const auto without = cluster_->run(srun);
   EXPECT_NE(without.exit_code, 0);
-  EXPECT_EQ(count(without.output, "Set MASTER_ADDR and MASTER_PORT"), 4)
+  EXPECT_EQ(num_times(without.output, "Set MASTER_ADDR and MASTER_PORT"), 4)
       << without.output;
 
   std::vector<std::string> with{
@@ -168,7 +153,7 @@ TEST_F(SlurmTest, ABatchScriptMayUseAnyLauncher) {
           kProbe + "\n" + kProbe + "\n");
   expect_sums(result, 4 * 4, kFour);
   expect_sums(result, 2, kTwo);
-  // By itself it is alone, in spite of the four tasks.
+  // A program by itself is alone, in spite of the four tasks.
   expect_sums(result, 1, "sum=1 world=1 backend=none");
 }
 
@@ -212,7 +197,7 @@ TEST_F(SlurmTest, TheDoctorTellsTheTruthInABatchScript) {
           HasSubstr("a program is alone here"), HasSubstr("launch        ok")));
 }
 
-/// The timeout is ten minutes: it is the death that is noticed.
+/// The timeout is ten minutes: so it is the death that is noticed.
 TEST_F(SlurmTest, AKilledTaskIsNamedAtOnce) {
   const auto result =
       cluster_->run({"srun", "-n", "2", "--unbuffered", kProbe, "die", "1"});
@@ -247,13 +232,13 @@ TEST_F(SlurmTest, ACancelledJobPassesTheSignalToTheRanks) {
       submitted.output.substr(0, submitted.output.find('\n'));
   const fs::path output = cluster_->work() / "cancelled.out";
   ASSERT_TRUE(wait_until([&] {
-    return count(read_text(output), "ready") == 2;
+    return num_times(read_text(output), "ready") == 2;
   })) << read_text(output);
   cluster_->run({"scancel", "--full", "--signal=TERM", id});
   ASSERT_TRUE(wait_until([&] {
-    return count(read_text(output), "interrupted by SIGTERM") == 1;
+    return num_times(read_text(output), "interrupted by SIGTERM") == 1;
   })) << read_text(output);
-  EXPECT_EQ(count(read_text(output), "caught"), 2) << read_text(output);
+  EXPECT_EQ(num_times(read_text(output), "caught"), 2) << read_text(output);
 }
 
 TEST_F(SlurmTest, AnotherUserStartsRanksInEveryWay) {
@@ -310,8 +295,8 @@ std::map<int, std::string> losses(const std::string& log) {
   return result;
 }
 
-/// A job that is put back into the queue in the middle goes on from its newest
-/// checkpoint, and prints what one prints that was left alone.
+/// A job that is put back into the queue in the middle resumes from its newest
+/// checkpoint, and prints the same as a job that was not interrupted.
 TEST_F(SlurmTest, TheDocumentedScriptResumesAfterARequeue) {
   const std::string script = documented_script();
   ASSERT_FALSE(script.empty());
@@ -361,8 +346,8 @@ TEST_F(SlurmTest, TheDocumentedScriptResumesAfterARequeue) {
     return losses(log()).rbegin()->first > before + 40;
   })) << log();
   cluster_->run({"scancel", id});
-  // It did not begin again at the beginning, and came to the same numbers.
-  EXPECT_EQ(count(log(), "step  20 "), 1) << log();
+  // The job did not start from the beginning, and got the same numbers.
+  EXPECT_EQ(num_times(log(), "step  20 "), 1) << log();
   const auto found = losses(log());
   for (const auto& [step, line] : losses(reference.output)) {
     EXPECT_EQ(found.at(step), line);

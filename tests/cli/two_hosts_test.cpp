@@ -8,12 +8,7 @@
 namespace tessera {
 namespace {
 
-using tessera::testing::bin_dir;
-using tessera::testing::Command;
-using tessera::testing::CommandOptions;
-using tessera::testing::run_command;
-using tessera::testing::tessera_program;
-using tessera::testing::without_launcher;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 

@@ -1,5 +1,5 @@
-// Ranks of one host that the kernel keeps apart: they go on over Gloo and say
-// why, or all fail if shared memory was asked for.
+// Ranks of one host that the kernel keeps apart: they use Gloo and say why, or
+// all fail if shared memory was asked for.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -20,13 +20,7 @@
 namespace tessera {
 namespace {
 
-using tessera::testing::bin_dir;
-using tessera::testing::Command;
-using tessera::testing::CommandOptions;
-using tessera::testing::CommandResult;
-using tessera::testing::run_command;
-using tessera::testing::tessera_program;
-using tessera::testing::without_launcher;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -80,7 +74,7 @@ class TwoRanks {
   const std::vector<int>& exit_codes() const {
     return exit_codes_;
   }
-  /// Rank 0's and then rank 1's.
+  /// The exit codes of rank 0 and rank 1.
   const std::string& output() const {
     return output_;
   }
@@ -94,24 +88,18 @@ class TwoRanks {
 };
 
 MATCHER_P2(Says, times, text, "") {
-  int count = 0;
-  const std::string part = text;
-  for (size_t at = arg.find(part); at != std::string::npos;
-       at = arg.find(part, at + 1)) {
-    ++count;
-  }
-  return count == times;
+  return num_times(arg, text) == times;
 }
 
-/// Why a command cannot be used for a test here, if so.
+/// Why a command cannot be used for a test here; empty if it can.
 std::string problem_of(Words words) {
   words.push_back("true");
   const auto result = run_command(words);
   return result.exit_code == 0 ? "" : words[0] + ": " + result.output;
 }
 
-/// Says as a client would what ends a run. True once the store has taken it or
-/// hung up.
+/// Sends, as a client, the message that ends a run. True once the store has
+/// accepted the message or hung up.
 bool forge_verdict(int port) {
   using comm::wire::Message;
   using comm::wire::Query;
@@ -184,14 +172,14 @@ TEST(ApartTest, WhereSharedMemoryWasAskedForItIsAnErrorOnEveryRank) {
   }
 }
 
-/// A value that makes no sense is no reason to use Gloo.
+/// A value that makes no sense is not a reason to use Gloo.
 TEST(ApartTest, AWrongSettingStaysAnError) {
   const TwoRanks ranks({}, {{"TESSERA_SHM_SLOT_BYTES", "many"}});
   EXPECT_THAT(ranks.exit_codes(), ElementsAre(3, 3));
   EXPECT_THAT(ranks.output(), Says(2, "TESSERA_SHM_SLOT_BYTES=\"many\""));
 }
 
-/// Such as one that may not be read, or that gave privileges up.
+/// Such as programs that may not be read, or that gave up privileges.
 TEST(ApartTest, ProgramsThatLetNobodyLookIn) {
   // Root may look anywhere unless this is taken from it.
   const Words weaker{"setpriv", "--bounding-set=-sys_ptrace"};

@@ -13,19 +13,14 @@
 namespace tessera {
 namespace {
 
-using tessera::testing::bin_dir;
-using tessera::testing::Command;
-using tessera::testing::CommandOptions;
-using tessera::testing::CommandResult;
-using tessera::testing::run_command;
-using tessera::testing::tessera_program;
-using tessera::testing::without_launcher;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Ranks that are there must find each other within it on a busy machine too.
+/// Ranks that exist must find each other within this time, on a busy machine
+/// too.
 constexpr int kTimeoutSeconds = 8;
 
 /// A socket that holds a port of the loopback interface.
@@ -95,7 +90,8 @@ class ProbeRun {
     }
   }
 
-  /// Of the first `count`, or of all, in the order they were started.
+  /// The results of the first `count` ranks, or of all, in the order they were
+  /// started.
   std::vector<CommandResult> wait(size_t count = 100) {
     std::vector<CommandResult> results;
     for (size_t i = 0; i < std::min(count, commands_.size()); ++i) {
@@ -277,7 +273,8 @@ TEST_P(BackendFaultTest, ARankKilledInsideAnAllGatherIsNamed) {
   for (int rank : {0, 2}) {
     const auto& result = results[static_cast<size_t>(rank)];
     EXPECT_EQ(result.exit_code, 3) << result.output;
-    // Gloo does not always see a death: then the timeout tells, as exactly.
+    // Gloo does not always notice a death: then the timeout reports it, as
+    // exactly.
     const std::string site =
         ": [all_gather_into] rank " + std::to_string(rank) + "/3: ";
     const auto lost = HasSubstr("ERROR peer lost" + site);

@@ -84,7 +84,7 @@ TEST_P(GroupTest, AllGatherMovesEveryDtype) {
 
 TEST_P(GroupTest, AllGatherInPlaceLargerThanASlot) {
   run([](const Group& world) {
-    constexpr int64_t kCount = 700'001; // 2.8 MB a rank
+    constexpr int64_t kCount = 700'001; // 2.8 MB per rank
     auto output = torch::full({world.size(), kCount}, -1.0f);
     output[world.rank()].copy_(numbers(world.rank(), kCount, at::kFloat));
     world.all_gather_into(output, output[world.rank()]);
@@ -380,7 +380,7 @@ TEST_P(GroupTest, RejectsTensorsThatDoNotFit) {
               std::vector<int64_t>{1});
         }),
         HasSubstr("output splits [1, 2, 3, 4, 5] must be"));
-    if (world.rank() == 0) { // on one rank: the others must not be led astray
+    if (world.rank() == 0) { // on one rank: the others must not be affected
       EXPECT_THAT(
           error_of([&] { world.all_reduce(torch::ones({2}, at::kUInt16)); }),
           HasSubstr("UInt16 cannot be reduced"));
@@ -403,7 +403,7 @@ TEST_P(GroupTest, RejectsTensorsThatDoNotFit) {
               [&] { world.all_gather_into(whole, whole.narrow(0, 1, 4)); }),
           HasSubstr("input overlaps output"));
     }
-    // Nothing was sent: the group goes on.
+    // Nothing was sent: the group stays usable.
     auto tensor = torch::ones({1});
     world.all_reduce(tensor);
     EXPECT_EQ(tensor.item<float>(), n);

@@ -13,11 +13,7 @@
 namespace tessera {
 namespace {
 
-using tessera::testing::bin_dir;
-using tessera::testing::Command;
-using tessera::testing::CommandOptions;
-using tessera::testing::tessera_program;
-using tessera::testing::without_launcher;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::HasSubstr;
 
 int free_port() {
@@ -51,19 +47,9 @@ TEST(Ipv6Test, TwoLaunchersMeetAndTheirRanksTalk) {
   const std::string endpoint = "[::1]:" + std::to_string(free_port());
   std::vector<std::vector<std::string>> words;
   std::vector<CommandOptions> options;
-  for (const char* node : {"0", "1"}) {
-    words.push_back(
-        {tessera_program(),
-         "run",
-         "-n",
-         "1",
-         "--nnodes",
-         "2",
-         "--node-rank",
-         node,
-         "--rdzv-endpoint",
-         endpoint,
-         bin_dir() + "/comm_probe"});
+  for (const int node : {0, 1}) {
+    words.push_back(run_on_node_of_two(node, endpoint));
+    words.back().push_back(bin_dir() + "/comm_probe");
     options.push_back({.environment = without_launcher()});
     options.back().environment["TESSERA_BACKEND"] = "gloo";
   }

@@ -53,7 +53,7 @@ using ::testing::Not;
 using Kind = PeerOwner::Kind;
 
 constexpr uid_t kNeighbour = 65533;
-/// How a refusal looks on a machine that is too busy to say it in time.
+/// How a refusal looks on a machine that is too busy to report it in time.
 constexpr const char* kSlow = "it does not answer as a store";
 
 #define SKIP_UNLESS_ROOT()                                             \
@@ -471,7 +471,7 @@ TEST(StoreServerTest, HoldsSoMuchAndNoMore) {
     EXPECT_EQ(store->getNumKeys(), 0);
   };
   const auto name = [](int i) { return "large" + std::to_string(i); };
-  for (int round = 0; round < 3; ++round) { // what was deleted counts no more
+  for (int round = 0; round < 3; ++round) { // deleted values no longer count
     EXPECT_THROW(
         fill([&](auto& store, int i) { store.set(name(i), large); }),
         c10::DistNetworkError);
@@ -495,7 +495,7 @@ TEST(StoreServerTest, HoldsSoMuchAndNoMore) {
     fill([&](auto& store, int) { store.compareSet("x", large, large); });
     clear();
   }
-  // Nor can those who wait be too many.
+  // The number of waiting clients is limited, too.
   const StorePtr waiting = connect_store(endpoint, 30s);
   const std::vector<std::string> keys(2000, std::string(1000, 'k'));
   EXPECT_THROW(waiting->wait(keys, 30s), c10::DistNetworkError);
@@ -668,7 +668,7 @@ TEST_F(SecretStoreTest, IsNotToBeGuessed) {
   EXPECT_EQ(store_->getNumKeys(), 0);
 }
 
-/// A store without a secret is not good enough for who has one.
+/// A client with a secret does not accept a store without one.
 TEST_F(SecretStoreTest, IsAskedOfTheStoreToo) {
   unsetenv("TESSERA_STORE_SECRET");
   StoreEndpoint endpoint{"127.0.0.1", 0};

@@ -1,8 +1,8 @@
 // A small program that tests start as the ranks of a run. It uses the installed
-// library as a user would. What goes wrong is printed as `ERROR kind: text`,
-// with exit code 3. PROBE_WITHOUT takes something away before it begins:
-// "memfd" makes the kernel refuse memfd_create, "dump" lets no peer look into
-// this process.
+// library as a user would. Errors are printed as `ERROR kind: text`, with exit
+// code 3. PROBE_WITHOUT takes something away before the program begins: "memfd"
+// makes the kernel refuse memfd_create, "dump" lets no peer look into this
+// process.
 #include <tessera/tessera.h>
 
 #include <ATen/ops/empty.h>
@@ -84,7 +84,7 @@ void all_reduce(const Group& world, const Arguments&) {
       " world=" + std::to_string(world.size()) + " backend=" + world.backend());
 }
 
-/// A child that a rank forks ends; the rank itself goes on.
+/// A child that a rank forks ends; the rank itself continues.
 void forks(const Group& world, const Arguments& arguments) {
   const pid_t child = fork();
   if (child == 0) {
@@ -95,7 +95,7 @@ void forks(const Group& world, const Arguments& arguments) {
 }
 
 /// A child that a rank forks leaves main as the rank does: its copies of the
-/// groups are destroyed, and it shuts down. The rank itself goes on.
+/// groups are destroyed, and it shuts down. The rank itself continues.
 void fork_returns(const Group& world, const Arguments& arguments) {
   const auto part = world.split(0, world.rank());
   const pid_t child = fork();
@@ -186,7 +186,7 @@ void throws(const Group& world, const Arguments& arguments) {
   sum_of(world);
 }
 
-/// The rank is alive but never comes.
+/// The rank is alive but never makes the call.
 void skips(const Group& world, const Arguments& arguments) {
   world.barrier();
   if (world.rank() == arguments.rank) {

@@ -186,7 +186,7 @@ TEST(SharedMemoryTest, DifferentLabelsOfEqualSizesAreNoticed) {
       EXPECT_THAT(error.what(), HasSubstr("\"layers.1\""));
     }
     EXPECT_EQ(tensor[0].item<float>(), 1); // untouched
-    world.all_reduce(tensor); // and the group goes on
+    world.all_reduce(tensor); // and the group stays usable
     EXPECT_EQ(tensor[0].item<float>(), 2);
   });
 }

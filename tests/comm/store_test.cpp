@@ -47,8 +47,8 @@ std::atomic<int> names_asked_for{0};
 std::atomic<int> failures_left{0};
 } // namespace
 
-/// In place of the C library's: a name server with two names, of which
-/// "six.test" has an IPv6 address alone.
+/// Replaces the C library's function: a name server with two names, of which
+/// "six.test" has only an IPv6 address.
 extern "C" __attribute__((visibility("default"))) int getaddrinfo(
     const char* name,
     const char* service,
@@ -66,7 +66,7 @@ extern "C" __attribute__((visibility("default"))) int getaddrinfo(
   return real(asked == "six.test" ? "::1" : name, service, hints, result);
 }
 
-/// In place of the C library's, to see who asks name servers.
+/// Replaces the C library's function, to see who asks name servers.
 extern "C" __attribute__((visibility("default"))) int getnameinfo(
     const sockaddr* address,
     socklen_t length,
@@ -409,7 +409,7 @@ TEST(StoreClientTest, AsksAgainForANameThatIsNotKnownYet) {
       HasSubstr("cannot resolve the host \"later.test\""));
 }
 
-/// A connection that says what it likes.
+/// A connection that sends arbitrary bytes.
 class Intruder {
  public:
   explicit Intruder(int port) : socket_(socket(AF_INET, SOCK_STREAM, 0)) {

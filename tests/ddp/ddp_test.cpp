@@ -171,7 +171,7 @@ TEST(DdpTest, NoSyncAddsUpAndTheNextBackwardReducesTheSum) {
   });
 }
 
-/// Uses of its three layers those it is told to.
+/// Uses those of its three layers that it is told to use.
 struct PartsImpl : torch::nn::Module {
   PartsImpl() {
     for (int i = 0; i < 3; ++i) {
@@ -206,7 +206,7 @@ TEST(DdpTest, RejectsMissingGradientsOnEveryRankByName) {
             HasSubstr("2 of 6 parameters got no gradient"),
             HasSubstr("\"part1.weight\", \"part1.bias\""),
             HasSubstr("find_unused_parameters")));
-    // The next one is as if nothing had been.
+    // The next backward is as if nothing had happened.
     model->zero_grad();
     ddp(std::vector{0, 1, 2}).sum().backward();
     EXPECT_TRUE(model->layers[1]->weight.grad().defined());
@@ -449,8 +449,8 @@ TEST(DdpHookTest, RejectsResultsThatFitNoBucket) {
   });
 }
 
-/// The others wait for its part of the reduction. Nothing here is found by a
-/// timeout: it is that of the test.
+/// The other ranks wait for its part of the reduction. No error here may come
+/// from a timeout, which is that of the test.
 TEST(DdpHookTest, AHookThatThrowsOnOneRankIsAnErrorOnAll) {
   enum class When { AtOnce, AfterTheFirstBucket, InItsFuture };
   for (const char* backend : {"auto", "gloo"}) {
@@ -557,7 +557,7 @@ TEST(DdpTest, AParameterThatNobodyAveragesIsAnErrorOnAll) {
       model->head.set_requires_grad(true);
       EXPECT_THAT(
           error_of([&] { loss_of(model, tokens(world.rank(), 1)).backward(); }),
-          AllOf(HasSubstr("\"head\""), HasSubstr("Make it anew")));
+          AllOf(HasSubstr("\"head\""), HasSubstr("Make a new one")));
     }
     { // registered, and on one rank only
       Stack model = make_stack();
@@ -628,7 +628,7 @@ TEST(DdpJoinTest, UnevenInputsAverageOverAllRanks) {
           optimizer.step();
         }
       });
-      // All have the model of the last.
+      // All ranks have the model of the last one.
       for (const at::Tensor& param : model->parameters()) {
         const at::Tensor all = torch::empty({3, param.numel()});
         world.all_gather_into(all, param.detach());

@@ -20,7 +20,8 @@ using tessera::testing::error_of;
 using tessera::testing::on_ranks;
 using ::testing::HasSubstr;
 
-/// Adds up ones over all ranks, once an iteration: as many as still train.
+/// Adds up ones over all ranks, once per iteration: the number of ranks that
+/// still train.
 class Counter : public Joinable {
  public:
   explicit Counter(Group group) : group_(std::move(group)) {}
@@ -150,7 +151,7 @@ TEST(JoinTest, EarlyTerminationThrowsOnEveryRank) {
             world.rank() == 2
                 ? "Rank 2 exhausted all inputs."
                 : "Detected at least one rank that exhausted inputs. Throwing across all ranks."));
-    EXPECT_EQ(counter.count(), 4); // the group goes on
+    EXPECT_EQ(counter.count(), 4); // the group stays usable
   });
 }
 

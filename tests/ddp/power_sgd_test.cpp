@@ -123,8 +123,8 @@ TEST(PowerSgdTest, TheResultIsAProjectionOfTheAverage) {
   });
 }
 
-/// Power iteration: with warm starts the factors of a gradient that stays
-/// become those of its singular values.
+/// Power iteration: with warm starts, the factors of a constant gradient
+/// converge to those of its singular values.
 TEST(PowerSgdTest, WarmStartsComeToTheBestApproximation) {
   on_ranks(2, [](const Group& world) {
     const at::Tensor matrix = random_matrix(world);

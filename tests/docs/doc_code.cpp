@@ -111,7 +111,7 @@ class BlockTest : public ::testing::Test {
       EXPECT_FALSE(error) << entry_.title << " throws: " << *error;
     } else if (number_of("RANK", 0) != 0) {
       // A page shows what rank 0 says. A rank that came too late to a barrier
-      // hears of it at its next call.
+      // learns of it at its next call.
     } else if (!error) {
       FAIL() << entry_.title << " should throw: " << entry_.throws;
     } else {
@@ -195,7 +195,7 @@ void write_hugging_face_folder(
 
 int main(int argc, char** argv) {
   const bool is_first = tessera::docs::number_of("RANK", 0) == 0;
-  // One report, and one voice.
+  // One report, printed by one rank.
   std::vector<char*> words;
   for (int i = 0; i < argc; ++i) {
     if (is_first || !std::string(argv[i]).starts_with("--gtest_output")) {

@@ -1,5 +1,5 @@
-// What the code in the documents stands on: models that pages talk about, and
-// the list of blocks. scripts/doc_programs.py makes sources that include this.
+// What the code in the documents relies on: models that pages mention, and the
+// list of blocks. scripts/doc_programs.py makes sources that include this.
 #pragma once
 
 #include <tessera/tessera.h>
@@ -87,7 +87,7 @@ struct GPTImpl : torch::nn::Module {
 };
 TORCH_MODULE(GPT);
 
-/// A model that fits every rank.
+/// A model that fits on every rank.
 struct NetImpl : torch::nn::Module {
   NetImpl()
       : fc(register_module("fc", torch::nn::Linear(16, 32))),

@@ -111,7 +111,7 @@ TEST_F(GptDataTest, RejectsATokenizerThatRefersToWhatIsNotThere) {
       AllOf(HasSubstr("t.json"), HasSubstr("token 400")));
   EXPECT_THAT(
       message_of([&] { Tokenizer::load(write("u.json", "{")); }),
-      HasSubstr("is no tokenizer"));
+      HasSubstr("is not a tokenizer"));
 }
 
 // ---- Files of tokens --------------------------------------------------------
@@ -140,7 +140,8 @@ TEST_F(GptDataTest, RejectsFilesThatAreNotWhatTheySay) {
   for (const auto& text : {std::string(), std::string(100, 'x')}) {
     const auto path = write("y.tokens", text);
     EXPECT_THAT(
-        message_of([&] { TokenFile{path}; }), HasSubstr("no file of tokens"));
+        message_of([&] { TokenFile{path}; }),
+        HasSubstr("not a file of tokens"));
   }
   // A token beyond the vocabulary would be read beyond the embedding.
   TokenFile::write(folder_ / "z.tokens", std::vector<int32_t>{1, 300}, 256);
@@ -254,7 +255,7 @@ TEST_F(GptDataTest, NoticesTextThatWasAdded) {
   EXPECT_THAT(
       message_of([&] { prepare_corpus(settings, folder_ / "data"); }),
       HasSubstr("extent was"));
-  EXPECT_THAT( // a run that began with them goes on
+  EXPECT_THAT( // a run that began with them continues
       prepare_corpus(settings, folder_ / "data", /*is_trained_on=*/true),
       HasSubstr("has changed since"));
   fs::remove_all(folder_ / "text"); // the tokens are enough
@@ -349,7 +350,7 @@ TEST_F(GptDataTest, JsonSaysTheSame) {
 
 TEST_F(GptDataTest, ARunKeepsWhatItWasBegunWith) {
   const auto run = (folder_ / "run").string();
-  // Without a checkpoint nothing hangs on them.
+  // Without a checkpoint nothing depends on them.
   keep_settings(parse({"--run", run, "--width", "16"}));
   keep_settings(parse({"--run", run, "--width", "64", "--seed", "3"}));
   fs::create_directories(folder_ / "run" / "checkpoints" / "step_00000001");
@@ -469,7 +470,7 @@ TEST_F(GptDataTest, RejectsWhatMakesNoSense) {
   rejects({"--batch", "7"}, "2 ranks");
   rejects({"--batch", "1"}, "Try --batch 2");
   rejects({"--micro-batch", "5"}, "--micro-batch 5. Try --batch 10");
-  rejects({"--steps", "many"}, "wants a whole number, 0 or more, not \"many\"");
+  rejects({"--steps", "many"}, "takes a whole number, 0 or more, not \"many\"");
   rejects({"--steps", "99999999999999999999"}, "whole number");
   rejects({"--layers", "0"}, "1 or more");
   rejects({"--lr", "nan"}, "above 0");

@@ -12,12 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using tessera::testing::bin_dir;
-using tessera::testing::Command;
-using tessera::testing::CommandResult;
-using tessera::testing::run_command;
-using tessera::testing::tessera_program;
-using tessera::testing::without_launcher;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -93,7 +88,7 @@ class GptTest : public ::testing::Test {
     const auto result = train(num_ranks, run, flags);
     ASSERT_EQ(result.exit_code, 0) << result.output;
   }
-  /// Dies in the middle, then goes on to the end.
+  /// Dies in the middle, then resumes and runs to the end.
   void must_die_and_resume(
       int num_ranks,
       int num_ranks_after,
@@ -300,7 +295,7 @@ TEST_F(GptTest, RefusesWhatCannotBeMeant) {
   const auto refuses = [&](const Words& flags, const std::string& why) {
     const auto result = train(2, "refused", flags);
     EXPECT_EQ(result.exit_code, 2) << result.output;
-    // Rank 0 alone says it.
+    // Only rank 0 prints it.
     EXPECT_THAT(
         result.output, AllOf(HasSubstr(why), Not(HasSubstr("[1] gpt:"))));
   };
@@ -323,7 +318,7 @@ TEST_F(GptTest, OneProcessTrainsInARunAtATime) {
   ASSERT_TRUE(first.wait_for_output("GPT of"));
   const auto second = train(1, "run");
   EXPECT_EQ(second.exit_code, 1);
-  EXPECT_THAT(second.output, HasSubstr("somebody is training in"));
+  EXPECT_THAT(second.output, HasSubstr("another process is training in"));
   ::kill(first.pid(), SIGTERM);
   EXPECT_EQ(first.wait().exit_code, 128 + SIGTERM);
 }
@@ -351,7 +346,7 @@ TEST_F(GptTest, WhatIsNotFiniteIsNeitherUsedNorSaved) {
   ASSERT_EQ(ends.size(), 1);
   EXPECT_EQ(ends[0].at("reason"), "failed");
   EXPECT_THAT(ends[0].at("error"), HasSubstr("not finite"));
-  // Where nothing is saved the next gradients tell.
+  // If nothing is saved, the next gradients show it.
   const auto unsaved = explode("unsaved", "0");
   EXPECT_EQ(unsaved.exit_code, 1);
   EXPECT_THAT(

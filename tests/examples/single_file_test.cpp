@@ -7,11 +7,7 @@
 namespace tessera {
 namespace {
 
-using tessera::testing::bin_dir;
-using tessera::testing::CommandResult;
-using tessera::testing::run_command;
-using tessera::testing::tessera_program;
-using tessera::testing::without_launcher;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -34,7 +30,7 @@ CommandResult run_example(
       words, {.environment = environment, .timeout = std::chrono::minutes(10)});
 }
 
-/// A folder that is gone with the test.
+/// A folder that is removed with the test.
 struct Scratch {
   Scratch() {
     std::string pattern = fs::temp_directory_path() / "examples_testXXXXXX";
@@ -46,7 +42,7 @@ struct Scratch {
   std::string path;
 };
 
-/// The number after `text` in the output; -1 where there is no such text.
+/// The number after `text` in the output; -1 if there is no such text.
 double number_after(const std::string& output, const std::string& text) {
   const auto at = output.find(text);
   return at == std::string::npos ? -1
@@ -72,7 +68,7 @@ TEST(ZeroSgdExampleTest, EachOfTwoRanksKeepsAPartAndRankZeroSavesAll) {
   EXPECT_EQ(result.exit_code, 0) << result.output;
   EXPECT_THAT(result.output, AllOf(HasSubstr("saved to"), HasSubstr("ok: ")));
   EXPECT_TRUE(fs::exists(scratch.path + "/optimizer/.metadata"));
-  const double whole = number_after(result.output, "goes on with ");
+  const double whole = number_after(result.output, "continues with ");
   for (const char* rank : {"rank 0 of 2 keeps ", "rank 1 of 2 keeps "}) {
     EXPECT_NEAR(number_after(result.output, rank), whole / 2, whole / 10)
         << result.output;
@@ -108,7 +104,7 @@ TEST(HfSafetensorsExampleTest, TwoRanksLoadTrainAndWriteWhatPythonOpens) {
           HasSubstr("ok: 20 steps"),
           HasSubstr("ok: logits of the sharded model and of finetuned"),
           Not(HasSubstr("WRONG"))));
-  // No rank has, or reads, more than its part.
+  // No rank has or reads more than its part.
   EXPECT_NEAR(number_after(result.output, "has about "), 3.17 / 2, 0.1);
   EXPECT_NEAR(number_after(result.output, "and read "), 1.58 / 2, 0.1);
   for (const char* folder : {"/pretrained", "/finetuned"}) {

@@ -12,10 +12,7 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-using tessera::testing::bin_dir;
-using tessera::testing::run_command;
-using tessera::testing::tessera_program;
-using tessera::testing::without_launcher;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 
 class TutorialTest : public ::testing::Test {
  protected:

@@ -1,9 +1,9 @@
-// State moves from any sharding to any other, and training goes on as if it
-// had not.
+// State moves from any sharding to any other, and training continues as if it
+// had not moved.
 //
-// Each run is a number: it decides on the model, the source, the target and the
-// way. TESSERA_ANY_TO_ANY=BEGIN:END runs those numbers in place of the few that
-// every test run has:
+// Each run is a number, which determines the model, the source, the target and
+// the way. TESSERA_ANY_TO_ANY=BEGIN:END runs those numbers instead of the few
+// of every test run:
 //
 //   TESSERA_ANY_TO_ANY=0:5000 fsdp_state_test --gtest_filter='AnyToAny*'
 #include <tessera/comm/mesh.h>
@@ -175,7 +175,7 @@ struct Setup {
   Setup(Dice& dice, const ModelSpec& spec) {
     kind = static_cast<Kind>(dice.below(kNumKinds));
     if (kind == Kind::DdpAndZero && spec.has_float()) {
-      kind = Kind::Ddp; // ZeRO wants one dtype
+      kind = Kind::Ddp; // ZeRO needs one dtype
     }
     ranks = kind == Kind::Plain ? 1 : 1 + static_cast<int>(dice.below(kRanks));
     strategy = static_cast<ShardingStrategy>(dice.below(4));
@@ -191,7 +191,7 @@ struct Setup {
     return kind != Kind::Plain && kind != Kind::Ddp && kind != Kind::DdpAndZero;
   }
 
-  /// FSDP wants units of one dtype, flat ones also all trainable or all frozen.
+  /// FSDP needs units of one dtype, flat ones also all trainable or all frozen.
   bool wraps(const LayerSpec& layer, size_t i) const {
     const bool is_fsdp = kind == Kind::FsdpFlat || kind == Kind::FsdpOrig;
     return is_unit[i] || (is_fsdp && (layer.is_float || layer.is_frozen));
@@ -281,7 +281,7 @@ class Trainer {
   bool is_sharded() const {
     return is_sharded_;
   }
-  /// Of a ZeRO optimizer: rank 0 has all of the state. Collective.
+  /// The state of a ZeRO optimizer, complete on rank 0. Collective.
   void consolidate() {
     if (auto* zero = dynamic_cast<ZeroRedundancyOptimizer*>(optim_.get())) {
       zero->consolidate_state_dict(0);
@@ -350,7 +350,7 @@ class Trainer {
   std::unique_ptr<torch::optim::Optimizer> optim_;
 };
 
-/// What rank 0 has, everywhere.
+/// Sends rank 0's dictionary to every rank.
 ModelAndOptimizerState broadcast(
     const Group& world,
     const ModelAndOptimizerState& state) {
@@ -553,7 +553,7 @@ TEST(AnyToAnyTest, TrainingGoesOnAsIfNothingHadMoved) {
     for (uint64_t number = begin; number < end; ++number) {
       run(world, number);
       if (::testing::Test::HasFailure()) {
-        break; // the others cannot go on without this rank
+        break; // the others cannot continue without this rank
       }
     }
   });

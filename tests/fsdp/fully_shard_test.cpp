@@ -338,7 +338,7 @@ TEST(FullyShardErrorsTest, RejectsWritesToShardedParameters) {
   });
 }
 
-/// What a user may do to a sharded model by mistake, and what it says.
+/// What a user may do to a sharded model by mistake, and the errors.
 TEST(FullyShardErrorsTest, EveryWayToWriteIsRefusedOrNoticed) {
   on_ranks(2, [](const Group& world) {
     const auto after = [&](const std::function<void(Stack&)>& change) {
@@ -362,7 +362,7 @@ TEST(FullyShardErrorsTest, EveryWayToWriteIsRefusedOrNoticed) {
           auto leaf = parameters(*m).front();
           leaf.set_data(torch::zeros_like(leaf));
         }),
-        HasSubstr("part a shard from its unit"));
+        HasSubstr("separate a shard from its unit"));
     EXPECT_THAT(
         after([](Stack& m) { m->head.data().add_(1); }),
         HasSubstr("writes to a sharded parameter"));

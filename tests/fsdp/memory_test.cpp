@@ -47,7 +47,7 @@ struct Peaks {
   double backward = 0;
 };
 
-/// Of the third step, by when buffers are recycled and gathers are ahead.
+/// Measured in the third step, when buffers are recycled and gathers run ahead.
 Peaks measure(int size, const FullyShardOptions& options, double* model_bytes) {
   MemoryMeter meter;
   auto model = std::make_shared<Layers>();

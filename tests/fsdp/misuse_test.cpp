@@ -1,5 +1,4 @@
-// Programs that would train on wrong numbers without a word, and what they
-// hear.
+// Programs that would silently train on wrong numbers, and the errors they get.
 #include <tessera/ddp/distributed_data_parallel.h>
 #include <tessera/error.h>
 #include <tessera/fsdp/fsdp.h>
@@ -23,7 +22,7 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-/// The values of a model that are shards, before and after.
+/// The values of a model's shards, to compare later.
 std::vector<at::Tensor> copies_of(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> copies;
   for (const at::Tensor& tensor : tensors) {
@@ -38,6 +37,17 @@ void expect_unchanged(
   for (size_t i = 0; i < now.size(); ++i) {
     EXPECT_TRUE(torch::equal(now[i].detach(), before[i])) << i;
   }
+}
+
+/// The gradients that the model's shards have.
+std::vector<at::Tensor> gradients_of(torch::nn::Module& model) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& leaf : parameters(model)) {
+    if (leaf.grad().defined()) {
+      gradients.push_back(leaf.grad());
+    }
+  }
+  return gradients;
 }
 
 TEST(MisuseTest, AnOptimizerMadeBeforeShardingIsRefusedAtItsFirstStep) {
@@ -139,11 +149,7 @@ TEST(MisuseTest, ClippingWithLibTorchsFunctionIsRefused) {
     auto model = make_stack();
     shard_blocks(model);
     loss_of(model, tokens(world.rank(), 0)).backward();
-    std::vector<at::Tensor> gradients;
-    for (const at::Tensor& leaf : parameters(*model)) {
-      gradients.push_back(leaf.grad());
-    }
-    std::erase_if(gradients, [](const auto& one) { return !one.defined(); });
+    const auto gradients = gradients_of(*model);
     const auto before = copies_of(gradients);
     for (const double norm_type :
          {2.0, std::numeric_limits<double>::infinity(), 0.0}) {
@@ -161,8 +167,8 @@ TEST(MisuseTest, ClippingWithLibTorchsFunctionIsRefused) {
           torch::nn::utils::clip_grad_value_(model->parameters(), 1e-3);
         }),
         HasSubstr("gradient of a sharded parameter"));
-    // Nor by the norm of the shards of one rank. LibTorch itself refuses the
-    // largest element of a gradient that is empty on this rank.
+    // The norm of one rank's shards is refused, too. LibTorch itself refuses
+    // the largest element of a gradient that is empty on this rank.
     for (const double norm_type :
          {2.0, std::numeric_limits<double>::infinity()}) {
       EXPECT_THAT(
@@ -176,7 +182,7 @@ TEST(MisuseTest, ClippingWithLibTorchsFunctionIsRefused) {
     }
     expect_unchanged(gradients, before);
 
-    // By hand it can be done, and each element by itself.
+    // Clipping by hand is possible, and clipping each element by itself.
     const double norm = clip_grad_norm_(*model, 1e9);
     auto sum = torch::zeros({1}, at::kDouble);
     for (const at::Tensor& gradient : gradients) {
@@ -275,7 +281,7 @@ TEST(MisuseTest, WhatIsNotShardedMayBeTrainedByItsUser) {
       EXPECT_FALSE(named_parameters(*looked_at).empty());
     }
     loss_of(looked_at, tokens(world.rank(), 0)).backward();
-    // And a root that is sharded after all has nothing to compare.
+    // A root that is sharded later has nothing to compare.
     auto late = forget_the_root();
     EXPECT_FALSE(named_parameters(*late).empty());
     fully_shard(*late);
@@ -306,11 +312,7 @@ TEST(MisuseTest, ClippingNeverScalesShardsByDifferentFactors) {
     auto model = make_stack();
     fully_shard(*model, FullyShardOptions().ignored_params({model->head}));
     loss_of(model, tokens(world.rank(), 0)).backward();
-    std::vector<at::Tensor> gradients;
-    for (const at::Tensor& leaf : parameters(*model)) {
-      gradients.push_back(leaf.grad());
-    }
-    std::erase_if(gradients, [](const auto& one) { return !one.defined(); });
+    const auto gradients = gradients_of(*model);
     const auto before = copies_of(gradients);
     EXPECT_THAT(
         error_of([&] { clip_grad_norm_(*model, 1e-3); }),
@@ -327,7 +329,7 @@ TEST(MisuseTest, ClippingNeverScalesShardsByDifferentFactors) {
         torch::nn::utils::clip_grad_norm_(plain->parameters(), 1e-3);
     EXPECT_NEAR(clip_grad_norm_(*model, 1e-3), expected, 1e-9);
     EXPECT_TRUE(torch::allclose(model->head.grad(), plain->head.grad()));
-    // A rank that has none, too.
+    // Also on a rank that has none.
     if (world.rank() == 1) {
       model->head.mutable_grad().reset();
     }

@@ -237,7 +237,7 @@ void train(Subject& subject, const std::vector<at::Tensor>& parameters) {
   }
 }
 
-/// Equal bit by bit on one rank, and where else `is_exact`.
+/// Equal bit by bit on one rank, and elsewhere if `is_exact`.
 void expect_same(
     const Module& trained,
     const Module& plain,
@@ -281,7 +281,7 @@ void shard_by_layout(Subject& subject) {
   fully_shard(*subject.module, options);
 }
 
-/// One flat parameter a unit takes neither several dtypes nor frozen parts.
+/// One flat parameter per unit allows neither several dtypes nor frozen parts.
 void shard_by_handle(Subject& subject) {
   const auto options = FSDPOptions().use_orig_params(true);
   for (const auto& unit : subject.units) {

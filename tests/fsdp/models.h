@@ -1,4 +1,4 @@
-// Models as users write them, with nothing of Tessera in them.
+// Models as users write them, without Tessera.
 #pragma once
 
 #include <torch/torch.h>

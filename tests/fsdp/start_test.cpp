@@ -44,7 +44,7 @@ TEST(StartTest, DifferentValuesAreRefusedAtTheFirstUseOnEveryRank) {
     EXPECT_THAT(error, HasSubstr("rank 1 began with other values than rank 0"));
     EXPECT_THAT(error, HasSubstr("parameter \"weight\""));
     EXPECT_THAT(error, HasSubstr("tessera::seed"));
-    // It stays so: nothing was gathered.
+    // The error stays: nothing was gathered.
     EXPECT_EQ(error_of_forward(model), error);
     EXPECT_THAT(
         error_of([&] { summon_full_params(*model).close(); }),

@@ -769,7 +769,7 @@ TEST(StateTest, APlainModuleHasStateToo) {
   EXPECT_THROW(load_state_dict(other, StateDict()), c10::ValueError);
 }
 
-/// What full state on rank 0 costs, beyond the result itself.
+/// The memory that full state on rank 0 costs beyond the result itself.
 TEST(StateTest, FullStateNeedsTheResultAndNothingBesideIt) {
   on_ranks(2, [](const Group& world) {
     constexpr int64_t kWidth = 256;

@@ -96,7 +96,7 @@ TEST_P(SummonTest, AForwardInsideUsesWhatIsShown) {
     for (const auto& leaf : parameters(*model)) {
       EXPECT_FALSE(leaf.grad().defined());
     }
-    // And training goes on.
+    // Training continues afterwards.
     auto reference = train_plain(world.size());
     train_sharded(model, world.rank());
     expect_same_parameters(
@@ -142,7 +142,7 @@ TEST_P(SummonTest, AForwardInsideAndItsBackwardOutsideIsRefused) {
       loss = loss_of(model, tokens(world.rank(), 0));
       guard.close();
     }
-    // LibTorch's words: the parameter is no leaf any more.
+    // LibTorch's words: the parameter is no longer a leaf.
     EXPECT_THAT(
         error_of([&] { loss.backward(); }),
         HasSubstr("leaf variable has been moved into the graph interior"));

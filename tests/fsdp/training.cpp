@@ -42,6 +42,10 @@ void shard_blocks(Stack& model, const FullyShardOptions& options) {
   fully_shard(*model, options);
 }
 
+FSDPOptions by_block() {
+  return FSDPOptions().auto_wrap_policy(module_wrap_policy<Block>());
+}
+
 torch::optim::AdamW make_adamw(std::vector<at::Tensor> parameters) {
   return torch::optim::AdamW(
       std::move(parameters), torch::optim::AdamWOptions(1e-2));

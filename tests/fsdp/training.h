@@ -1,6 +1,7 @@
 // A small model, its data and its training, for tests of front ends.
 #pragma once
 
+#include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/fully_shard.h>
 
 #include <torch/torch.h>
@@ -16,7 +17,7 @@ namespace tessera::testing {
 inline constexpr int64_t kVocabulary = 11;
 inline constexpr int64_t kWidth = 6;
 inline constexpr int64_t kDepth = 3;
-inline constexpr int64_t kBatch = 2; // a rank
+inline constexpr int64_t kBatch = 2; // per rank
 inline constexpr int kSteps = 4;
 
 /// In double, always with the same values.
@@ -31,6 +32,9 @@ at::Tensor loss_of(Stack& model, const at::Tensor& x);
 /// Each block a unit, then the rest.
 void shard_blocks(Stack& model, const FullyShardOptions& options = {});
 
+/// The same by the handle: each block a unit, then the rest.
+FSDPOptions by_block();
+
 torch::optim::AdamW make_adamw(std::vector<at::Tensor> parameters);
 
 /// The model after kSteps on the whole batch in one process.
@@ -40,8 +44,8 @@ struct Reference {
 };
 Reference train_plain(int size, bool tied = false);
 
-/// Trains a sharded one, kSteps on this rank's part of the batch; returns this
-/// rank's losses.
+/// Trains a sharded model for kSteps on this rank's part of the batch; returns
+/// this rank's losses.
 std::vector<double> train_sharded(Stack& model, int rank);
 
 /// Reads parameters by operators, so that units are gathered.

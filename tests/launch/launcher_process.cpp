@@ -81,7 +81,7 @@ void FileChannel::set_unless_set(
   const std::filesystem::path path = path_of(key);
   const std::string beside = path.string() + "." + std::to_string(::getpid());
   std::ofstream(beside, std::ios::binary) << bytes;
-  // Unlike a rename, a link does not replace what is there.
+  // Unlike a rename, a link does not replace an existing file.
   const int result = ::link(beside.c_str(), path.c_str());
   const int problem = errno;
   std::filesystem::remove(beside);

@@ -63,7 +63,7 @@ struct LauncherResult {
 };
 
 /// run() in a process of its own, so that signals and descendants are those of
-/// a real launcher. The destructor kills a launcher that is still there.
+/// a real launcher. The destructor kills a launcher that still runs.
 class LauncherProcess {
  public:
   /// Runs `body`, whose result is the exit code, with stdout and stderr in
@@ -103,7 +103,8 @@ bool eventually(const std::function<bool()>& condition);
 bool is_alive(pid_t pid);
 
 std::string read_text(const std::filesystem::path& path);
-/// The process ids in a file, one in each line; empty if it is not there yet.
+/// The process ids in a file, one in each line; empty if the file does not
+/// exist yet.
 std::vector<pid_t> read_pids(const std::filesystem::path& path);
 std::vector<std::string> split_lines(const std::string& text);
 

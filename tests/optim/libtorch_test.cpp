@@ -239,7 +239,7 @@ TEST(LibTorchStateTest, RejectsAnUnknownClass) {
   EXPECT_THAT(
       error_of([&] { initialize_state(mine); }),
       AllOf(
-          HasSubstr("Mine is not known"),
+          HasSubstr("Mine is not supported"),
           HasSubstr("Derive your optimizer from tessera::optim::Optimizer")));
 }
 

@@ -245,7 +245,7 @@ TEST(OptionsTest, GroupsTakeWhatTheyDidNotSetFromTheDefaults) {
   EXPECT_EQ(added(0).extra().at("tag").string(), "body");
   EXPECT_EQ(added(1).lr(), 0.5);
 
-  // One that comes later, by LibTorch's own function.
+  // A group that is added later, by LibTorch's own function.
   OptimizerParamGroup later(
       {params[2]}, std::make_unique<AdamWOptions>(AdamWOptions().eps(0.125)));
   optimizer.add_param_group(later);

@@ -49,7 +49,7 @@ struct Saved {
   StateDict& state(int64_t id) {
     return dict.at("state").dict().at(id).dict();
   }
-  /// What loading says; nothing of it must have been loaded.
+  /// The error of loading; nothing must have been loaded.
   std::string error() {
     const StateDict before = optimizer.state_dict().clone();
     auto text = error_of([&] { optimizer.load_state_dict(dict); });
@@ -435,7 +435,7 @@ TEST(StateDictTest, AnotherKindOfOptimizersStateIsRefused) {
   AdamW adamw(params, 1e-3);
   expect_refused(sgd, adam);
   expect_refused(adamw, momentum);
-  // What no class is known by is carried along, as in Python.
+  // State that belongs to no known class is kept, as in Python.
   StateDict own = adam;
   own.at("state").dict().at(0).dict().set("note", 3);
   EXPECT_NO_THROW(adamw.load_state_dict(own));

@@ -28,7 +28,7 @@ struct Block : torch::nn::Module {
   Bias bias_module1{nullptr};
 };
 
-/// RngRecord its weight after the first bias.
+/// Draws its weight after the first bias.
 struct BlockAImpl : Block {
   BlockAImpl(int64_t in, int64_t out);
   at::Tensor forward(const at::Tensor& x) {
@@ -37,7 +37,7 @@ struct BlockAImpl : Block {
 };
 TORCH_MODULE(BlockA);
 
-/// RngRecord its weight first.
+/// Draws its weight first.
 struct BlockBImpl : Block {
   BlockBImpl(int64_t in, int64_t out);
   at::Tensor forward(const at::Tensor& x) {

@@ -1,5 +1,5 @@
-// What PyTorch's tests of optimizer state do again and again: train a model,
-// compare optimizer state, and carry it from one model to another.
+// What PyTorch's tests of optimizer state do repeatedly: train a model, compare
+// optimizer state, and carry it from one model to another.
 #pragma once
 
 #include <tessera/transfer/optim_state.h>
@@ -25,7 +25,7 @@ struct Trainee {
   std::unique_ptr<torch::optim::Optimizer> optim;
   /// What the optimizer was built on; none for the transformer, as in PyTorch.
   std::optional<OptimInput> optim_input;
-  /// RngRecord an input and returns the loss.
+  /// Draws an input and returns the loss.
   std::function<at::Tensor()> loss;
 
   StateDict state_dict() const;

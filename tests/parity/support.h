@@ -29,8 +29,8 @@ std::string text(const char* name, bool value);
 ::testing::AssertionResult is_close(
     const at::Tensor& actual,
     const at::Tensor& expected);
-/// The same for dictionaries of float32 values, wherever they are. Of sharded
-/// tensors this rank's pieces are compared.
+/// The same for dictionaries of float32 values, wherever they are. For sharded
+/// tensors, this rank's pieces are compared.
 ::testing::AssertionResult is_close(
     const StateDict& actual,
     const StateDict& expected);

@@ -151,7 +151,7 @@ TEST(TestZeroRedundancyOptimizerDistributed, test_local_optimizer_parity) {
 /// By iteration, then by parameter.
 using Record = std::vector<Params>;
 
-/// What rank `root` recorded, everywhere.
+/// Sends what rank `root` recorded to every rank.
 Record broadcast(const Group& world, Record record, const Params& like) {
   const int root = world.size() - 1;
   record.resize(2 * (2 + world.size()));
@@ -173,7 +173,7 @@ void set_gradients(ZeroRedundancyOptimizer& zero, const Params& gradients) {
   }
 }
 
-/// Sets the recorded gradients on a rank that has no inputs any more.
+/// Sets the recorded gradients on a rank that has no more inputs.
 class GradientSetter : public Joinable {
  public:
   GradientSetter(Group group, at::Device device)
@@ -266,7 +266,7 @@ void check_zero_join(const Group& world, at::Device device) {
         }
       },
       JoinOptions().arguments({{"zero", &zero}, {"grads", grads}}));
-  // Stronger: ranks that were through early have the last values too.
+  // Stronger: ranks that finished early have the last values too.
   const auto now = zero_model->parameters();
   for (size_t j = 0; j < now.size(); ++j) {
     EXPECT_TRUE(is_close(now[j].detach(), params.back()[j]));

@@ -289,8 +289,8 @@ TEST(TestZeroRedundancyOptimizerDistributed, test_ddp_zero_overlap) {
               check_all(world, leaves, subjects);
             });
       };
-  // Four ranks first: nobody waits for the two that go on. PyTorch refuses to
-  // run it on Gloo.
+  // Four ranks first: nobody waits for the two that continue. PyTorch refuses
+  // to run it on Gloo.
   run_extra("auto", 4, {convolutions()});
   run_extra("gloo", 4, {convolutions()});
   run_extra("gloo", 2, {two_layers(), convolutions()});

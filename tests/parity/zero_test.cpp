@@ -250,7 +250,7 @@ TEST_F(TestZeroRedundancyOptimizerSingleRank, test_step_with_extra_inner_key) {
   });
 }
 
-/// Its step wants no closure.
+/// Its step takes no closure.
 struct SGDWithoutClosure : optim::SGD {
   using SGD::SGD;
   at::Tensor step(Closure closure = nullptr) override {
@@ -476,7 +476,7 @@ TEST(TestZeroRedundancyOptimizerDistributed, test_lr_scheduler) {
   });
 }
 
-/// Tensors of shapes (s, 1) for s in [9, 7, 5, 3], once a rank.
+/// Tensors of shapes (s, 1) for s in [9, 7, 5, 3], once per rank.
 Params even_params(int num_ranks) {
   Params params;
   for (int rank = 0; rank < num_ranks; ++rank) {

@@ -1,4 +1,4 @@
-// Plans against peaks and traffic of real runs.
+// Compares plans with the peaks and the traffic of real runs.
 #include <tessera/comm/mesh.h>
 #include <tessera/ddp/distributed_data_parallel.h>
 #include <tessera/fsdp/fully_shard.h>
@@ -66,7 +66,7 @@ struct Case {
   }
 };
 
-/// What a run showed on this rank.
+/// The measurements of a run on this rank.
 struct Measured {
   double shards = 0;
   double optimizer = 0;

@@ -1,4 +1,4 @@
-"""Headless Chromium over its debugging pipe: opens pages, notes all that goes wrong.
+"""Headless Chromium over its debugging pipe: opens pages, records everything that goes wrong.
 
 Needs nothing but the standard library and the program chromium-headless-shell or
 chromium.
@@ -37,7 +37,7 @@ class Browser:
         if not program:
             raise BrowserError(f"none of {', '.join(PROGRAMS)} is installed: run scripts/setup.sh test")
         self.profile = tempfile.TemporaryDirectory(prefix="tessera-browser-", ignore_cleanup_errors=True)
-        # The browser wants its pipe as descriptors 3 and 4, so that ours are others.
+        # The browser expects its pipe as descriptors 3 and 4, so ours must be others.
         commands, self.commands = pipe_above_9()
         self.answers, answers = pipe_above_9()
         self.process = subprocess.Popen(
@@ -153,7 +153,7 @@ class Page:
             self.browser.listener = None
 
     def settle(self):
-        """Two frames, so that what observes sizes has drawn."""
+        """Waits two frames, so that observers of sizes have drawn."""
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def evaluate(self, expression):
@@ -173,7 +173,7 @@ class Page:
         self.settle()
 
     def screenshot(self, path):
-        """Of the whole page."""
+        """A picture of the whole page."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         image = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)

@@ -72,7 +72,7 @@ class Expected:
 
 
 def value_problems(page, expected):
-    """Where the page shows something else than the log says."""
+    """Where the page differs from the log."""
     tile = lambda key: page.text(f'[data-key="{key}"] .value')
     moves = lambda selector: sum(len(re.findall("[ML]", path)) for path in page.evaluate(
         f"[...document.querySelectorAll('{selector}')].map(path => path.getAttribute('d'))"))
@@ -121,7 +121,7 @@ OVERLAPS = """
 
 
 def layout_problems(page):
-    """What sticks out, and labels that cover one another."""
+    """What sticks out, and labels that overlap."""
     wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     return ([f"the page is {wide} pixels too wide"] if wide > 0 else []) + page.evaluate(OVERLAPS)
 
@@ -186,9 +186,9 @@ class ReportTest(unittest.TestCase):
         run = self.scratch_run(lines[:3] + ["garbage <b>", '{"kind":"step","step":"x"}'] + lines[3:])
         done = report(run)
         self.assertEqual(done.returncode, 0)
-        self.assertIn("2 of 8 lines could not be read:\n  line 4 is no JSON\n  line 5 \"step\" is no count\n", done.stderr)
+        self.assertIn("2 of 8 lines could not be read:\n  line 4 is not JSON\n  line 5 \"step\" is not a count\n", done.stderr)
         page = self.open(run / "report.html")
-        self.assertEqual(page.texts("#problems li"), ["line 4 is no JSON", 'line 5 "step" is no count'])
+        self.assertEqual(page.texts("#problems li"), ["line 4 is not JSON", 'line 5 "step" is not a count'])
         self.assertEqual(all_problems(page), [])
 
     # ---- The page ----

@@ -57,7 +57,7 @@ TEST(LogLineTest, ReadsLossesThatAreNoNumbers) {
   }
 }
 
-// "x":[1] is enough to be no plain line.
+// "x":[1] is enough for a line not to be plain.
 TEST(LogLineTest, PlainAndOtherStepLinesMeanTheSame) {
   for (const std::string members :
        {R"("step":1)",
@@ -88,19 +88,20 @@ TEST(LogLineTest, RejectsStepsByNameOfTheField) {
     return problem_of("{\"kind\":\"step\"," + members + "}");
   };
   EXPECT_EQ(problem(R"("loss":1)"), "\"step\" is missing");
-  EXPECT_EQ(problem(R"("step":1.5)"), "\"step\" is no count");
+  EXPECT_EQ(problem(R"("step":1.5)"), "\"step\" is not a count");
   EXPECT_EQ(problem(R"("step":-1)"), "\"step\" is out of bounds");
-  EXPECT_EQ(problem(R"("step":"1")"), "\"step\" is no count");
-  EXPECT_EQ(problem(R"("step":1e30)"), "\"step\" is no count");
+  EXPECT_EQ(problem(R"("step":"1")"), "\"step\" is not a count");
+  EXPECT_EQ(problem(R"("step":1e30)"), "\"step\" is not a count");
   EXPECT_EQ(
       problem(R"("step":99999999999999999)"), "\"step\" is out of bounds");
-  EXPECT_EQ(problem(R"("step":1,"loss":"big")"), "\"loss\" is no number");
-  EXPECT_EQ(problem(R"("step":1,"loss":true)"), "\"loss\" is no number");
-  EXPECT_EQ(problem(R"("step":1,"loss":{"a":1})"), "\"loss\" is no number");
+  EXPECT_EQ(problem(R"("step":1,"loss":"big")"), "\"loss\" is not a number");
+  EXPECT_EQ(problem(R"("step":1,"loss":true)"), "\"loss\" is not a number");
+  EXPECT_EQ(problem(R"("step":1,"loss":{"a":1})"), "\"loss\" is not a number");
   EXPECT_EQ(problem(R"("step":1,"tokens":-1)"), "\"tokens\" is out of bounds");
-  EXPECT_EQ(problem(R"("step":1,"seconds":"inf")"), "\"seconds\" is no number");
+  EXPECT_EQ(
+      problem(R"("step":1,"seconds":"inf")"), "\"seconds\" is not a number");
   EXPECT_EQ(problem(R"("step":1,"time":1e300)"), "\"time\" is out of bounds");
-  EXPECT_EQ(problem(R"("step":1,"memory":5)"), "\"memory\" is no object");
+  EXPECT_EQ(problem(R"("step":1,"memory":5)"), "\"memory\" is not an object");
   EXPECT_EQ(
       problem(R"("step":1,"memory":{"full":-1})"), "\"full\" is out of bounds");
 }
@@ -120,11 +121,11 @@ TEST(LogLineTest, RejectsWhatIsNoJson) {
         R"({"kind":"step" "step":1})",
         "{\"kind\":\"step\",\"step\":1,\"x\":\"\x80\"}",
         "{\"kind\":\"step\",\"step\":1,\"x\":\"\x01\"}"}) {
-    EXPECT_EQ(problem_of(text), "is no JSON") << text;
+    EXPECT_EQ(problem_of(text), "is not JSON") << text;
   }
-  EXPECT_EQ(problem_of("[1]"), "is no object");
+  EXPECT_EQ(problem_of("[1]"), "is not an object");
   EXPECT_EQ(problem_of("{}"), "\"kind\" is missing");
-  EXPECT_EQ(problem_of(R"({"kind":7})"), "\"kind\" is no text");
+  EXPECT_EQ(problem_of(R"({"kind":7})"), "\"kind\" is not a text");
 }
 
 TEST(LogLineTest, ReadsAStart) {
@@ -163,14 +164,15 @@ TEST(LogLineTest, ReadsATimelineAndLeavesUnknownLanesOut) {
 TEST(LogLineTest, RejectsOtherKindsByNameOfTheField) {
   EXPECT_EQ(problem_of(R"({"kind":"eval","step":1})"), "\"loss\" is missing");
   EXPECT_EQ(
-      problem_of(R"({"kind":"start","world":"two"})"), "\"world\" is no count");
+      problem_of(R"({"kind":"start","world":"two"})"),
+      "\"world\" is not a count");
   EXPECT_EQ(
       problem_of(R"({"kind":"start","units":[1]})"),
-      "\"units\" has something that is no object");
+      "\"units\" has an element that is not an object");
   EXPECT_THAT(problem_of(R"({"kind":"start","format":2})"), HasSubstr("newer"));
   EXPECT_EQ(
       problem_of(R"({"kind":"sample","step":1,"text":[]})"),
-      "\"text\" is no text");
+      "\"text\" is not a text");
   EXPECT_EQ(
       problem_of(R"({"kind":"timeline","step":1,"ranks":[{"rank":0,"spans":[)"
                  R"({"lane":"wait","start":2,"end":1}]}]})"),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the log of a training run that never was, as docs/report.md has it.
+"""Writes the log of an invented training run, in the format of docs/report.md.
 
     make_log.py RUN [--steps N] [--kill-at STEP] [--bare]
 
@@ -154,7 +154,7 @@ def make(steps=150, kill_at=95):
 
 
 def make_bare():
-    """The least that is a log: no units, memory, timeline, evaluations, end."""
+    """The smallest log: no units, memory, timeline, evaluations, end."""
     log = Log()
     log.add("start", format=1, attempt=0, step=0, world=1, device="cpu")
     for step in range(1, 6):

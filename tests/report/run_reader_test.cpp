@@ -120,15 +120,15 @@ TEST(RunReaderTest, NamesLinesThatCannotBeRead) {
   EXPECT_EQ(run.num_torn, 0);
   ASSERT_THAT(run.problems, SizeIs(2));
   EXPECT_EQ(run.problems[0].line, 2);
-  EXPECT_EQ(run.problems[0].what, "is no JSON");
+  EXPECT_EQ(run.problems[0].what, "is not JSON");
   EXPECT_EQ(run.problems[1].line, 6);
-  EXPECT_EQ(run.problems[1].what, "\"loss\" is no number");
+  EXPECT_EQ(run.problems[1].what, "\"loss\" is not a number");
   EXPECT_THAT(run.steps, SizeIs(2));
   EXPECT_EQ(
       problems_text(run),
       "2 of 7 lines could not be read:\n"
-      "  line 2 is no JSON\n"
-      "  line 6 \"loss\" is no number\n");
+      "  line 2 is not JSON\n"
+      "  line 6 \"loss\" is not a number\n");
 }
 
 TEST(RunReaderTest, NamesAFewOfManyProblems) {
@@ -275,7 +275,7 @@ TEST(SummaryTest, EvaluationsAloneAreToldToo) {
                              "\n");
   EXPECT_THAT(
       summary_text(run),
-      HasSubstr("no loss of steps in the log; best eval loss 4.0000"));
+      HasSubstr("no losses in the log; best eval loss 4.0000"));
 }
 
 TEST(SummaryTest, IsFiveLines) {
@@ -297,7 +297,7 @@ TEST(SummaryTest, IsFiveLines) {
       "demo: finished after step 2, on 2 ranks\n"
       "  loss nan at step 2, from 5.0000; best eval loss 4.0000 at step 2\n"
       "  4,096 tokens in 1 min 05 s, 4,096 a second (median)\n"
-      "  memory 1.5 MB a rank at its peak, step 1\n"
+      "  memory 1.5 MB per rank at its peak, step 1\n"
       "  1 checkpoint, the last at step 2; 0 restarts\n");
 }
 

@@ -88,7 +88,7 @@ TEST(StateDictTest, APathThatEndsNowhereSaysHowFarItLed) {
       error_of(
           [] { make_state().at_path("optim.state.fc.weight.exp_avg_sq"); }),
       HasSubstr(
-          "\"optim.state.fc.weight\" is there, \"exp_avg_sq\" is not in it"));
+          "\"optim.state.fc.weight\" exists, but \"exp_avg_sq\" is not in it"));
 }
 
 TEST(StateDictTest, AMissingKeySuggestsTheNearest) {

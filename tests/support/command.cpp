@@ -20,7 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Limits are meant for an idle machine; what takes so much longer hangs.
+/// Limits are meant for an idle machine; a test that takes this much longer
+/// hangs.
 constexpr int kPatience = 5;
 
 std::vector<std::string> merged_environment(const CommandOptions& options) {
@@ -93,7 +94,7 @@ Command::~Command() {
 }
 
 int Command::kill_tree() {
-  // Stopped first, since what is stopped starts nothing behind our back.
+  // Stopped first, since a stopped process cannot start others meanwhile.
   kill(pid_, SIGSTOP);
   std::set<pid_t> below;
   bool is_growing = true;
@@ -113,7 +114,7 @@ int Command::kill_tree() {
   for (const pid_t pid : below) {
     kill(pid, SIGKILL);
   }
-  // The harness made this process their subreaper; else they are not ours.
+  // The harness made this process their subreaper; otherwise they are not ours.
   for (const pid_t pid : below) {
     waitpid(pid, nullptr, 0);
   }
@@ -171,6 +172,31 @@ CommandResult run_command(
     const std::vector<std::string>& words,
     const CommandOptions& options) {
   return Command(words, options).wait();
+}
+
+int num_times(const std::string& text, const std::string& what) {
+  int times = 0;
+  for (size_t at = text.find(what); at != std::string::npos;
+       at = text.find(what, at + 1)) {
+    ++times;
+  }
+  return times;
+}
+
+std::vector<std::string> run_on_node_of_two(
+    int node,
+    const std::string& endpoint) {
+  return {
+      tessera_program(),
+      "run",
+      "-n",
+      "1",
+      "--nnodes",
+      "2",
+      "--node-rank",
+      std::to_string(node),
+      "--rdzv-endpoint",
+      endpoint};
 }
 
 std::string bin_dir() {

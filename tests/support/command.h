@@ -22,13 +22,14 @@ struct CommandResult {
 };
 
 struct CommandOptions {
-  /// Added to this process's environment; nothing: removed from it.
+  /// Added to this process's environment; variables without a value are removed
+  /// from it.
   std::map<std::string, std::optional<std::string>> environment = {};
   std::chrono::seconds timeout{60};
 };
 
-/// A program that was started. Runs in a process group of its own; what is left
-/// of it and of all that it started is killed when the object goes.
+/// A program that was started. It runs in a process group of its own; the
+/// program and all its descendants are killed when the object is destroyed.
 class Command {
  public:
   explicit Command(
@@ -44,10 +45,10 @@ class Command {
   /// Collects the output until the program ends or its time is up, when it is
   /// killed.
   CommandResult wait();
-  /// Reads on until the output contains `text`; false if it ends before, or
-  /// the time is up.
+  /// Reads until the output contains `text`; false if the output ends before,
+  /// or the time is up.
   bool wait_for_output(const std::string& text);
-  /// What was read so far.
+  /// The output so far.
   const std::string& output() const {
     return collected_;
   }
@@ -68,6 +69,14 @@ class Command {
 CommandResult run_command(
     const std::vector<std::string>& words,
     const CommandOptions& options = {});
+
+/// How often `what` occurs in `text`, such as a program's output.
+int num_times(const std::string& text, const std::string& what);
+
+/// The first words of a command that starts one rank on node `node` of two.
+std::vector<std::string> run_on_node_of_two(
+    int node,
+    const std::string& endpoint);
 
 /// Folder of the built programs.
 std::string bin_dir();

@@ -7,7 +7,7 @@
 
 namespace tessera::testing {
 
-/// What `body` throws; "nothing was thrown" if it does not.
+/// The text of what `body` throws; "nothing was thrown" if it does not throw.
 inline std::string error_of(const std::function<void()>& body) {
   try {
     body();

@@ -9,8 +9,8 @@
 namespace tessera::testing {
 
 /// While it lives, every allocation of LibTorch's CPU allocator in this process
-/// is counted; memory from before is not, nor is it when it is freed. One at a
-/// time.
+/// is counted; memory from before is not counted, nor is freeing it. Only one
+/// meter at a time.
 class MemoryMeter : c10::Allocator {
  public:
   MemoryMeter();

@@ -1,4 +1,4 @@
-// What controller and workers of a test pool say to each other.
+// The messages between controller and workers of a test pool.
 #pragma once
 
 #include <optional>
@@ -21,12 +21,12 @@ struct Message {
   std::vector<std::string> fields;
 };
 
-/// What a worker writes last when it is asked where it stands.
+/// The last thing that a worker writes when it is asked where it stands.
 inline constexpr char kEndOfDump[] = "(end of stack)\n";
 
-/// False if the other end is gone.
+/// False if the other end has closed.
 bool send_message(int fd, const Message& message);
-/// Waits for a message; nothing if the other end is gone.
+/// Waits for a message; nothing if the other end has closed.
 std::optional<Message> receive_message(int fd);
 
 } // namespace tessera::testing

@@ -12,7 +12,7 @@
 
 namespace tessera::testing {
 
-/// Worker processes of this binary, one a rank.
+/// Worker processes of this binary, one per rank.
 class RankPool {
  public:
   explicit RankPool(int size);

@@ -28,7 +28,8 @@ namespace tessera::testing {
 namespace {
 
 constexpr int kPoolSize = 4;
-/// Limits are meant for an idle machine; what takes so much longer hangs.
+/// Limits are meant for an idle machine; a test that takes this much longer
+/// hangs.
 constexpr int kPatience = 3;
 /// No test takes this long, on any machine: it hangs.
 constexpr std::chrono::seconds kControllerTimeout{900};
@@ -95,7 +96,7 @@ std::string end_leftovers(
   return left;
 }
 
-/// What a test draws is the same whenever it runs, and on every rank.
+/// A test draws the same random numbers whenever it runs, and on every rank.
 class SameSeed : public ::testing::EmptyTestEventListener {
  public:
   void OnTestStart(const ::testing::TestInfo&) override {
@@ -103,7 +104,7 @@ class SameSeed : public ::testing::EmptyTestEventListener {
   }
 };
 
-/// Sends what the assertions of a worker's test say to the controller.
+/// Sends the failed assertions of a worker's test to the controller.
 class Reporter : public ::testing::EmptyTestEventListener {
  public:
   void OnTestPartResult(const ::testing::TestPartResult& result) override {
@@ -111,7 +112,7 @@ class Reporter : public ::testing::EmptyTestEventListener {
       return;
     }
     const char* file = result.file_name();
-    // LibTorch's errors bring their stack trace along.
+    // LibTorch's errors include a stack trace.
     std::string text = result.message();
     if (const size_t trace = text.find("\nException raised from");
         trace != std::string::npos) {

@@ -14,15 +14,15 @@ namespace tessera::testing {
 /// A test binary whose main() is run_tests() plays two parts. The process that
 /// was started is the controller: it runs the tests as usual. The first
 /// on_ranks() of the binary starts a pool of workers, processes of the same
-/// binary, one a rank, which live until the end. When a test comes to
+/// binary, one per rank, which live until the end. When a test calls
 /// on_ranks(), the controller tells the workers its name; each runs the *whole*
-/// test body, and on_ranks() there calls its argument with a fresh world. What
-/// a worker's assertions say is reported by the controller, with the rank in
+/// test body, and on_ranks() there calls its argument with a fresh world. The
+/// controller reports the failures of a worker's assertions, with the rank in
 /// front, so that a failure on any rank fails the test.
 ///
 /// So a body outside on_ranks() runs in the controller and in every worker:
 /// keep it free of side effects. Later on_ranks() of one test do nothing in
-/// the controller, since the workers are through with the whole test by then.
+/// the controller, since the workers have finished the whole test by then.
 ///
 /// A worker that does not finish in time is asked where it stands (operation,
 /// group, stack), then killed. After a failure the pool is started anew, since

@@ -27,17 +27,8 @@ StepReport watch(
     const std::vector<at::Tensor>& leaves,
     bool timeline) {
   optim::AdamW optimizer(leaves, 1e-3);
-  StepMonitor monitor(model, {optimizer});
   const at::Tensor x = torch::ones({kBatch, Layers::kSize}, at::kCUDA);
-  StepReport report;
-  for (int step = 0; step < kSteps; ++step) {
-    monitor.begin_step(MonitorOptions().timeline(timeline));
-    optimizer.zero_grad();
-    model.forward(x).square().mean().backward();
-    optimizer.step();
-    report = monitor.end_step();
-  }
-  return report;
+  return testing::watch(model, optimizer, x, kSteps, timeline);
 }
 
 TEST(CudaMonitorTest, MemoryOfAPlainModelAddsUp) {

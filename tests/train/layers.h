@@ -2,6 +2,7 @@
 #pragma once
 
 #include <tessera/fsdp/fully_shard.h>
+#include <tessera/train/monitor.h>
 
 #include <torch/torch.h>
 
@@ -51,12 +52,32 @@ struct Layers : torch::nn::Module {
   torch::nn::Linear head{nullptr};
 };
 
-/// The unit of the root is called after its class.
+/// The unit of the root is named after its class.
 inline constexpr const char* kRootName = "tessera::testing::Layers";
 
 inline std::shared_ptr<Layers> make_layers() {
   torch::manual_seed(5);
   return std::make_shared<Layers>();
+}
+
+/// Trains with a monitor and returns the report of the last step.
+template <class Optimizer>
+StepReport watch(
+    Layers& model,
+    Optimizer& optimizer,
+    const at::Tensor& x,
+    int steps,
+    bool timeline) {
+  StepMonitor monitor(model, {optimizer});
+  StepReport report;
+  for (int step = 0; step < steps; ++step) {
+    monitor.begin_step(MonitorOptions().timeline(timeline));
+    optimizer.zero_grad();
+    model.forward(x).square().mean().backward();
+    optimizer.step();
+    report = monitor.end_step();
+  }
+  return report;
 }
 
 } // namespace tessera::testing

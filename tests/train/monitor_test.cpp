@@ -26,26 +26,16 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr int kSteps = 4; // by the third one buffers are recycled
-constexpr double kSlack = 0.02; // of the whole, by which a kind may be off
+constexpr double kSlack = 0.02; // share of the whole by which a kind may be off
 
-/// Trains with a monitor; the report of the last step.
 template <class Optimizer>
 StepReport watch(
     Layers& model,
     Optimizer& optimizer,
     int64_t batch,
     bool timeline = false) {
-  StepMonitor monitor(model, {optimizer});
-  const at::Tensor x = torch::ones({batch, Layers::kSize});
-  StepReport report;
-  for (int step = 0; step < kSteps; ++step) {
-    monitor.begin_step(MonitorOptions().timeline(timeline));
-    optimizer.zero_grad();
-    model.forward(x).square().mean().backward();
-    optimizer.step();
-    report = monitor.end_step();
-  }
-  return report;
+  return testing::watch(
+      model, optimizer, torch::ones({batch, Layers::kSize}), kSteps, timeline);
 }
 
 void expect_near(int64_t found, double expected, const MemoryByKind& memory) {
@@ -217,7 +207,7 @@ TEST(MonitorTest, ATimelineFollowsTheSchedule) {
     std::vector<std::string> gathers{"layer0", "layer1", "layer2", "layer3"};
     gathers.emplace_back(kRootName);
     auto found = names_in(report, TimelineLane::Gather);
-    // What ranks compare at the end is no parameter, but it is a gather.
+    // What ranks compare at the end is not a parameter, but it is a gather.
     ASSERT_GE(found.size(), gathers.size());
     found.resize(gathers.size());
     EXPECT_THAT(found, ElementsAreArray(gathers));

@@ -46,7 +46,7 @@ void append(const fs::path& path, const std::string& text) {
   std::ofstream(path, std::ios::app) << text;
 }
 
-/// Collects warnings, as long as it lives.
+/// Collects warnings as long as the object lives.
 class Warnings : public c10::WarningHandler {
  public:
   Warnings() : before_(c10::WarningUtils::get_warning_handler()) {
@@ -278,7 +278,7 @@ TEST(RunLogTest, AFullDiskIsWarnedOfOnceAndTrainingGoesOn) {
   ASSERT_EQ(warnings.texts.size(), 1);
   EXPECT_THAT(warnings.texts[0], HasSubstr("log.jsonl"));
   EXPECT_THAT(warnings.texts[0], HasSubstr("No space left"));
-  EXPECT_THAT(warnings.texts[0], HasSubstr("Training goes on"));
+  EXPECT_THAT(warnings.texts[0], HasSubstr("Training continues"));
 }
 
 TEST(RunLogTest, AFolderThatCannotBeMadeIsWarnedOf) {

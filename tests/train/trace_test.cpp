@@ -27,7 +27,7 @@ struct Event {
   double end;
 };
 
-/// Those that have a length.
+/// The events that have a duration.
 std::vector<Event> read(const fs::path& path) {
   std::ifstream in(path);
   std::vector<Event> events;

@@ -19,12 +19,12 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 #include "zero/bucket_assignment.h"
+#include "zero/support.h"
 
 namespace tessera {
 namespace {
 
-using tessera::testing::error_of;
-using tessera::testing::on_ranks;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -95,16 +95,6 @@ DDPOptions tiny_buckets() {
   return DDPOptions().first_bucket_mb(1e-6).bucket_cap_mb(1e-6);
 }
 
-void expect_equal(
-    const torch::nn::Sequential& a,
-    const torch::nn::Sequential& b) {
-  const auto left = a->parameters();
-  const auto right = b->parameters();
-  for (size_t i = 0; i < left.size(); ++i) {
-    EXPECT_TRUE(torch::equal(left[i], right[i])) << "parameter " << i;
-  }
-}
-
 std::vector<at::Tensor> values_of(const torch::nn::Sequential& model) {
   std::vector<at::Tensor> values;
   for (const at::Tensor& param : model->parameters()) {
@@ -143,7 +133,7 @@ struct Overlapped {
             std::move(hook), ddp, *zero, way.shard_buckets));
   }
 
-  /// Through the handle or past it, which must not matter.
+  /// Through the handle or without it, which must not matter.
   void train(const at::Tensor& x, bool through_handle = true) {
     model->zero_grad();
     (through_handle ? ddp(x) : model->forward(x)).square().mean().backward();
@@ -321,7 +311,7 @@ TEST(ZeroOverlapTest, SchedulersDriveIt) {
       plain_scheduler.step();
       expect_equal(overlapped.model, plain.model);
     }
-    // What the last step had.
+    // The learning rate of the last step.
     EXPECT_LT(
         overlapped.zero->optim().param_groups()[0].options().get_lr(), 1e-2);
   });
@@ -473,7 +463,7 @@ TEST(ZeroOverlapTest, RejectsWhatItCannotStep) {
     hook_with_zero_step(average, ddp, zero);
     EXPECT_THAT(
         error_of([&] { hook_with_zero_step(average, ddp, zero); }),
-        HasSubstr("in a hook already"));
+        HasSubstr("already used by a hook"));
   });
 }
 
@@ -597,7 +587,7 @@ TEST(ZeroOverlapTest, RejectsAParameterThatWasFrozen) {
   });
 }
 
-/// Throws where it is told to.
+/// Throws if it is told to.
 class Touchy : public optim::SGD {
  public:
   using optim::SGD::SGD;

@@ -22,13 +22,12 @@
 #include "support/errors.h"
 #include "support/memory_meter.h"
 #include "support/ranks.h"
+#include "zero/support.h"
 
 namespace tessera {
 namespace {
 
-using tessera::testing::error_of;
-using tessera::testing::MemoryMeter;
-using tessera::testing::on_ranks;
+using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using torch::optim::OptimizerParamGroup;
@@ -45,17 +44,7 @@ void backward(torch::nn::Sequential& model, int step) {
   model->forward(torch::randn({4, 7})).square().mean().backward();
 }
 
-void expect_equal(
-    const torch::nn::Sequential& a,
-    const torch::nn::Sequential& b) {
-  const auto left = a->parameters();
-  const auto right = b->parameters();
-  for (size_t i = 0; i < left.size(); ++i) {
-    EXPECT_TRUE(torch::equal(left[i], right[i])) << "parameter " << i;
-  }
-}
-
-/// Sharded and not, the same bits.
+/// Expects the same bits with and without sharding.
 template <class O, class Options>
 void expect_matches_plain(const Options& options, bool bucket_view = false) {
   auto sharded = make_model();
@@ -465,24 +454,15 @@ TEST(ZeroTest, GetStateDictLeavesStateWithItsOwner) {
 TEST(ZeroTest, SavingAndLoadingPeakBelowThisRanksShare) {
   on_ranks(4, [](const Group& world) {
     constexpr double kMegaByte = 1 << 20;
-    torch::nn::Sequential model;
-    for (int i = 0; i < 4; ++i) {
-      model->push_back(
-          torch::nn::Linear(torch::nn::LinearOptions(1024, 1024).bias(false)));
-    }
-    ZeroRedundancyOptimizer zero(
-        model->parameters(), optimizer_class<optim::AdamW>(1e-2));
-    for (const at::Tensor& param : model->parameters()) {
-      param.mutable_grad() = torch::ones_like(param);
-    }
-    zero.step();
-    // The state is 32 MB, of which each rank keeps 8.
+    SteppedZero subject(4);
+    auto& [model, zero] = subject;
+    // The state is 32 MB; each rank keeps 8 MB.
     MemoryMeter meter;
     StateDict state = get_optimizer_state_dict(*model, {zero});
     EXPECT_LE(static_cast<double>(meter.peak_bytes()), 1 * kMegaByte);
     set_optimizer_state_dict(*model, {zero}, state);
     EXPECT_LE(static_cast<double>(meter.peak_bytes()), 17 * kMegaByte);
-    // Full tensors, of which each rank needs a part.
+    // Full tensors; each rank needs a part of them.
     const StateDict all = get_optimizer_state_dict(
         *model, {zero}, StateDictOptions().full_state_dict(true));
     state = {};
@@ -499,7 +479,7 @@ TEST(ZeroTest, RejectsARankThatIsNotThere) {
     auto model = make_model();
     ZeroRedundancyOptimizer zero(
         model->parameters(), optimizer_class<optim::SGD>(0.1));
-    // On one rank only: the other hears of it.
+    // On one rank only: the other rank throws, too.
     EXPECT_THAT(
         error_of([&] { zero.consolidate_state_dict(2 * world.rank()); }),
         HasSubstr("there is no rank 2"));
@@ -540,24 +520,15 @@ void expect_consolidation_peaks_below(double mega_bytes_beside) {
   constexpr double kMegaByte = 1 << 20;
   constexpr double kResult = 32 * kMegaByte;
   constexpr double kSlack = 1 * kMegaByte;
-  torch::nn::Sequential model;
-  for (int i = 0; i < 4; ++i) {
-    model->push_back(
-        torch::nn::Linear(torch::nn::LinearOptions(1024, 1024).bias(false)));
-  }
-  ZeroRedundancyOptimizer zero(
-      model->parameters(), optimizer_class<optim::AdamW>(1e-2));
-  for (const at::Tensor& param : model->parameters()) {
-    param.mutable_grad() = torch::ones_like(param);
-  }
-  zero.step();
+  SteppedZero subject(4);
+  auto& zero = subject.zero;
   MemoryMeter meter;
   zero.consolidate_state_dict(1);
   const bool has_it = zero.join_process_group().rank() == 1;
   EXPECT_LE(
       static_cast<double>(meter.peak_bytes()),
       (has_it ? kResult : 0) + mega_bytes_beside * kMegaByte + kSlack);
-  // Gloo's own thread lets go of what it sent a moment later.
+  // Gloo's own thread releases what it sent a moment later.
   const double kept = (has_it ? kResult : 0) + kSlack;
   for (int i = 0; i < 3000 && meter.live_bytes() > kept; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));

@@ -21,40 +21,41 @@ class GroupImpl;
 class PendingCall;
 } // namespace comm
 
-/// A collective under way. Its tensors stay alive inside it; their contents
-/// are defined only after wait(). Dropping it lets the operation run on while
-/// the group is held, but the output must not be read then.
+/// A collective in flight. It keeps its tensors alive; their contents are
+/// defined only after wait(). If it is dropped, the operation continues as long
+/// as the group is held, but its output must not be read.
 class [[nodiscard]] TESSERA_API Work {
  public:
-  /// A finished one.
+  /// A finished operation.
   Work() = default;
   /// For Group's calls; not part of the public contract.
   explicit Work(std::shared_ptr<comm::PendingCall> pending);
 
   /// Blocks until the operation is complete on this rank (for CUDA tensors:
-  /// makes the current stream wait for it). Throws what went wrong, with the
-  /// operation's name. Further calls return at once.
+  /// makes the current stream wait for it). Throws the operation's error, with
+  /// its name. Further calls return at once.
   void wait();
 
-  /// True when wait() would not block. Does not throw.
+  /// True if wait() would not block. Does not throw.
   bool done() const;
 
  private:
   std::shared_ptr<comm::PendingCall> pending_;
 };
 
-/// Ranks that talk: a cheap handle, copied freely; copies are the same group.
+/// Ranks that communicate. A cheap handle, copied freely; copies refer to the
+/// same group.
 ///
 /// Unless its comment says otherwise, every call is collective: all ranks of
 /// the group make it, in the same order, with the same shapes. `label` says
 /// what the data is ("layers.7"); it appears in errors and, where calls are
-/// compared, must agree. Calls are compared always over shared memory, and
-/// with TESSERA_CHECK=1 over every backend.
+/// compared, must agree. Calls are always compared over shared memory, and with
+/// TESSERA_CHECK=1 over every backend.
 ///
 /// Tensors must be dense and contiguous; sizes and dtypes are checked before
-/// anything is sent. Data movement takes every dtype, reductions those the
-/// backend can add. CUDA tensors travel over NCCL, or through host memory
-/// where the group has none. A group of one communicates nothing.
+/// anything is sent. Data movement takes every dtype, reductions take the
+/// dtypes that the backend can add. CUDA tensors are sent over NCCL, or through
+/// host memory if the group has no NCCL. A group of one does not communicate.
 ///
 /// After a TimeoutError or PeerLostError the group is dead: every later call
 /// fails with the first reason. One thread at a time may use a group.
@@ -65,19 +66,20 @@ class TESSERA_API Group {
   /// For the layers above; not part of the public contract.
   explicit Group(std::shared_ptr<comm::GroupImpl> impl);
 
-  /// False for a Group() that stands for none. Not collective, like all up to
-  /// timeout().
+  /// False for a default-constructed Group(). Not collective, like all
+  /// functions up to timeout().
   bool valid() const {
     return impl_ != nullptr;
   }
 
   int rank() const; // this process's number within this group
   int size() const; // how many ranks it has
-  const std::string& name() const; // as messages call it
+  const std::string& name() const; // the group's name in messages
   /// Ranks of the world that form this group, in its order.
   const std::vector<int>& global_ranks() const;
   /// "shm", "gloo", "nccl" or "fake"; "none" in a group of one. For a device
-  /// without a backend of its own: that of the CPU, which it goes through.
+  /// without a backend of its own, the backend of the CPU, through which its
+  /// tensors are sent.
   std::string backend(c10::DeviceType device = c10::DeviceType::CPU) const;
   /// How long a call may wait for a peer.
   std::chrono::milliseconds timeout() const;
@@ -128,7 +130,7 @@ class TESSERA_API Group {
       std::string_view label = {}) const;
 
   /// Part r of `input` goes to rank r, part r of `output` comes from it. Parts
-  /// are equal, unless splits (sizes on dim 0, one a rank) say otherwise.
+  /// are equal, unless splits (sizes on dim 0, one per rank) say otherwise.
   /// `output` and `input` must not overlap.
   void all_to_all(
       const at::Tensor& output,
@@ -145,11 +147,12 @@ class TESSERA_API Group {
       at::IntArrayRef input_splits,
       std::string_view label = {}) const;
 
-  /// The same with parts in pieces: those of inputs[r] go to rank r, one after
-  /// another, into those of outputs[r] there. Pieces may be of any dtype and
-  /// number; the bytes that one rank sends must be those that the other
-  /// expects. All on one device: a rank without any passes an empty one, if
-  /// that is not the CPU. Over shared memory nothing is packed.
+  /// The same with parts in pieces: the pieces of inputs[r] are sent to rank r
+  /// and fill, one after another, the pieces that its outputs have for this
+  /// rank. Pieces may be of any dtype and number; the bytes that one rank
+  /// sends must be those that the other expects. All pieces are on one device;
+  /// if that is not the CPU, a rank without pieces passes an empty one. Over
+  /// shared memory nothing is packed.
   void all_to_all(
       const std::vector<std::vector<at::Tensor>>& outputs,
       const std::vector<std::vector<at::Tensor>>& inputs,
@@ -163,7 +166,8 @@ class TESSERA_API Group {
   std::vector<std::vector<uint8_t>> all_gather_bytes(
       std::span<const uint8_t> bytes,
       std::string_view label = {}) const;
-  /// What `root` passes; the others' argument is ignored.
+  /// Returns the bytes that `root` passes; the argument of other ranks is
+  /// ignored.
   std::vector<uint8_t> broadcast_bytes(
       std::span<const uint8_t> bytes,
       int root,
@@ -176,7 +180,7 @@ class TESSERA_API Group {
       std::string_view label = {}) const;
 
   /// Divides the group: ranks with equal `color` form a group, ordered by
-  /// (key, rank). A negative color joins none and gets nothing back.
+  /// (key, rank). A rank with a negative color joins no group and gets nothing.
   std::optional<Group> split(int color, int key = 0, std::string_view name = {})
       const;
   /// The group of `ranks` (of this group, in the given order), or nothing on a
@@ -188,14 +192,14 @@ class TESSERA_API Group {
   /// This rank by itself. Not collective.
   Group alone() const;
 
-  /// True where all ranks share a host and the CPU backend is shared memory.
-  /// Not collective.
+  /// True if all ranks share a host and the CPU backend is shared memory. Not
+  /// collective.
   bool shares_memory() const;
-  /// One tensor whose memory all ranks of the group map: what one writes the
-  /// others see after a barrier(). Zero-filled. As the input of
-  /// all_gather_into or reduce_scatter it is read in place by the peers, one
-  /// copy less; where the output is the same memory, nothing is copied at all.
-  /// Every rank keeps it as long as any rank passes it to a collective. Throws
+  /// One tensor whose memory all ranks of the group map: what one rank writes
+  /// the others see after a barrier(). Zero-filled. As the input of
+  /// all_gather_into or reduce_scatter the peers read it in place, which saves
+  /// a copy; if the output is the same memory, nothing is copied at all. Every
+  /// rank must keep it as long as any rank passes it to a collective. Throws
   /// unless shares_memory().
   at::Tensor allocate_shared(at::IntArrayRef sizes, at::ScalarType dtype) const;
 

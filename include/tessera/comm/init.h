@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// What init() takes from the environment unless it is set here.
+/// Settings that init() takes from the environment unless they are set here.
 struct TESSERA_API InitOptions {
   /// This process's number and how many there are.
   TORCH_ARG(std::optional<int>, rank) = std::nullopt;
@@ -23,24 +23,24 @@ struct TESSERA_API InitOptions {
   /// neither is needed.
   TORCH_ARG(std::optional<std::string>, master_addr) = std::nullopt;
   TORCH_ARG(std::optional<int>, master_port) = std::nullopt;
-  /// True where somebody else (a launcher) hosts the store there already.
+  /// True if somebody else (a launcher) already hosts the store there.
   TORCH_ARG(std::optional<bool>, store_is_hosted) = std::nullopt;
-  /// Keeps worlds that use one store apart; each is good for one init(). Empty:
-  /// counted by init() itself, which then every rank must call equally often.
+  /// Keeps worlds that use the same store apart; each id is good for one
+  /// init(). If empty, init() counts its calls itself, and every rank must call
+  /// it equally often.
   TORCH_ARG(std::string, store_prefix) = "";
 
-  /// "auto": what the variable TESSERA_BACKEND says; without it CPU tensors go
-  /// over shared memory inside a host and over Gloo across hosts, CUDA tensors
-  /// over NCCL where each rank has a device of its own. A host that does not
-  /// let its ranks share memory makes all ranks of the group use Gloo, with a
-  /// warning that says why. "shm" insists on shared memory: where there is
-  /// none it is an error on every rank. "gloo" keeps CPU tensors on Gloo;
-  /// "nccl" insists on NCCL; "fake" pretends: one process, any world size,
-  /// nothing is sent.
+  /// "auto" uses the variable TESSERA_BACKEND; without it, CPU tensors are sent
+  /// over shared memory within a host and over Gloo across hosts, CUDA tensors
+  /// over NCCL if each rank has a device of its own. If a host does not let its
+  /// ranks share memory, all ranks of the group use Gloo, with a warning that
+  /// says why. "shm" insists on shared memory: if it is not available, every
+  /// rank throws. "gloo" keeps CPU tensors on Gloo; "nccl" insists on NCCL;
+  /// "fake" pretends: one process, any world size, nothing is sent.
   TORCH_ARG(std::string, backend) = "auto";
 
   /// How long joining and each collective may wait for a peer. Default: the
-  /// variable TESSERA_TIMEOUT in seconds, else 10 minutes.
+  /// variable TESSERA_TIMEOUT in seconds, otherwise 10 minutes.
   TORCH_ARG(std::optional<std::chrono::milliseconds>, timeout) = std::nullopt;
 };
 

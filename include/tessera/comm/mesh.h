@@ -12,12 +12,12 @@
 namespace tessera {
 
 /// Ranks in a grid with named axes, row-major: the last axis varies fastest,
-/// so neighbours in rank are neighbours on it. A cheap handle.
+/// so consecutive ranks are neighbours on it. A cheap handle.
 class TESSERA_API Mesh {
  public:
-  /// Lays the ranks of `group` out as `shape`. Names are unique and not empty;
-  /// left out, the axes are called "0", "1", ... Collective over the group:
-  /// makes one group for each axis.
+  /// Lays the ranks of `group` out as `shape`. Names must be unique and not
+  /// empty; without names the axes are called "0", "1", ... Collective over the
+  /// group: creates one group per axis.
   Mesh(
       const Group& group,
       std::vector<int64_t> shape,
@@ -39,8 +39,8 @@ class TESSERA_API Mesh {
   const Group& group() const;
 
   /// The mesh of some axes, in the given order, at this rank's place on the
-  /// others. Collective over the mesh where more than one axis is named, since
-  /// a group is made.
+  /// others. Collective over the mesh if more than one axis is named, since a
+  /// group is created.
   Mesh submesh(const std::vector<std::string>& axes) const;
   /// The mesh of one axis. Not collective.
   Mesh operator[](const std::string& axis) const;

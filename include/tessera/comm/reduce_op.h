@@ -2,9 +2,9 @@
 
 namespace tessera {
 
-/// How values of several ranks become one. For bool, Sum and Max are "or",
-/// Min is "and". Avg divides the sum by the number of ranks; it is refused for
-/// integers and bool.
+/// How the values of several ranks are combined into one. For bool, Sum and Max
+/// are "or", Min is "and". Avg divides the sum by the number of ranks; it is
+/// refused for integers and bool.
 enum class ReduceOp {
   Sum, // of all ranks
   Avg, // that, divided by their number

@@ -16,7 +16,7 @@ namespace tessera {
 /// are of one dtype and device.
 class TESSERA_API GradBucket {
  public:
-  /// For whoever reduces; hooks are given one.
+  /// For the code that reduces; hooks receive a bucket.
   GradBucket(
       size_t index,
       bool is_last,
@@ -33,7 +33,7 @@ class TESSERA_API GradBucket {
   size_t index() const {
     return index_;
   }
-  /// Whether it is the last one of this backward.
+  /// Whether this is the last bucket of this backward.
   bool is_last() const {
     return is_last_;
   }
@@ -45,7 +45,7 @@ class TESSERA_API GradBucket {
   const std::vector<at::Tensor>& gradients() const {
     return gradients_;
   }
-  /// Whose gradients these are, in the same order.
+  /// The parameters that the gradients belong to, in the same order.
   const std::vector<at::Tensor>& parameters() const {
     return parameters_;
   }
@@ -59,21 +59,21 @@ class TESSERA_API GradBucket {
 };
 
 /// Called once, at the end of backward, bucket by bucket: waits, and returns
-/// what the gradients become, a tensor like the bucket's buffer or that itself.
-/// A hook that wraps another may call the other's sooner.
+/// the new gradients: a tensor like the bucket's buffer, or the buffer itself.
+/// A hook that wraps another hook may call the other's future sooner.
 using CommFuture = std::function<at::Tensor()>;
 
 /// Reduces a bucket in place of the average over all ranks. Called during
-/// backward, as soon as the gradients are there, in the same order on every
-/// rank; starts what it has to and returns at once. What it throws, or its
-/// future, comes out of backward at its end, and the other ranks throw an error
-/// that tells of it. The process group is dead then, unless the hook itself
+/// backward as soon as the gradients have arrived, in the same order on every
+/// rank; it starts its work and returns at once. What the hook or its future
+/// throws, backward throws at its end, and the other ranks throw an error that
+/// mentions it. The process group is dead afterwards, unless the hook itself
 /// threw on all ranks.
 using CommHook = std::function<CommFuture(GradBucket& bucket)>;
 
-/// The average over the ranks: what is done without a hook.
+/// Averages over the ranks, as is done without a hook.
 TESSERA_API CommHook allreduce_hook(const Group& group);
-/// The same in 2 bytes an element.
+/// The same with 2 bytes per element.
 TESSERA_API CommHook fp16_compress_hook(const Group& group);
 TESSERA_API CommHook bf16_compress_hook(const Group& group);
 

@@ -21,17 +21,17 @@ namespace tessera {
 struct TESSERA_API DDPOptions {
   /// The ranks that train copies of the model; default: the world.
   TORCH_ARG(std::optional<Group>, process_group) = std::nullopt;
-  /// Every rank starts with the parameters and buffers of rank 0. Off: they
+  /// Every rank starts with the parameters and buffers of rank 0. If off, they
   /// must be equal already.
   TORCH_ARG(bool, init_sync) = true;
   /// A call of the handle begins with rank 0's buffers on every rank.
   TORCH_ARG(bool, broadcast_buffers) = true;
-  /// Gradients travel in buckets of this size, the first one smaller, so that
-  /// it starts early.
+  /// Gradients are sent in buckets of this size; the first bucket is smaller,
+  /// so that it starts early.
   TORCH_ARG(double, bucket_cap_mb) = 25;
   TORCH_ARG(double, first_bucket_mb) = 1;
-  /// Parameters may get no gradient in a backward. Costs nothing unless some
-  /// do. Off: that is an error, on every rank, that names them.
+  /// Parameters may get no gradient in a backward. Costs nothing unless that
+  /// happens. If off, every rank throws an error that names such parameters.
   TORCH_ARG(bool, find_unused_parameters) = false;
   /// Gradients live in the buckets: no copies, and no second set of gradients.
   /// After zero_grad() with undefined gradients they are copied once.
@@ -43,15 +43,16 @@ struct TESSERA_API DDPOptions {
 
 namespace detail {
 
-/// What DistributedDataParallel is for every module.
+/// The part of DistributedDataParallel that does not depend on the module's
+/// type.
 class TESSERA_API DDPHandle : public Joinable {
  public:
   ~DDPHandle() override;
   DDPHandle(const DDPHandle&) = delete;
   DDPHandle& operator=(const DDPHandle&) = delete;
 
-  /// Gradients of backwards that begin while it lives add up on each rank; the
-  /// next backward after it reduces the sums.
+  /// Gradients of backwards that begin while the guard lives accumulate on each
+  /// rank; the next backward after that reduces the sums.
   class [[nodiscard]] TESSERA_API NoSync {
    public:
     ~NoSync();
@@ -64,22 +65,22 @@ class TESSERA_API DDPHandle : public Joinable {
     DDPHandle& handle_;
     const bool before_;
   };
-  /// Holds gradients back while what it returns lives.
+  /// Gradients are not reduced while the returned guard lives.
   NoSync no_sync() {
     return NoSync(*this);
   }
-  /// Off: backwards add up on each rank, as under no_sync().
+  /// If off, gradients accumulate on each rank, as under no_sync().
   void set_requires_gradient_sync(bool on);
 
-  /// Reduces buckets with `hook` from the next backward on. Throws if there is
-  /// one. Collective.
+  /// Reduces buckets with `hook` from the next backward on. Throws if a hook is
+  /// registered already. Collective.
   void register_comm_hook(CommHook hook);
-  /// True once buckets are as they will stay: after the first backward that
-  /// reduces, or the second under static_graph.
+  /// True once buckets are final: after the first backward that reduces, or the
+  /// second under static_graph.
   bool has_rebuilt_buckets() const;
 
-  /// A rank without inputs contributes zeros, and takes the model of a rank
-  /// that trained to the end. Averages are still over all ranks.
+  /// A rank without inputs contributes zeros, and gets the model of a rank that
+  /// trained to the end. Averages are still over all ranks.
   std::unique_ptr<JoinHook> join_hook(const JoinArguments& arguments) override;
   /// See Joinable.
   at::Device join_device() const override;
@@ -106,8 +107,8 @@ class TESSERA_API DDPHandle : public Joinable {
 
 } // namespace detail
 
-/// Trains copies of a model, one a rank: each computes gradients for its own
-/// inputs, which are averaged over the ranks while backward runs.
+/// Trains copies of a model, one per rank: each rank computes gradients for its
+/// own inputs, which are averaged over the ranks while backward runs.
 ///
 ///   DistributedDataParallel ddp(model);
 ///   optim::AdamW optimizer(model->parameters(), 1e-3);
@@ -117,9 +118,9 @@ class TESSERA_API DDPHandle : public Joinable {
 /// The module is not changed, and its parameters stay the leaves they are. As
 /// long as the handle lives, every backward that reaches them is a collective
 /// over the process group, whether the forward was called through the handle or
-/// not; only what happens before a forward (buffers, Join) needs the handle.
-/// Parameters that are frozen when it is made are left alone. Gradients of a
-/// sparse embedding become dense.
+/// not; only the work before a forward (buffers, Join) needs the handle.
+/// Parameters that are frozen when the handle is made are left alone. Gradients
+/// of a sparse embedding become dense.
 ///
 /// The constructor is collective. It throws on every rank DisagreementError if
 /// the models differ in names, shapes, dtypes or what is trainable,
@@ -138,8 +139,8 @@ class DistributedDataParallel : public detail::DDPHandle {
       const DDPOptions& options = {})
       : DistributedDataParallel(module.ptr(), options) {}
 
-  /// The module's forward, after what has to be done before. Collective where
-  /// the module has buffers.
+  /// Calls the module's forward after the work that has to precede it.
+  /// Collective if the module has buffers.
   template <class... Arguments>
   decltype(auto) operator()(Arguments&&... arguments) {
     before_forward();

@@ -23,17 +23,17 @@ class TESSERA_API JoinHook {
   virtual ~JoinHook() = default;
   /// Makes the collectives of one iteration of the ranks that still train.
   virtual void main_hook() {}
-  /// Called once on every rank when all are through. `is_last_joiner`: this
-  /// rank trained to the end, so that its model is the latest.
+  /// Called once on every rank when all ranks are done. `is_last_joiner` means
+  /// that this rank trained to the end, so its model is the latest.
   virtual void post_hook(bool is_last_joiner);
 };
 
-/// What a program passes through Join to all hooks, by name.
+/// The values that a program passes through Join to all hooks, by name.
 using JoinArguments = std::map<std::string, std::any>;
 
 /// Something whose iterations communicate, and that can be joined: ranks with
-/// fewer inputs than others go on taking part in its collectives. Once an
-/// iteration, before its first collective, it calls
+/// fewer inputs than others continue to take part in its collectives. Once per
+/// iteration, before the first collective, a Joinable calls
 /// Join::notify_join_context(*this).
 class TESSERA_API Joinable {
  public:
@@ -42,12 +42,12 @@ class TESSERA_API Joinable {
   /// made. Not collective.
   virtual std::unique_ptr<JoinHook> join_hook(
       const JoinArguments& arguments) = 0;
-  /// Where the tensors of Join's own collectives lie.
+  /// The device of the tensors of Join's own collectives.
   virtual at::Device join_device() const = 0;
   /// The ranks that iterate together.
   virtual Group join_process_group() const = 0;
 
-  /// The Join that it is in; nullptr if there is none.
+  /// The Join that this object is in; nullptr if there is none.
   Join* active_join() const {
     return join_;
   }
@@ -57,18 +57,18 @@ class TESSERA_API Joinable {
   Join* join_ = nullptr;
 };
 
-/// Of Join, with Python's names.
+/// Options of Join, with Python's names.
 struct TESSERA_API JoinOptions {
-  /// Off: everything here does nothing, for inputs known to be even.
+  /// If off, Join does nothing, for inputs known to be even.
   TORCH_ARG(bool, enable) = true;
   /// All ranks throw when the first one has no more inputs.
   TORCH_ARG(bool, throw_on_early_termination) = false;
-  /// Handed to every join_hook().
+  /// Passed to every join_hook().
   TORCH_ARG(JoinArguments, arguments) = {};
 };
 
-/// Trains with uneven inputs: ranks that are through shadow the collectives of
-/// those that are not, until all are.
+/// Trains with uneven inputs: ranks that have no more inputs shadow the
+/// collectives of those that do, until all are done.
 ///
 ///   Join join({&ddp, &zero});
 ///   for (const auto& input : inputs) { ... }
@@ -76,21 +76,21 @@ struct TESSERA_API JoinOptions {
 ///
 /// or, the same in one call, Join::run({&ddp, &zero}, [&] { ... }). If the
 /// body throws, nothing is closed, as in Python: the other ranks then wait for
-/// this one until their timeout, and name it. Joinables must outlive it.
+/// this one until their timeout, and name it. Joinables must outlive the Join.
 class TESSERA_API Join {
  public:
   /// Throws c10::ValueError without a joinable, for joinables of different
   /// groups, and for one that is in a Join already. Not collective.
   explicit Join(std::vector<Joinable*> joinables, JoinOptions options = {});
-  /// Without a close() the joinables are let go, and nothing communicates.
+  /// Without close(), releases the joinables and does not communicate.
   ~Join();
   Join(const Join&) = delete;
   Join& operator=(const Join&) = delete;
 
   /// This rank has no more inputs. Runs the main hooks in the joinables' order
   /// once for each iteration that another rank still makes, then the post
-  /// hooks. Further calls do nothing. Collective, in the sense that every rank
-  /// calls it when it is through.
+  /// hooks. Further calls do nothing. Collective in the sense that every rank
+  /// calls it when it is done.
   void close();
 
   /// Runs `body` under a Join, and closes the Join.
@@ -99,12 +99,12 @@ class TESSERA_API Join {
       const std::function<void()>& body,
       JoinOptions options = {});
 
-  /// A joinable begins an iteration. Only the first one's call communicates,
-  /// and none outside of a Join. Throws with throw_on_early_termination when a
-  /// rank has no more inputs.
+  /// Called when a joinable begins an iteration. Only the call of the first
+  /// joinable communicates, and none outside a Join. With
+  /// throw_on_early_termination, throws if a rank has no more inputs.
   static void notify_join_context(Joinable& joinable);
 
-  /// As given.
+  /// The options as given.
   const JoinOptions& options() const {
     return options_;
   }

@@ -15,28 +15,32 @@
 
 namespace tessera {
 
-/// As Python's PowerSGDState.
+/// Options of PowerSGDState, as in Python.
 struct TESSERA_API PowerSGDOptions {
-  /// Columns of the factors. More: nearer to the average, and more to send.
+  /// Columns of the factors. More columns are nearer to the average, and more
+  /// to send.
   TORCH_ARG(int64_t, matrix_approximation_rank) = 1;
-  /// Backwards that are averaged as they are before that. 2 at least with
-  /// use_error_feedback or warm_start, which want buckets that stay.
+  /// How many backwards are averaged without compression before PowerSGD
+  /// starts. At least 2 with use_error_feedback or warm_start, which need final
+  /// buckets.
   TORCH_ARG(int64_t, start_powerSGD_iter) = 1000;
-  /// A gradient is compressed if that divides its elements by more than this.
+  /// A gradient is compressed if that reduces its elements by more than this
+  /// factor.
   TORCH_ARG(double, min_compression_rate) = 2;
-  /// What was lost is added to the next gradient of this rank. Takes a copy of
-  /// the gradients in memory.
+  /// The error of a compression is added to the next gradient of this rank.
+  /// Needs memory for a copy of the gradients.
   TORCH_ARG(bool, use_error_feedback) = true;
-  /// Factors start from the last ones, which makes them better from step to
+  /// Factors start from the previous ones, which improves them from step to
   /// step.
   TORCH_ARG(bool, warm_start) = true;
-  /// Added to norms, against division by zero; 0: by QR, which needs none.
+  /// Added to norms to avoid division by zero; 0 to orthogonalize by QR, which
+  /// does not need it.
   TORCH_ARG(double, orthogonalization_epsilon) = 0;
-  /// Of the first factors; the same on all ranks.
+  /// The seed of the first factors; the same on all ranks.
   TORCH_ARG(int64_t, random_seed) = 0;
 };
 
-/// What PowerSGD keeps from one backward to the next.
+/// The state that PowerSGD keeps from one backward to the next.
 class TESSERA_API PowerSGDState {
  public:
   /// Throws c10::ValueError for options out of range, DisagreementError if they
@@ -45,20 +49,20 @@ class TESSERA_API PowerSGDState {
       const Group& group,
       const PowerSGDOptions& options = {});
 
-  /// As given.
+  /// The group as given.
   const Group& group() const {
     return group_;
   }
-  /// As given.
+  /// The options as given.
   const PowerSGDOptions& options() const {
     return options_;
   }
-  /// Backwards so far.
+  /// The number of backwards so far.
   int64_t iteration() const {
     return iteration_;
   }
-  /// What this rank's gradients of a bucket lost so far, flat; undefined if
-  /// nothing was compressed yet.
+  /// The accumulated compression error of this rank's gradients of a bucket,
+  /// flat; undefined if nothing was compressed yet.
   at::Tensor error(size_t bucket) const;
 
  private:
@@ -72,10 +76,10 @@ class TESSERA_API PowerSGDState {
   std::map<size_t, std::vector<at::Tensor>> factors_; // by bucket, then matrix
 };
 
-/// PowerSGD (Vogels et al. 2019): a gradient is seen as a matrix, and the
-/// average over the ranks is replaced by a product of two thin ones, which are
-/// all that travels. What is too small for that, biases as a rule, is averaged.
-/// The state is for one model.
+/// PowerSGD (Vogels et al. 2019): a gradient is treated as a matrix, and the
+/// average over the ranks is replaced by a product of two thin matrices; only
+/// these are sent. Gradients that are too small for that, usually biases, are
+/// averaged. The state is for one model.
 ///
 ///   auto state = std::make_shared<PowerSGDState>(
 ///       world, PowerSGDOptions().matrix_approximation_rank(4));

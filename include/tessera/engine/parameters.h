@@ -15,11 +15,12 @@ namespace tessera {
 /// Names and tensors, in the module's order.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// What an optimizer gets: for each parameter of the module, in its order and
-/// once even if it is tied, this rank's shard, or the parameter itself if it is
-/// not sharded. Frozen and empty ones are included, so that all ranks get
-/// equally many. The same tensors at every call. An FSDP unit without
-/// use_orig_params has one flat tensor, at the place of its module.
+/// The tensors to give an optimizer: for each parameter of the module, in its
+/// order and once even if it is tied, this rank's shard, or the parameter
+/// itself if it is not sharded. Frozen and empty shards are included, so that
+/// all ranks get the same number. Every call returns the same tensors. An FSDP
+/// unit without use_orig_params has one flat tensor, at the place of its
+/// module.
 ///
 /// Inside summon_full_params, where its parameters are shown, a unit's
 /// parameters are the module's own.

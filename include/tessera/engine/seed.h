@@ -14,10 +14,10 @@ namespace tessera {
 /// after init(). Not collective.
 TESSERA_API void seed(uint64_t seed);
 
-/// From here on each rank draws random numbers of its own, made from the seed
-/// that was given to seed() and the rank in the world. Does nothing if that has
-/// happened already, if seed() was not called, or if the generators were seeded
-/// by other means since. Not collective.
+/// After this call each rank draws random numbers of its own, derived from the
+/// seed that was given to seed() and the rank in the world. Does nothing if
+/// that has happened already, if seed() was not called, or if the generators
+/// were seeded by other means since. Not collective.
 TESSERA_API void seed_per_rank();
 
 } // namespace tessera

@@ -33,10 +33,10 @@ class TESSERA_API ShardedTensor {
     at::Tensor tensor; // of the box's sizes
   };
 
-  /// `local` is the tensor that the pieces are parts of, if there is one; it is
-  /// how a rank without pieces knows whose memory they would be in. Throws if a
-  /// piece lies outside of `sizes`, or differs from its box or from `dtype`.
-  /// Not collective.
+  /// `local` is the tensor that the pieces are parts of, if there is one; it
+  /// tells a rank without pieces whose memory they would be in. Throws if a
+  /// piece lies outside `sizes`, or differs from its box or from `dtype`. Not
+  /// collective.
   ShardedTensor(
       std::vector<int64_t> sizes,
       at::ScalarType dtype,
@@ -44,35 +44,35 @@ class TESSERA_API ShardedTensor {
       Group group,
       at::Tensor local = {});
 
-  /// Of the whole tensor.
+  /// The sizes of the whole tensor.
   const std::vector<int64_t>& sizes() const {
     return sizes_;
   }
-  /// Of the whole tensor.
+  /// How many elements the whole tensor has.
   int64_t numel() const;
-  /// Of every piece.
+  /// The dtype of every piece.
   at::ScalarType dtype() const {
     return dtype_;
   }
-  /// This rank's; may be empty.
+  /// This rank's pieces; may be empty.
   const std::vector<Piece>& pieces() const {
     return pieces_;
   }
   /// Elements of this rank's pieces.
   int64_t local_numel() const;
-  /// The ranks that together have it.
+  /// The ranks that together have the tensor.
   const Group& group() const {
     return group_;
   }
 
   /// Call it on every rank, also on one without pieces, before the pieces are
-  /// written through their addresses: a sharded model must gather its
-  /// parameters anew. Operators on the pieces say so by themselves. `call` is
-  /// what errors name.
+  /// written through their addresses: a sharded model must then gather its
+  /// parameters anew. Operators on the pieces do this by themselves. `call` is
+  /// the name in errors.
   void before_raw_write(const char* call) const;
 
-  /// The whole tensor, on every rank, where this rank's pieces are; on a rank
-  /// without any, on its current device of the others' kind. Throws on all
+  /// The whole tensor on every rank, on the device of this rank's pieces; on a
+  /// rank without pieces, on its current device of the same type. Throws on all
   /// ranks unless the boxes cover it exactly. Collective.
   at::Tensor full_tensor() const;
 

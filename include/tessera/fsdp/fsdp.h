@@ -44,11 +44,12 @@ struct TESSERA_API CPUOffload {
 
 /// Sharded parameters, their gradients and state dicts keep full precision.
 struct TESSERA_API MixedPrecision {
-  /// Of the gathered parameters; default: the shards'.
+  /// The dtype of the gathered parameters; default: that of the shards.
   TORCH_ARG(std::optional<at::ScalarType>, param_dtype) = std::nullopt;
-  /// In which gradients are averaged; default: param_dtype, as in Python.
+  /// The dtype in which gradients are averaged; default: param_dtype, as in
+  /// Python.
   TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype) = std::nullopt;
-  /// Floating buffers are cast to it once.
+  /// Floating buffers are cast to this dtype once.
   TORCH_ARG(std::optional<at::ScalarType>, buffer_dtype) = std::nullopt;
   /// Calling the handle casts floating tensors among its arguments.
   TORCH_ARG(bool, cast_root_forward_inputs) = true;
@@ -60,7 +61,7 @@ struct TESSERA_API FSDPOptions {
   TORCH_ARG(std::optional<Group>, process_group) = std::nullopt;
   /// For the hybrid strategies: two axes, copies first.
   TORCH_ARG(std::optional<Mesh>, device_mesh) = std::nullopt;
-  /// What is freed between uses, and what is averaged in place of it.
+  /// Whether parameters are sharded, and when they are freed.
   TORCH_ARG(ShardingStrategy, sharding_strategy) = ShardingStrategy::FullShard;
   /// Host memory for shards, gradients and optimizer state.
   TORCH_ARG(CPUOffload, cpu_offload) = {};
@@ -68,20 +69,20 @@ struct TESSERA_API FSDPOptions {
   TORCH_ARG(std::optional<WrapPolicy>, auto_wrap_policy) = std::nullopt;
   /// Dtypes to compute and reduce in.
   TORCH_ARG(MixedPrecision, mixed_precision) = {};
-  /// Their parameters stay as they are.
+  /// Modules whose parameters are not sharded.
   TORCH_ARG(std::vector<std::shared_ptr<torch::nn::Module>>, ignored_modules) =
       {};
-  /// What optimizers see: false, one flat tensor a unit; true, one for each
-  /// parameter.
+  /// What optimizers see: one flat tensor per unit if false, one tensor per
+  /// parameter if true.
   TORCH_ARG(bool, use_orig_params) = false;
-  /// Rank 0's parameters and buffers are taken by all ranks first.
+  /// All ranks first take the parameters and buffers of rank 0.
   TORCH_ARG(bool, sync_module_states) = false;
   /// Compare the values that ranks begin with, by digests, when the model is
-  /// first used; not needed with sync_module_states. Off: different values are
-  /// taken as they are.
+  /// first used; not needed with sync_module_states. If off, different values
+  /// are accepted.
   TORCH_ARG(bool, compare_start) = true;
-  /// Called for every submodule that has parameters on the meta device of its
-  /// own, after these got memory: fills them.
+  /// Called for every submodule that itself has parameters on the meta device,
+  /// after they got memory: initializes them.
   TORCH_ARG(std::function<void(torch::nn::Module&)>, param_init_fn) = nullptr;
   /// Where to move parameters and buffers to before sharding.
   TORCH_ARG(std::optional<at::Device>, device_id) = std::nullopt;
@@ -94,16 +95,16 @@ class TESSERA_API FSDPUnit {
   /// For fsdp_units(); not part of the public contract.
   FSDPUnit(std::shared_ptr<engine::Unit> unit, torch::nn::Module& module);
 
-  /// Where its module is in the largest one that was sharded; for that one, its
-  /// class.
+  /// The path of the unit's module in the outermost sharded module; for that
+  /// module itself, its class.
   const std::string& name() const;
-  /// Must not be called once the model is gone.
+  /// Must not be called once the model has been destroyed.
   torch::nn::Module& module() const {
     return *module_;
   }
-  /// No other unit contains it.
+  /// Whether no other unit contains this one.
   bool is_root() const;
-  /// What became of its options: on one rank nothing is sharded.
+  /// The strategy in effect: on one rank nothing is sharded.
   bool uses_sharded_strategy() const;
   bool offloads_params() const;
   bool use_orig_params() const;
@@ -113,7 +114,7 @@ class TESSERA_API FSDPUnit {
   at::Tensor flat_param() const;
   /// Elements of the shard, padding included; the same on all ranks.
   int64_t sharded_numel() const;
-  /// Of flat_param() inside summon_full_params.
+  /// Elements of flat_param() inside summon_full_params.
   int64_t unsharded_numel() const;
   /// Elements of the unit's full buffer that have memory now.
   int64_t allocated_numel() const;
@@ -136,7 +137,7 @@ TESSERA_API std::vector<FSDPUnit> fsdp_units(
 
 namespace detail {
 
-/// What all handles share, whatever their module's type.
+/// The part of a handle that does not depend on the module's type.
 class TESSERA_API FSDPHandle {
  public:
   /// For FSDP, which knows the module's type.
@@ -148,7 +149,7 @@ class TESSERA_API FSDPHandle {
   const FSDPOptions& options() const {
     return options_;
   }
-  /// As asked for, or NoShard on one rank.
+  /// The strategy as given, or NoShard on one rank.
   ShardingStrategy sharding_strategy() const {
     return strategy_;
   }
@@ -158,10 +159,10 @@ class TESSERA_API FSDPHandle {
   }
 
  protected:
-  /// The module's forward runs while it lives.
+  /// Lives while the module's forward runs.
   class TESSERA_API ForwardScope {
    public:
-    /// The handle must outlive it.
+    /// The handle must outlive this object.
     explicit ForwardScope(const FSDPHandle& handle);
     ~ForwardScope();
     ForwardScope(const ForwardScope&) = delete;
@@ -200,7 +201,7 @@ class TESSERA_API FSDPHandle {
 ///   auto loss = model(x).sum();
 ///
 /// Collective. Throws on all ranks, with nothing changed but what param_init_fn
-/// and device_id ask for, for what fully_shard refuses, and for parameters of
+/// and device_id ask for, if fully_shard would throw, and for parameters of
 /// several dtypes in a unit; without use_orig_params also for a unit that is
 /// partly frozen.
 template <class M>

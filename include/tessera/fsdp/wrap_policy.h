@@ -12,28 +12,29 @@ namespace tessera {
 
 /// Chooses the submodules that become units of their own. The tree is walked
 /// bottom-up; `numel` counts the parameters below a module that no unit inside
-/// it has taken yet. The module that is sharded is never asked about: what is
-/// left over goes to it.
+/// it has taken yet. The policy is not asked about the sharded module itself:
+/// it gets all remaining parameters.
 struct TESSERA_API WrapPolicy {
-  /// A question about a module with `numel` parameters to take.
+  /// Decides about a module with `numel` parameters to take.
   using Decide = std::function<bool(const torch::nn::Module&, int64_t numel)>;
 
-  /// True: the module becomes a unit.
+  /// True if the module becomes a unit.
   Decide wraps;
-  /// False: nothing below the module is looked at. Empty: always look.
+  /// False if the tree below the module is not to be visited. If empty, it
+  /// always is.
   Decide descends = nullptr;
 };
 
-/// Every submodule, also those without parameters.
+/// Chooses every submodule, also those without parameters.
 TESSERA_API WrapPolicy always_wrap_policy();
 
-/// Submodules with at least `min_numel` parameters that no smaller unit took.
-/// Containers without a forward (ModuleList, ModuleDict) and what is inside a
-/// MultiheadAttention are left alone, as in Python.
+/// Chooses submodules with at least `min_numel` parameters that no smaller unit
+/// took. Containers without a forward (ModuleList, ModuleDict) and what is
+/// inside a MultiheadAttention are left alone, as in Python.
 TESSERA_API WrapPolicy
 size_based_auto_wrap_policy(int64_t min_numel = 100'000'000);
 
-/// Submodules for which `wraps` says yes.
+/// Chooses submodules for which `wraps` returns true.
 TESSERA_API WrapPolicy
 lambda_auto_wrap_policy(std::function<bool(const torch::nn::Module&)> wraps);
 
@@ -51,8 +52,8 @@ struct ImplOf<M> {
 };
 } // namespace detail
 
-/// Submodules of the given classes: module_wrap_policy<Block, nn::Linear>().
-/// Takes the holder's or the implementation's name.
+/// Chooses submodules of the given classes: module_wrap_policy<Block,
+/// nn::Linear>(). Takes the holder's or the implementation's name.
 template <class... Modules>
 WrapPolicy module_wrap_policy() {
   return lambda_auto_wrap_policy([](const torch::nn::Module& module) {

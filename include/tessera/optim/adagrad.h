@@ -8,7 +8,7 @@
 
 namespace tessera::optim {
 
-/// As Python's torch.optim.Adagrad.
+/// Options as in Python's torch.optim.Adagrad.
 struct TESSERA_API AdagradOptions : OptionsOf<AdagradOptions> {
   /// With Python's defaults, and this learning rate.
   AdagradOptions() = default;
@@ -20,9 +20,9 @@ struct TESSERA_API AdagradOptions : OptionsOf<AdagradOptions> {
   TESSERA_OPTION(double, eps){1e-10};
   TESSERA_OPTION(double, weight_decay){0};
   TESSERA_OPTION(double, initial_accumulator_value){0};
-  /// Climb instead of descend.
+  /// Maximize instead of minimize.
   TESSERA_OPTION(bool, maximize){false};
-  /// Which of Python's implementations to use there; carried along.
+  /// Which implementation Python uses; kept for Python, ignored here.
   TESSERA_OPTION(std::optional<bool>, foreach){};
   TESSERA_OPTION(std::optional<bool>, fused){};
 
@@ -31,11 +31,12 @@ struct TESSERA_API AdagradOptions : OptionsOf<AdagradOptions> {
   std::vector<OptionField> fields() override;
 };
 
-/// Adagrad, on the CPU by ATen's fused kernel. State: "step", "sum". It is made
-/// when a parameter first has a gradient; Python makes it at construction.
+/// Adagrad, on the CPU by ATen's fused kernel. State: "step", "sum". The state
+/// is created when a parameter first has a gradient; Python creates it at
+/// construction.
 class TESSERA_API Adagrad : public Optimizer {
  public:
-  /// Of groups or of parameters: tessera::parameters(module), or leaves. Throws
+  /// Takes groups or parameters: tessera::parameters(module), or leaves. Throws
   /// as Optimizer's constructor does. Not collective.
   explicit Adagrad(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups,

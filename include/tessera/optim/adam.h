@@ -8,7 +8,7 @@
 
 namespace tessera::optim {
 
-/// As Python's torch.optim.Adam.
+/// Options as in Python's torch.optim.Adam.
 struct TESSERA_API AdamOptions : OptionsOf<AdamOptions> {
   /// With Python's defaults, and this learning rate.
   AdamOptions() = default;
@@ -21,9 +21,9 @@ struct TESSERA_API AdamOptions : OptionsOf<AdamOptions> {
   TESSERA_OPTION(double, weight_decay){0};
   /// Use the largest of the second moments so far.
   TESSERA_OPTION(bool, amsgrad){false};
-  /// Climb instead of descend.
+  /// Maximize instead of minimize.
   TESSERA_OPTION(bool, maximize){false};
-  /// Which of Python's implementations to use there; carried along.
+  /// Which implementation Python uses; kept for Python, ignored here.
   TESSERA_OPTION(std::optional<bool>, foreach){};
   TESSERA_OPTION(std::optional<bool>, fused){};
   /// Shrink parameters by lr * weight_decay, as AdamW does, instead of adding
@@ -40,7 +40,7 @@ struct TESSERA_API AdamOptions : OptionsOf<AdamOptions> {
 /// with amsgrad "max_exp_avg_sq".
 class TESSERA_API Adam : public Optimizer {
  public:
-  /// Of groups or of parameters: tessera::parameters(module), or leaves. Throws
+  /// Takes groups or parameters: tessera::parameters(module), or leaves. Throws
   /// as Optimizer's constructor does. Not collective.
   explicit Adam(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups,

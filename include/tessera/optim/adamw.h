@@ -8,7 +8,7 @@
 
 namespace tessera::optim {
 
-/// As Python's torch.optim.AdamW.
+/// Options as in Python's torch.optim.AdamW.
 struct TESSERA_API AdamWOptions : OptionsOf<AdamWOptions> {
   /// With Python's defaults, and this learning rate.
   AdamWOptions() = default;
@@ -21,9 +21,9 @@ struct TESSERA_API AdamWOptions : OptionsOf<AdamWOptions> {
   TESSERA_OPTION(double, weight_decay){1e-2};
   /// Use the largest of the second moments so far.
   TESSERA_OPTION(bool, amsgrad){false};
-  /// Climb instead of descend.
+  /// Maximize instead of minimize.
   TESSERA_OPTION(bool, maximize){false};
-  /// Which of Python's implementations to use there; carried along.
+  /// Which implementation Python uses; kept for Python, ignored here.
   TESSERA_OPTION(std::optional<bool>, foreach){};
   TESSERA_OPTION(std::optional<bool>, fused){};
 
@@ -35,7 +35,7 @@ struct TESSERA_API AdamWOptions : OptionsOf<AdamWOptions> {
 /// AdamW on ATen's fused kernel, with the state of Adam.
 class TESSERA_API AdamW : public Optimizer {
  public:
-  /// Of groups or of parameters: tessera::parameters(module), or leaves. Throws
+  /// Takes groups or parameters: tessera::parameters(module), or leaves. Throws
   /// as Optimizer's constructor does. Not collective.
   explicit AdamW(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups,

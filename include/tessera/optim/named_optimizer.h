@@ -14,16 +14,16 @@
 
 namespace tessera::optim {
 
-/// An optimizer whose dictionary has names in place of numbers, so that it fits
-/// whatever the order of the parameters:
+/// An optimizer whose dictionary has names instead of numbers, so that it fits
+/// any order of the parameters:
 ///
 ///   auto adam = std::make_unique<Adam>(tessera::parameters(model), 1e-2);
 ///   NamedOptimizer optimizer(
 ///       tessera::named_parameters(model), std::move(adam));
 ///   optimizer.state_dict().at_path("state.fc.weight.exp_avg");
 ///
-/// It owns the optimizer and has its param groups and state: steps, closures,
-/// schedulers, zero_grad() and add_param_group() are called here.
+/// It owns the inner optimizer and has its param groups and state: call step(),
+/// zero_grad() and add_param_group() here, and give this object to schedulers.
 class TESSERA_API NamedOptimizer : public torch::optim::Optimizer,
                                    public StatefulOptimizer {
  public:
@@ -31,8 +31,9 @@ class TESSERA_API NamedOptimizer : public torch::optim::Optimizer,
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
   /// `named` may have more than the optimizer's parameters. Throws
-  /// c10::ValueError if one of them has no name, or a name stands for two, and
-  /// c10::TypeError for a class that state_dict() does not know.
+  /// c10::ValueError if one of them has no name, or if a name stands for two
+  /// parameters, and c10::TypeError for a class that state_dict() does not
+  /// support.
   NamedOptimizer(
       NamedTensors named,
       std::unique_ptr<torch::optim::Optimizer> optimizer);
@@ -41,7 +42,7 @@ class TESSERA_API NamedOptimizer : public torch::optim::Optimizer,
   /// The inner optimizer's step.
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  /// Its parameters must have names too. Hides LibTorch's.
+  /// The group's parameters must have names too. Hides LibTorch's function.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// See state_dict.h. Loading goes by names: groups are those with the same

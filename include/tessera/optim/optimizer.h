@@ -15,8 +15,8 @@
 
 namespace tessera::optim {
 
-/// What an optimizer keeps for a parameter: values by Python's names, and
-/// whatever else was put there or loaded.
+/// The state that an optimizer keeps for a parameter: values by Python's names,
+/// and any others that were added or loaded.
 struct TESSERA_API ParamState
     : torch::optim::OptimizerCloneableParamState<ParamState> {
   StateDict values; // by name
@@ -26,38 +26,41 @@ struct TESSERA_API ParamState
 struct TESSERA_API StateField {
   /// What it looks like.
   enum class Kind {
-    /// As large as the parameter, of its dtype, where it is.
+    /// Shape, dtype and device of the parameter.
     LikeParam,
     /// A float32 scalar in host memory.
     HostScalar,
-    /// A float32 scalar where the parameter is, for kernels that read it there.
+    /// A float32 scalar on the parameter's device, for kernels that read it
+    /// there.
     DeviceScalar,
   };
   const char* name; // Python's
   Kind kind; // its shape and place
-  /// Always there once there is state at all.
+  /// Always present if the parameter has state at all.
   bool is_required = true;
 };
 
 /// Parameters that one call of a kernel can update: of one dtype and device,
-/// with their gradients and state. Complex ones are seen as pairs of reals.
+/// with their gradients and state. Complex parameters are treated as pairs of
+/// reals.
 class TESSERA_API Batch {
  public:
   /// For kernels, all of the same length.
   std::vector<at::Tensor> params;
   std::vector<at::Tensor> gradients;
 
-  /// The state of that name of all parameters, filled with `initial` where
-  /// there is none yet.
+  /// The state of that name for all parameters, filled with `initial` if a
+  /// parameter has none yet.
   std::vector<at::Tensor> state(const StateField& field, double initial = 0);
-  /// The parameters that have such a state, and those that do not.
+  /// The parameters that have state of that name, and those that do not.
   std::pair<Batch, Batch> split_by(const StateField& field) const;
 
  private:
   friend class Optimizer;
   struct Owner {
     at::Tensor param;
-    /// The parameter, or a copy without gaps for kernels that know no strides.
+    /// The parameter, or a contiguous copy for kernels that do not support
+    /// strides.
     at::Tensor dense;
     StateDict* state;
   };
@@ -69,32 +72,33 @@ class TESSERA_API Batch {
 
 /// Base of Tessera's optimizers: param groups with open options, state by name,
 /// dictionaries in Python's form. It is a torch::optim::Optimizer, so
-/// LibTorch's schedulers drive it.
+/// LibTorch's schedulers work with it.
 ///
 /// Options that a group did not set are the optimizer's defaults, as in Python.
 /// Parameters without a gradient are left alone, and so are empty ones (shards
-/// of a rank that has nothing). State is made when a parameter first has a
-/// gradient. Shards are updated where they are: no step communicates.
+/// of a rank that has nothing). State is created when a parameter first has a
+/// gradient. Shards are updated locally: a step does not communicate.
 ///
-/// To write another one, derive from it: name the state in state_fields(), and
-/// update a batch in update().
+/// To write another optimizer, derive from this class: name the state in
+/// state_fields(), and update a batch in update().
 class TESSERA_API Optimizer : public torch::optim::Optimizer,
                               public StatefulOptimizer {
  public:
   /// Runs `closure` first, if there is one, with gradients enabled, and returns
   /// its loss. Throws, before anything is changed, for sparse gradients, for
   /// sharded parameters (an optimizer that was made before fully_shard), and
-  /// for a group that came in by LibTorch's add_param_group(). Not collective.
+  /// for a group that was added by LibTorch's add_param_group(). Not
+  /// collective.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   /// Adds a group, with the options it has. Throws as the constructor does.
-  /// Hides LibTorch's, which is not virtual: called for a
-  /// torch::optim::Optimizer&, that drops the group's options, so the next
+  /// Hides LibTorch's function, which is not virtual: if that is called through
+  /// a torch::optim::Optimizer&, it drops the group's options, so the next
   /// step() throws.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// LibTorch's archives hold the state of its own classes only: both throw
-  /// c10::NotImplementedError. state_dict() is there for that.
+  /// c10::NotImplementedError. Use state_dict() instead.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -107,15 +111,15 @@ class TESSERA_API Optimizer : public torch::optim::Optimizer,
   const std::string& name() const {
     return name_;
   }
-  /// What is kept for a parameter, to read or to add to; empty at first.
+  /// The state of a parameter, to read or to add to; empty at first.
   StateDict& state_of(const at::Tensor& param);
-  /// Null if there is nothing.
+  /// Null if the parameter has no state.
   const StateDict* find_state(const at::Tensor& param) const;
 
  protected:
-  /// Throws c10::ValueError for options out of range and for sharded
-  /// parameters, of which it takes the shards, tessera::parameters(module);
-  /// c10::TypeError for a group with options of another class than `defaults`.
+  /// Throws c10::ValueError for options out of range and for sharded parameters
+  /// (pass their shards, tessera::parameters(module)); c10::TypeError for a
+  /// group with options of another class than `defaults`.
   Optimizer(
       std::string name,
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups,

@@ -17,18 +17,18 @@
 
 namespace tessera::optim {
 
-/// The value of an option, and whether somebody chose it: a group takes what
-/// nobody chose from the optimizer's defaults.
+/// The value of an option, and whether it was set: a group takes options that
+/// were not set from the optimizer's defaults.
 template <class T>
 struct Option {
-  T value{}; // the default, or what was chosen
-  bool is_set = false; // somebody chose it
+  T value{}; // the default, or the value that was set
+  bool is_set = false; // it was set
 };
 
-/// Of Adam and AdamW: how slowly the first and second moments change.
+/// For Adam and AdamW: how slowly the first and second moments change.
 using Betas = std::tuple<double, double>;
 
-/// What numbers are allowed.
+/// The range of numbers that are allowed.
 enum class OptionRange {
   Any,
   NotNegative,
@@ -39,7 +39,7 @@ enum class OptionRange {
 /// An option in a table: Python's name for it, and where its value is. All
 /// dictionaries are written, read and checked by such tables.
 struct TESSERA_API OptionField {
-  /// There is only one value here; `advice` says what to do about another.
+  /// Only one value is supported; `advice` says what to do about another.
   struct Fixed {
     StateValue value; // the only one
     const char* advice; // a sentence for errors
@@ -74,7 +74,7 @@ struct TESSERA_API OptionField {
 
   const char* key; // Python's name
   Slot slot; // where the value is
-  bool* is_set = nullptr; // null: nobody asks
+  bool* is_set = nullptr; // null if it always counts as set
   OptionRange range = OptionRange::Any; // of numbers
 };
 
@@ -110,7 +110,8 @@ class TESSERA_API Options : public torch::optim::OptimizerOptions {
     return extra_;
   }
 
-  /// Takes what nobody chose here from `defaults`, which are of the same class.
+  /// Takes options that were not set from `defaults`, which are of the same
+  /// class.
   void complete_from(Options& defaults);
   /// Whether that has been done.
   bool is_complete() const {
@@ -122,7 +123,7 @@ class TESSERA_API Options : public torch::optim::OptimizerOptions {
   bool is_complete_ = false;
 };
 
-/// What the options of all classes have in common.
+/// Members that the options of all classes share.
 template <class Derived>
 class OptionsOf : public Options {
  public:
@@ -132,8 +133,8 @@ class OptionsOf : public Options {
     extra().set(key, std::move(value));
     return self();
   }
-  /// Steps record no graph here, and are not captured in CUDA graphs: true
-  /// throws c10::NotImplementedError.
+  /// Differentiable steps and CUDA graphs are not supported: true throws
+  /// c10::NotImplementedError.
   Derived& differentiable(bool on);
   Derived& capturable(bool on);
 

@@ -8,7 +8,7 @@
 
 namespace tessera::optim {
 
-/// As Python's torch.optim.RMSprop.
+/// Options as in Python's torch.optim.RMSprop.
 struct TESSERA_API RMSpropOptions : OptionsOf<RMSpropOptions> {
   /// With Python's defaults, and this learning rate.
   RMSpropOptions() = default;
@@ -23,9 +23,9 @@ struct TESSERA_API RMSpropOptions : OptionsOf<RMSpropOptions> {
   TESSERA_OPTION(bool, centered){false};
   /// Adds weight_decay * parameter to the gradient.
   TESSERA_OPTION(double, weight_decay){0};
-  /// Climb instead of descend.
+  /// Maximize instead of minimize.
   TESSERA_OPTION(bool, maximize){false};
-  /// Which of Python's implementations to use there; carried along.
+  /// Which implementation Python uses; kept for Python, ignored here.
   TESSERA_OPTION(std::optional<bool>, foreach){};
 
  public:
@@ -33,11 +33,11 @@ struct TESSERA_API RMSpropOptions : OptionsOf<RMSpropOptions> {
   std::vector<OptionField> fields() override;
 };
 
-/// RMSprop on ATen's foreach kernels. State: "step", "square_avg", and
-/// "momentum_buffer" and "grad_avg" if there is momentum, or it is centered.
+/// RMSprop on ATen's foreach kernels. State: "step", "square_avg",
+/// "momentum_buffer" with momentum, and "grad_avg" if centered.
 class TESSERA_API RMSprop : public Optimizer {
  public:
-  /// Of groups or of parameters: tessera::parameters(module), or leaves. Throws
+  /// Takes groups or parameters: tessera::parameters(module), or leaves. Throws
   /// as Optimizer's constructor does. Not collective.
   explicit RMSprop(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups,

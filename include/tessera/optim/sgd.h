@@ -9,7 +9,7 @@
 
 namespace tessera::optim {
 
-/// As Python's torch.optim.SGD.
+/// Options as in Python's torch.optim.SGD.
 struct TESSERA_API SGDOptions : OptionsOf<SGDOptions> {
   /// With Python's defaults, and this learning rate.
   SGDOptions() = default;
@@ -18,15 +18,15 @@ struct TESSERA_API SGDOptions : OptionsOf<SGDOptions> {
   /// As in Python, with its defaults.
   TESSERA_OPTION(double, lr){1e-3};
   TESSERA_OPTION(double, momentum){0};
-  /// The first gradient goes into the momentum whole.
+  /// The first gradient enters the momentum undampened.
   TESSERA_OPTION(double, dampening){0};
   /// Adds weight_decay * parameter to the gradient.
   TESSERA_OPTION(double, weight_decay){0};
   /// Needs momentum and no dampening.
   TESSERA_OPTION(bool, nesterov){false};
-  /// Climb instead of descend.
+  /// Maximize instead of minimize.
   TESSERA_OPTION(bool, maximize){false};
-  /// Which of Python's implementations to use there; carried along.
+  /// Which implementation Python uses; kept for Python, ignored here.
   TESSERA_OPTION(std::optional<bool>, foreach){};
   TESSERA_OPTION(std::optional<bool>, fused){};
 
@@ -39,7 +39,7 @@ struct TESSERA_API SGDOptions : OptionsOf<SGDOptions> {
 /// SGD on ATen's fused kernel. State: "momentum_buffer", if there is momentum.
 class TESSERA_API SGD : public Optimizer {
  public:
-  /// Of groups or of parameters: tessera::parameters(module), or leaves. Throws
+  /// Takes groups or parameters: tessera::parameters(module), or leaves. Throws
   /// as Optimizer's constructor does. Not collective.
   explicit SGD(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups,

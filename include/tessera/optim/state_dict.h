@@ -10,10 +10,10 @@
 
 namespace tessera::optim {
 
-/// Which ranks get state that others keep.
+/// Which ranks get state that other ranks keep.
 enum class Collect {
-  /// It stays where it is: tensors become sharded ones, of which each rank has
-  /// what it keeps.
+  /// State stays where it is: tensors become sharded tensors, of which each
+  /// rank has what it keeps.
   Nobody,
   Rank0, // the others get an empty dictionary
   Everybody,
@@ -23,21 +23,23 @@ enum class Collect {
 class TESSERA_API StatefulOptimizer {
  public:
   virtual ~StatefulOptimizer() = default;
-  /// What the functions of these names below do for this optimizer.
+  /// Implement the functions of the same names below for this optimizer.
   virtual StateDict state_dict() const = 0;
   virtual void load_state_dict(const StateDict& dict) = 0;
   virtual void initialize_state() = 0;
 
   /// False if state_dict() would have no state.
   virtual bool has_state() const;
-  /// state_dict() with what other ranks keep for this one. Collective over the
-  /// ranks that share the state; without any, state_dict().
+  /// state_dict() including the state that other ranks keep. Collective over
+  /// the ranks that share the state; if no ranks share it, the same as
+  /// state_dict().
   virtual StateDict collect_state_dict(Collect to);
-  /// False for a parameter whose state another rank keeps. What
-  /// load_state_dict() is given for such a one need not have values: a tensor
-  /// on the device meta will do. Not collective.
+  /// False for a parameter whose state another rank keeps. The state that
+  /// load_state_dict() is given for such a parameter need not have values: a
+  /// tensor on the meta device is enough. Not collective.
   virtual bool keeps_state_of(const at::Tensor& param) const;
-  /// Gives back, when called, the state and options of now. Not collective.
+  /// Returns a function that restores the current state and options. Not
+  /// collective.
   virtual std::function<void()> snapshot();
 };
 
@@ -47,8 +49,8 @@ class TESSERA_API StatefulOptimizer {
 ///    "param_groups": [{"lr": 0.001, .., "params": [0, 1, ..]}, ..]}
 ///
 /// Parameters are numbered through all groups; one without state has no entry.
-/// A NamedOptimizer has names in place of numbers. Tensors share memory with
-/// the optimizer's, as in Python: clone() what the next step must not change.
+/// A NamedOptimizer has names instead of numbers. Tensors share memory with the
+/// optimizer's, as in Python: clone() what the next step must not change.
 /// Shards give this rank's part, which checkpoint::save() refuses: save
 /// get_optimizer_state_dict(). Not collective.
 ///
@@ -58,8 +60,8 @@ class TESSERA_API StatefulOptimizer {
 TESSERA_API StateDict state_dict(const torch::optim::Optimizer& optimizer);
 
 /// Gives the optimizer the state and the hyper-parameters in `dict`. Everything
-/// is checked first: it is loaded whole or, with an error that names what does
-/// not fit, not at all. Nothing in `dict` is dropped.
+/// is checked first: it is loaded completely or, with an error that names what
+/// does not fit, not at all. Nothing in `dict` is dropped.
 ///
 /// Keys of `dict` stand for places: the first parameter of `dict`'s first group
 /// is this optimizer's first, as in Python, whether keys are numbers or names.
@@ -72,12 +74,12 @@ TESSERA_API StateDict state_dict(const torch::optim::Optimizer& optimizer);
 /// it. set_optimizer_state_dict() takes every layout, and a flat parameter's.
 ///
 /// Tensors are copied, to the parameter's device; floating-point ones are cast
-/// to its dtype, except "step". Of the keys of a group only "lr" and "params"
-/// must be there; for others the optimizer keeps what it has. State that is not
-/// in `dict` is forgotten.
+/// to its dtype, except "step". A group must have the keys "lr" and "params";
+/// for other keys that are missing the optimizer keeps its own values. State
+/// that is not in `dict` is dropped.
 ///
-/// A class of torch::optim takes only what it knows; Python's other keys must
-/// have the value that changes nothing. Throws c10::ValueError, and
+/// A class of torch::optim takes only the keys it knows; Python's other keys
+/// must have the value that has no effect. Throws c10::ValueError, and
 /// c10::TypeError for values of another kind. Not collective.
 TESSERA_API void load_state_dict(
     torch::optim::Optimizer& optimizer,
@@ -86,8 +88,8 @@ TESSERA_API void load_state_dict(
 /// Gives an optimizer that has no state yet the state it would have after a
 /// step with zero gradients ("step" is 1), so that a dictionary has something
 /// to load into. Parameters and gradients are not touched. Does nothing if
-/// there is state; throws if a parameter that would get some has a gradient,
-/// since a step is under way then. Not collective.
+/// there is state; throws if a parameter that would get state has a gradient,
+/// since a step is pending then. Not collective.
 TESSERA_API void initialize_state(torch::optim::Optimizer& optimizer);
 
 } // namespace tessera::optim

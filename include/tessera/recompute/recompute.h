@@ -19,11 +19,11 @@
 
 namespace tessera {
 
-/// Of recompute() and apply_activation_checkpointing().
+/// Options of recompute() and apply_activation_checkpointing().
 struct TESSERA_API RecomputeOptions {
   /// Gives the second run the random numbers of the first, so that dropout
   /// drops the same: those of the CPU, of the devices of the inputs and of the
-  /// current one. Off: saves a few KB and microseconds a call.
+  /// current one. If off, saves a few KB and microseconds per call.
   TORCH_ARG(bool, preserve_rng_state) = true;
 };
 
@@ -44,28 +44,29 @@ inline constexpr bool kHoldsModule = std::is_constructible_v<ModuleRef, F&> &&
 
 } // namespace detail
 
-/// Activation checkpointing: returns fn(inputs), keeps the inputs alone, and
-/// has backward run `fn` once more for the activations it needs. `fn` takes and
-/// returns vectors of tensors. Gradients are bit-equal to those without, except
-/// of what is used more than 4 times in `fn` and outside of it too, and of
-/// unsharded parameters that several calls share under autocast: those are
-/// added up in another order.
+/// Activation checkpointing: returns fn(inputs), keeps only the inputs, and
+/// makes backward run `fn` once more for the activations it needs. `fn` takes
+/// and returns vectors of tensors. Gradients are bit-equal to those without
+/// recompute(), except for tensors that are used more than 4 times in `fn` and
+/// outside `fn` too, and for unsharded parameters that several calls share
+/// under autocast: these are added up in another order.
 ///
 /// Whatever `fn` uses gets its gradients, also parameters and activations that
 /// it captures, and also if no input requires one. Inputs may be undefined, of
 /// any dtype, and with or without gradient; so may outputs. The second run has
 /// the random numbers and the autocast state of the first. Nesting,
 /// retain_graph, torch::autograd::grad() and gradients of gradients work.
-/// Without grad mode it just calls `fn`.
+/// Without grad mode, recompute() just calls `fn`.
 ///
 /// `fn` is kept until its part of the graph is freed: capture by value what
 /// does not live that long (holders of modules are pointers). It must do the
 /// same both times; backward throws if shapes, dtypes or the parameters used
 /// differ, or if an input or a parameter was changed in place since. What `fn`
-/// throws in backward comes out of backward(). Its side effects happen twice:
-/// batch norm counts a batch twice, a hook it adds to an input runs twice.
+/// throws in backward, backward() throws. Its side effects happen twice: batch
+/// norm counts a batch twice, a hook it adds to an input runs twice.
 ///
-/// Not collective in itself; with sharded parameters `fn` is, as any use is.
+/// Not collective in itself; with sharded parameters `fn` is collective, as any
+/// use of them is.
 template <class F>
 std::enable_if_t<!detail::kMapsTensor<F>, std::vector<at::Tensor>> recompute(
     F fn,
@@ -112,9 +113,10 @@ inline at::Tensor recompute(
       options);
 }
 
-/// Puts the submodules for which `which` says yes under recompute() and returns
-/// how many. The module itself is not asked about, nor is what is under
-/// recompute already. Before or after fully_shard.
+/// Puts the submodules for which `which` returns true under recompute() and
+/// returns how many. `which` is not called for the module itself, nor for
+/// modules that are under recompute() already. May be called before or after
+/// fully_shard.
 ///
 /// An element of a torch::nn::Sequential is replaced there by a module that
 /// calls it, and that has it as its child `_checkpoint_wrapped_module`. A
@@ -128,10 +130,10 @@ inline at::Tensor recompute(
 /// Sequential are as they were; Sequential::at<Block>(i) no longer finds the
 /// Block. A Sequential that is recomputed as a whole cannot be cloned.
 ///
-/// Throws, with nothing changed, if a submodule for which `which` says yes is
-/// neither an element of a Sequential nor a Sequential that has nothing beside
-/// its elements: its parent calls it through a member whose type cannot be
-/// replaced. Call recompute() in the parent's forward instead.
+/// Throws, with nothing changed, if a submodule for which `which` returns true
+/// is neither an element of a Sequential nor a Sequential that has nothing
+/// beside its elements: its parent calls it through a member whose type cannot
+/// be replaced. Call recompute() in the parent's forward instead.
 TESSERA_API int64_t apply_activation_checkpointing(
     ModuleRef module,
     const std::function<bool(const torch::nn::Module&)>& which,

@@ -54,12 +54,12 @@ class TESSERA_API StateKey {
   std::variant<int64_t, std::string> key_;
 };
 
-/// Whose part a tensor is that holds only what one rank has of it.
+/// Describes a tensor that is one rank's part of a parameter.
 struct TESSERA_API PartOf {
   std::string parameter; // its name, or its number in an optimizer
-  std::string unit; // that the parameter is sharded with
+  std::string unit; // the unit that shards the parameter
   int rank = 0; // whose part
-  int num_ranks = 0; // how many have parts
+  int num_ranks = 0; // how many ranks have parts
 };
 
 /// A list of values, as in Python.
@@ -90,17 +90,17 @@ class TESSERA_API StateValue {
   /// other tensor, but checkpoint::save() refuses it, since parts of several
   /// ranks look like copies of one tensor.
   static StateValue part(at::Tensor tensor, PartOf origin);
-  /// A tensor of which ranks may have different values, any of which will do:
-  /// running statistics of a batch norm. checkpoint::save() compares the values
-  /// of other tensors that several ranks have; of this one it writes those of
-  /// the first rank that has it.
+  /// A tensor of which ranks may have different values, any of which is good
+  /// enough, such as running statistics of a batch norm. checkpoint::save()
+  /// compares the values of other tensors that several ranks have; of this
+  /// tensor it writes the values of the first rank that has it.
   static StateValue of_any_rank(at::Tensor tensor);
   StateValue(const StateValue& other);
   StateValue(StateValue&& other) noexcept;
   StateValue& operator=(StateValue other) noexcept;
   ~StateValue();
 
-  /// What it holds.
+  /// The kind of value.
   bool is_none() const;
   bool is_tensor() const;
   bool is_sharded() const;
@@ -113,8 +113,8 @@ class TESSERA_API StateValue {
   /// "tensor", "sharded tensor", "int", ...
   const char* kind() const;
 
-  /// That value. Throw c10::TypeError if it is of another kind; to_double takes
-  /// an int too.
+  /// The value. These throw c10::TypeError if it is of another kind; to_double
+  /// takes an int too.
   const at::Tensor& tensor() const;
   const ShardedTensor& sharded() const;
   int64_t to_int() const;
@@ -126,15 +126,15 @@ class TESSERA_API StateValue {
   const StateDict& dict() const;
   StateDict& dict();
 
-  /// Null for all but what part() made.
+  /// Null unless part() made this value.
   const PartOf* part_of() const {
     return part_of_.get();
   }
-  /// What of_any_rank() made.
+  /// True if of_any_rank() made this value.
   bool is_of_any_rank() const {
     return is_of_any_rank_;
   }
-  /// A value that is this one but for its tensor.
+  /// This value with another tensor.
   StateValue with_tensor(at::Tensor tensor) const;
 
   /// Shares no tensor with this one.
@@ -169,15 +169,15 @@ class TESSERA_API StateValue {
 ///   StateDict state{{"step", 3}, {"model", model_state}};
 ///   state.at_path("model.fc.weight").tensor();
 ///
-/// Order is that of insertion and does not matter for equality. Copies share
-/// tensors, clone() does not. Not thread-safe.
+/// The order is that of insertion; it does not matter for equality. Copies
+/// share tensors, clone() does not. Not thread-safe.
 class TESSERA_API StateDict {
  public:
   /// What is iterated over, in the order of insertion.
   using Item = std::pair<StateKey, StateValue>;
   using Items = std::vector<Item>;
 
-  /// Empty, or with these items; a key that comes twice has the last value.
+  /// Empty, or with these items; a key that appears twice has the last value.
   StateDict();
   StateDict(std::initializer_list<Item> items);
   StateDict(const StateDict& other);
@@ -222,7 +222,7 @@ class TESSERA_API StateDict {
   /// The same keys and values, in any order; see diff_state_dicts().
   bool operator==(const StateDict& other) const;
 
-  /// One line a value, tensors as dtype, shape and first elements.
+  /// One line per value, tensors as dtype, shape and first elements.
   std::string to_string() const;
 
  private:
@@ -244,9 +244,9 @@ struct TESSERA_API DiffTolerance {
   bool equal_nan = true;
 };
 
-/// Where two dictionaries differ: a line each, at most `max_lines`, then how
-/// many more; empty where they agree. Shapes and dtypes must be the same,
-/// devices and the order of keys need not; of sharded tensors this rank's
+/// Where two dictionaries differ: one line per difference, at most `max_lines`,
+/// then how many more; empty if they agree. Shapes and dtypes must be the same,
+/// devices and the order of keys need not; for sharded tensors, this rank's
 /// pieces are compared. Not collective.
 ///
 ///   optim.state.fc.weight.exp_avg: element [1, 7]: 0.25 against 0.5
@@ -260,11 +260,11 @@ TESSERA_API std::string diff_state_dicts(
 /// the keys that lead to it. Empty lists and dicts are leaves, so that nothing
 /// is lost.
 struct TESSERA_API FlatState {
-  /// A value that is no dictionary and no list.
+  /// A value that is neither a dictionary nor a list.
   struct Leaf {
     std::string path; // keys joined by dots
     std::vector<StateKey> keys; // from the outside in
-    /// For each key: it is a position in a list.
+    /// For each key, whether it is a position in a list.
     std::vector<bool> in_list;
     StateValue value; // shares tensors with the dictionary
   };
@@ -275,11 +275,11 @@ TESSERA_API FlatState flatten_state_dict(const StateDict& dict);
 /// Throws c10::ValueError if the leaves do not fit together.
 TESSERA_API StateDict unflatten_state_dict(const FlatState& flat);
 
-/// Tensors are written with their values, on the CPU; of sharded ones this
+/// Tensors are written with their values, on the CPU; sharded tensors with this
 /// rank's pieces.
 TESSERA_API std::vector<uint8_t> state_dict_to_bytes(const StateDict& dict);
-/// What state_dict_to_bytes() made. `group` is given to sharded tensors;
-/// without one they are refused. Throws c10::ValueError for anything else,
+/// Reads what state_dict_to_bytes() wrote. Sharded tensors get `group`;
+/// without a group they are refused. Throws c10::ValueError for anything else,
 /// reading nothing beyond the end and allocating no more than the bytes can
 /// fill.
 TESSERA_API StateDict state_dict_from_bytes(

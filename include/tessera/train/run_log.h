@@ -17,15 +17,15 @@
 
 namespace tessera {
 
-/// Of a RunLog.
+/// Options of RunLog.
 struct TESSERA_API RunLogOptions {
-  /// What the run is called; default: the last part of the folder.
+  /// The name of the run; default: the last part of the folder.
   TORCH_ARG(std::string, name);
-  /// Who trains; default: the world, or this process alone.
+  /// The ranks that train; default: the world, or this process alone.
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
 };
 
-/// What one training step has to say. What is not set is not written.
+/// The record of one training step. Fields that are not set are not written.
 struct TESSERA_API StepRecord {
   /// Counted from 1: the step that was just made.
   int64_t step = 0;
@@ -33,39 +33,40 @@ struct TESSERA_API StepRecord {
   std::optional<double> loss;
   /// The learning rate.
   std::optional<double> lr;
-  /// Of the gradients before they were clipped.
+  /// The norm of the gradients before clipping.
   std::optional<double> grad_norm;
   std::optional<int64_t> tokens; // of all ranks, in this step
-  /// That the step took.
+  /// The duration of the step.
   std::optional<double> seconds;
   std::optional<MemoryByKind> memory; // of this rank
 };
 
 /// Writes what happened in a run to FOLDER/log.jsonl, for `tessera report`:
-/// one JSON object a line, docs/monitor.md says which.
+/// one JSON object per line, described in docs/monitor.md.
 ///
 ///   RunLog log("runs/7");
 ///   log.start(step, {{"lr", 1e-3}}, monitor.units(), "cpu");
 ///   log.step({.step = step, .loss = loss, .memory = report.memory});
 ///   log.end(step, "finished");
 ///
-/// Rank 0 of the group writes. The other ranks may make all calls too, and make
-/// no file; only what says so below is collective.
+/// Rank 0 of the group writes. The other ranks may make all calls too, but
+/// write no file; only functions that say so below are collective.
 ///
 /// Every line is one write at the end of the file, so that a run that is killed
-/// leaves whole lines, the last one perhaps excepted. A run that starts again
-/// appends; if the last line is torn it begins a new one. Numbers are written
-/// so that reading gives the same bits; those that are not finite as "nan",
-/// "inf" and "-inf". Text that is not UTF-8 gets U+FFFD for its bad bytes.
+/// leaves complete lines, except perhaps the last one. A run that resumes
+/// appends; if the last line is torn, it begins a new line. Numbers are written
+/// so that reading gives the same bits; numbers that are not finite become
+/// "nan", "inf" and "-inf". Text that is not UTF-8 gets U+FFFD for its bad
+/// bytes.
 ///
-/// A disk that is full, or any other error in writing, does not stop training:
-/// it is warned of once, and nothing more is logged.
+/// A full disk, or any other error in writing, does not stop training: the log
+/// warns once, and nothing more is logged.
 ///
 /// Thread safety: one thread at a time.
 class TESSERA_API RunLog {
  public:
-  /// Makes the folder if it is not there. Not collective. A folder that cannot
-  /// be made or a file that cannot be opened is such an error too.
+  /// Creates the folder if it does not exist. Not collective. A folder that
+  /// cannot be created or a file that cannot be opened is such an error too.
   explicit RunLog(
       std::filesystem::path folder,
       const RunLogOptions& options = {});
@@ -78,12 +79,12 @@ class TESSERA_API RunLog {
   /// How many starts the file had before this run; 0 is the first. Known on
   /// rank 0, 0 elsewhere.
   int64_t attempt() const;
-  /// False once an error was warned of, and on ranks that do not write.
+  /// False after such a warning, and on ranks that do not write.
   bool is_writing() const;
 
-  /// First of all, once. `step` is the one that it starts from. Of a
-  /// dictionary, tensors are written as their shapes. JSON text is written as
-  /// it is, on one line; throws c10::ValueError on all ranks if it is none.
+  /// Call it first, once. `step` is the step that the run starts from. Tensors
+  /// in a dictionary are written as their shapes. JSON text is written as it
+  /// is, on one line; throws c10::ValueError on all ranks if it is not JSON.
   void start(
       int64_t step,
       const StateDict& config,
@@ -104,7 +105,7 @@ class TESSERA_API RunLog {
   void step_of_all(const StepRecord& record);
   void eval(int64_t step, double loss);
   void sample(int64_t step, std::string_view prompt, std::string_view text);
-  /// `blocked_seconds` is for how long training stood still.
+  /// `blocked_seconds` is how long training stood still.
   void checkpoint(
       int64_t step,
       const std::filesystem::path& path,

@@ -20,11 +20,11 @@ namespace tessera {
 ///   }
 ///
 /// Each rank writes a file of its own, FOLDER/rank0.json and so on, when the
-/// last step is over. Outside of the chosen steps it costs nothing.
+/// last step is over. Outside the chosen steps it costs nothing.
 ///
-/// Nothing here is collective. An error in writing is warned of and does not
-/// stop training. One trace of a process at a time; Python's profiler in the
-/// same process is another.
+/// No function is collective. An error in writing causes a warning and does not
+/// stop training. Only one trace per process at a time; Python's profiler in
+/// the same process counts as one.
 class TESSERA_API StepTrace {
  public:
   /// Both steps included. Throws c10::ValueError if they are in the wrong
@@ -33,19 +33,19 @@ class TESSERA_API StepTrace {
       std::filesystem::path folder,
       int64_t first_step,
       int64_t last_step);
-  /// Writes what there is, if steps are being traced.
+  /// Writes the trace so far, if steps are being traced.
   ~StepTrace();
   StepTrace(const StepTrace&) = delete;
   StepTrace& operator=(const StepTrace&) = delete;
 
-  /// Step `step` begins, and with it the one before ends. Steps grow, and need
-  /// not begin at 0.
+  /// Begins step `step`, which ends the one before. Steps must increase, and
+  /// need not begin at 0.
   void at_step(int64_t step);
-  /// Ends the step under way, and writes if steps were traced. For the end of
-  /// training; calling it again does nothing.
+  /// Ends the current step, and writes the trace if steps were traced. For the
+  /// end of training; calling it again does nothing.
   void close();
 
-  /// The file of this rank. It is there once the last step is over.
+  /// The file of this rank. It exists once the last step is over.
   const std::filesystem::path& path() const;
 
  private:

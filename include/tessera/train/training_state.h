@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// All that a training run needs to go on: model, optimizers, the random number
-/// generators of every rank, and values of the user's own.
+/// Everything that a training run needs to resume: model, optimizers, the
+/// random number generators of every rank, and values of the user's own.
 ///
 ///   TrainingState training(model, {optimizer});
 ///   training.values = {{"step", 0}, {"tokens_seen", 0}};
@@ -25,18 +25,18 @@ namespace tessera {
 /// them, "rng" and "values".
 ///
 /// The generators are the CPU's and that of the GPU the model is on (if it is
-/// on none, of the current one). A rank takes up those that the rank of its
-/// number had, as far as there were so many; the others keep their own. (The
-/// same number of ranks goes on bit by bit; another one draws other numbers in
-/// any case.)
+/// on none, of the current one). A rank restores the generators that the rank
+/// of the same number had, if there was one; other ranks keep their own. (With
+/// the same number of ranks a run resumes bit by bit; with another number,
+/// ranks draw other numbers in any case.)
 class TESSERA_API TrainingState : public checkpoint::Stateful {
  public:
-  /// Both must outlive it.
+  /// Both must outlive this object.
   TrainingState(ModuleRef model, OptimizerRefs optimizers);
 
-  /// Saved with the rest; loading replaces them. Set the same keys before
-  /// loading as were saved: those that only one side has are an error. The same
-  /// on all ranks, unless the rank is in the name.
+  /// Saved with the rest; loading replaces them. Before loading, set the same
+  /// keys that were saved: a key that only one side has is an error. Values
+  /// must be the same on all ranks, unless the rank is in the name.
   StateDict values;
 
   StateDict state_dict() override;

@@ -17,9 +17,10 @@ namespace tessera {
 /// As in Python's torch.distributed.checkpoint.state_dict.
 struct TESSERA_API StateDictOptions {
   /// Full tensors instead of sharded ones: on all ranks, or with cpu_offload on
-  /// rank 0 only, the others getting an empty dictionary.
+  /// rank 0 only, while the other ranks get an empty dictionary.
   TORCH_ARG(bool, full_state_dict) = false;
-  /// Getting: in host memory. Setting takes tensors from anywhere.
+  /// Getting: tensors are in host memory. Setting takes tensors from any
+  /// device.
   TORCH_ARG(bool, cpu_offload) = false;
   /// Leave out parameters that do not require gradients; setting: they may be
   /// missing.
@@ -40,15 +41,15 @@ using OptimizerRefs =
     std::vector<std::reference_wrapper<torch::optim::Optimizer>>;
 
 /// State under the names of the unsharded model, for plain, data-parallel and
-/// sharded modules alike, whatever state_dict_type says. Getting changes
-/// neither parameters nor gradients; an optimizer without state gets the one
-/// that a step with zero gradients and learning rate 0 leaves. Values that are
-/// not gathered share memory with model and optimizer. State that ranks share
-/// (ZeroRedundancyOptimizer) is sharded, unless full_state_dict is asked for.
-/// With `submodules` only their state. Collective where something is sharded.
+/// sharded modules alike; ignores state_dict_type. Getting changes neither
+/// parameters nor gradients; an optimizer without state gets the one that a
+/// step with zero gradients and learning rate 0 leaves. Values that are not
+/// gathered share memory with model and optimizer. State that ranks share
+/// (ZeroRedundancyOptimizer) is sharded, unless full_state_dict is set. With
+/// `submodules` only their state. Collective if something is sharded.
 ///
-/// Throws c10::Error for an optimizer without state while gradients are there,
-/// and c10::ValueError for options that exclude each other.
+/// Throws c10::Error for an optimizer without state while parameters
+/// have gradients, and c10::ValueError for options that exclude each other.
 TESSERA_API StateDict get_model_state_dict(
     ModuleRef model,
     const StateDictOptions& options = {},
@@ -76,16 +77,16 @@ TESSERA_API ModelAndOptimizerState get_state_dict(
 /// Writes state that the calls above returned, for this or another sharding.
 /// Everything is checked on all ranks first; after an error model and
 /// optimizers are as they were. With `strict` all missing and unexpected keys
-/// are named in one error, with the nearest name for each. Without, those of a
-/// model are returned and left alone; state of none of the optimizers'
-/// parameters is ignored, and their parameters may have none. (A trainable
-/// parameter that never had a gradient has no state: saved so, it needs
-/// strict(false).)
+/// are named in one error, with the nearest name for each. Without `strict`,
+/// those of a model are returned and left alone; state that belongs to none of
+/// the optimizers' parameters is ignored, and their parameters may have no
+/// state. (A trainable parameter that never had a gradient has no state: saved
+/// so, it needs strict(false).)
 ///
-/// All ranks must pass the same: names, shapes, kinds and options are compared,
-/// the values of full tensors are not. Throws c10::ValueError on all ranks for
-/// what does not fit, DisagreementError for what differs between ranks, and
-/// c10::Error for an empty dictionary where the model or the optimizers have
+/// All ranks must pass the same state: names, shapes, kinds and options are
+/// compared, the values of full tensors are not. Throws c10::ValueError on all
+/// ranks if something does not fit, DisagreementError if ranks differ, and
+/// c10::Error for an empty dictionary if the model or the optimizers have
 /// state.
 TESSERA_API IncompatibleKeys set_model_state_dict(
     ModuleRef model,

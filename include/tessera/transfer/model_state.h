@@ -16,14 +16,14 @@ namespace tessera {
 /// come as the module's state_dict_type says: full, local or sharded, in the
 /// dtype of the shards. Gathered units are resharded first. FullStateDict of
 /// a sharded module has copies; other values share memory with the module,
-/// clone() makes a snapshot. Collective where units are sharded and the type is
+/// clone() makes a snapshot. Collective if units are sharded and the type is
 /// FullStateDict.
 ///
 /// Throws c10::Error inside summon_full_params: what is shown there is not in
 /// the shards yet.
 TESSERA_API StateDict state_dict(ModuleRef module);
 
-/// What did not fit, where that is no error.
+/// Keys that did not fit, if that is not an error.
 struct TESSERA_API IncompatibleKeys {
   std::vector<std::string> missing; // of the model, not in the dictionary
   std::vector<std::string> unexpected; // the other way round
@@ -31,9 +31,8 @@ struct TESSERA_API IncompatibleKeys {
 
 /// Writes `dict` into the module's parameters and buffers. A value may be a
 /// full tensor, the same on all ranks, or a ShardedTensor of any layout over
-/// the same ranks; values are cast to the dtype that is there. Nothing is
-/// written unless everything fits on every rank. Collective if the module is
-/// sharded.
+/// the same ranks; values are cast to the module's dtypes. Nothing is written
+/// unless everything fits on every rank. Collective if the module is sharded.
 ///
 /// Throws c10::ValueError on all ranks for shapes and kinds that do not fit
 /// and, if `strict`, for keys that are missing or unexpected: all of them in

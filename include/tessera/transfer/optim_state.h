@@ -24,19 +24,19 @@ namespace tessera {
 ///    "params": [keys]}]}
 ///
 /// Optimizers number their parameters, and each rank has its own part of them,
-/// so the numbers and tensors of one rank mean nothing to another model. The
-/// functions here translate: to names of the unsharded model with full or
+/// so the numbers and tensors of one rank are meaningless for another model.
+/// The functions here translate: to names of the unsharded model with full or
 /// sharded tensors, which fit every wrapping, world size and order of
 /// parameters, and back to the numbers and shards of one rank's optimizer. They
 /// take and return what Python's FSDP functions of the same names do.
 ///
 /// `model` may be sharded by FSDP or fully_shard, as a whole, in part, or not
-/// at all; parameters that are not sharded pass through. State that is as large
-/// as its parameter is cut and joined like it; everything else (step) must be
-/// the same on all ranks that have a part of the parameter. Which collectives
-/// run depends on the model alone, never on the order of an optimizer's
-/// parameters; ranks first exchange what state they have, so that errors come
-/// on all of them.
+/// at all; parameters that are not sharded pass through. State with the shape
+/// of its parameter is cut and joined like the parameter; everything else
+/// (step) must be the same on all ranks that have a part of the parameter.
+/// Which collectives run depends only on the model, never on the order of an
+/// optimizer's parameters; ranks first exchange what state they have, so that
+/// errors come on all of them.
 
 /// How an optimizer was built: parameters in order, in one group or several.
 /// Deprecated in favour of the optimizer itself; using it warns, every time,
@@ -56,18 +56,19 @@ class TESSERA_API OptimInput {
   std::vector<std::vector<at::Tensor>> groups_;
 };
 
-/// Of full_optim_state_dict().
+/// Options of full_optim_state_dict().
 struct TESSERA_API FullOptimStateOptions {
   /// Deprecated: what the optimizer was built from.
   TORCH_ARG(std::optional<OptimInput>, optim_input) = std::nullopt;
-  /// The others get an empty dictionary, and need no memory for it.
+  /// Only rank 0 gets the state; the other ranks get an empty dictionary and
+  /// need no memory for it.
   TORCH_ARG(bool, rank0_only) = true;
   /// Whose rank 0 that is; default: that of the model's first unit.
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
 };
 
 /// Names as keys, full tensors in host memory. They are copies. Rank 0 needs
-/// memory for the result and nothing beside it. Collective.
+/// memory for the result and nothing besides. Collective.
 TESSERA_API StateDict full_optim_state_dict(
     ModuleRef model,
     const torch::optim::Optimizer& optim,
@@ -75,14 +76,14 @@ TESSERA_API StateDict full_optim_state_dict(
 
 /// Names as keys, ShardedTensor values that share memory with the optimizer
 /// (clone() makes a snapshot). Tensors without dimensions and plain values stay
-/// as they are. Moves no tensor between ranks. `group` is Python's, and not
-/// needed. Collective.
+/// as they are. Moves no tensor between ranks. `group` exists for compatibility
+/// with Python and is not needed. Collective.
 TESSERA_API StateDict sharded_optim_state_dict(
     ModuleRef model,
     const torch::optim::Optimizer& optim,
     const std::optional<Group>& group = std::nullopt);
 
-/// Of the functions that make a full dictionary this rank's.
+/// Options of the functions that turn a full dictionary into this rank's.
 struct TESSERA_API LoadOptimStateOptions {
   /// Deprecated: what the optimizer was built from.
   TORCH_ARG(std::optional<OptimInput>, optim_input) = std::nullopt;
@@ -95,19 +96,19 @@ struct TESSERA_API LoadOptimStateOptions {
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
 };
 
-/// From names and full tensors, which every rank must have, to what this rank's
-/// optimizer loads. Parameters without state are left out; keys that are not of
-/// the model stay as they are. Not collective.
+/// Converts names and full tensors, which every rank must have, to what this
+/// rank's optimizer loads. Parameters without state are left out; keys that are
+/// not of the model stay as they are. Not collective.
 ///
 /// A flat parameter takes the state of all its members: missing tensors become
-/// zeros, but other values must be there and equal. Throws c10::ValueError if
+/// zeros, but other values must exist and be equal. Throws c10::ValueError if
 /// they are not, and for state names or shapes that do not fit.
 TESSERA_API StateDict shard_full_optim_state_dict(
     const StateDict& full_optim_state_dict,
     ModuleRef model,
     const LoadOptimStateOptions& options = {});
 
-/// The same from rank 0 of the group; what the others pass is ignored.
+/// The same from rank 0 of the group; what other ranks pass is ignored.
 /// Collective.
 TESSERA_API StateDict scatter_full_optim_state_dict(
     const std::optional<StateDict>& full_optim_state_dict,
@@ -135,23 +136,23 @@ TESSERA_API StateDict rekey_optim_state_dict(
     ModuleRef model,
     const LoadOptimStateOptions& options = {});
 
-/// Of optim_state_dict().
+/// Options of optim_state_dict().
 struct TESSERA_API OptimStateOptions {
-  /// In place of what the optimizer has now; with numbers as keys, or names if
-  /// it is a NamedOptimizer's. May lack "param_groups".
+  /// Used instead of the optimizer's current state; with numbers as keys, or
+  /// names if it is a NamedOptimizer's. May lack "param_groups".
   TORCH_ARG(std::optional<StateDict>, optim_state_dict) = std::nullopt;
   /// Whose rank 0 rank0_only means; default: that of the model's first unit.
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
 };
 
-/// What the model's state_dict_type says: full or sharded, on all ranks or on
-/// rank 0, in host memory or where it is. Collective.
+/// Returns the state as the model's state_dict_type says: full or sharded, on
+/// all ranks or on rank 0, in host memory or on its device. Collective.
 TESSERA_API StateDict optim_state_dict(
     ModuleRef model,
     const torch::optim::Optimizer& optim,
     const OptimStateOptions& options = {});
 
-/// Of optim_state_dict_to_load().
+/// Options of optim_state_dict_to_load().
 struct TESSERA_API OptimStateToLoadOptions {
   /// Keep names as keys.
   TORCH_ARG(bool, is_named_optimizer) = false;
@@ -161,8 +162,8 @@ struct TESSERA_API OptimStateToLoadOptions {
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
 };
 
-/// From what optim_state_dict() returned, of this model or another one, to what
-/// this rank's optimizer loads; `optim_state_dict` is left as it is. With
+/// Converts what optim_state_dict() returned, for this model or another one, to
+/// what this rank's optimizer loads; `optim_state_dict` is left as it is. With
 /// rank0_only in the model's state_dict_type, from rank 0's. Collective.
 TESSERA_API StateDict optim_state_dict_to_load(
     ModuleRef model,

@@ -20,37 +20,38 @@ enum class StateDictType {
   ShardedStateDict, // ShardedTensor values: this rank's part with its place
 };
 
-/// Of FullStateDict, for a model.
+/// Config of FullStateDict for a model.
 struct TESSERA_API FullStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = false;
-  /// The others get an empty dictionary.
+  /// Only rank 0 gets the state; the other ranks get an empty dictionary.
   TORCH_ARG(bool, rank0_only) = false;
 };
-/// Of LocalStateDict, for a model.
+/// Config of LocalStateDict for a model.
 struct TESSERA_API LocalStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = false;
 };
-/// Of ShardedStateDict, for a model.
+/// Config of ShardedStateDict for a model.
 struct TESSERA_API ShardedStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = false;
 };
 
-/// Of FullStateDict, for optimizers.
+/// Config of FullStateDict for optimizers.
 struct TESSERA_API FullOptimStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = true;
-  /// The others get an empty dictionary, and load from rank 0's.
+  /// Only rank 0 gets the state; the other ranks get an empty dictionary, and
+  /// load from rank 0's.
   TORCH_ARG(bool, rank0_only) = false;
 };
-/// Of LocalStateDict, for optimizers.
+/// Config of LocalStateDict for optimizers.
 struct TESSERA_API LocalOptimStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = false;
 };
-/// Of ShardedStateDict, for optimizers.
+/// Config of ShardedStateDict for optimizers.
 struct TESSERA_API ShardedOptimStateDictConfig {
   /// Tensors in host memory.
   TORCH_ARG(bool, offload_to_cpu) = true;
@@ -79,10 +80,10 @@ struct TESSERA_API StateDictSettings {
 /// optim_state_dict_to_load() of the module do, for all units in it; returns
 /// what was set before. A config left out takes the type's defaults. Units of
 /// FSDP start with FullStateDict, those of fully_shard with
-/// ShardedStateDict. Not collective, but to be called on all ranks alike.
+/// ShardedStateDict. Not collective, but must be called on all ranks alike.
 ///
 /// Throws c10::ValueError, with nothing changed, for a config of another type,
-/// and where the module has no units, or units that were set differently.
+/// and if the module has no units, or units that were set differently.
 TESSERA_API StateDictSettings set_state_dict_type(
     ModuleRef module,
     StateDictType type,
@@ -94,10 +95,10 @@ set_state_dict_type(ModuleRef module, const StateDictSettings& settings);
 /// Throws c10::ValueError unless all units of the module agree.
 TESSERA_API StateDictSettings get_state_dict_type(ModuleRef module);
 
-/// Sets it while it lives, then what was set before.
+/// Sets the type while the guard lives, then restores the one before.
 class [[nodiscard]] TESSERA_API StateDictTypeGuard {
  public:
-  /// As set_state_dict_type(). The module must outlive it.
+  /// As set_state_dict_type(). The module must outlive the guard.
   StateDictTypeGuard(
       ModuleRef module,
       StateDictType type,

@@ -53,33 +53,33 @@ class TESSERA_API StepTakesExtra {
       const std::any& extra) = 0;
 };
 
-/// Of ZeroRedundancyOptimizer, with Python's names and defaults.
+/// Options of ZeroRedundancyOptimizer, with Python's names and defaults.
 struct TESSERA_API ZeroOptions {
   /// The ranks that share the work; default: the world.
   TORCH_ARG(std::optional<Group>, process_group) = std::nullopt;
-  /// Parameters become views of one tensor a device and owner: nothing is
-  /// packed to be sent, at the price that their memory is freed together.
+  /// Parameters become views of one tensor per device and owner: nothing is
+  /// packed to be sent, but their memory is freed together.
   TORCH_ARG(bool, parameters_as_bucket_view) = false;
   /// Steps are made in the backward of a DistributedDataParallel, by
   /// hook_with_zero_step() or hook_with_zero_step_interleaved(). The local
   /// optimizer is made when the buckets of gradients are final; parameters then
-  /// become views of what travels. For one param group.
+  /// become views of the tensors that are sent. Only one param group is
+  /// supported.
   TORCH_ARG(bool, overlap_with_ddp) = false;
 };
 
-/// Optimizer state cut over the ranks (ZeRO stage 1): each parameter has an
-/// owner, which alone keeps state for it and steps it, and then sends it to the
-/// others.
+/// Optimizer state divided over the ranks (ZeRO stage 1): each parameter has an
+/// owner, which alone keeps state for it, steps it, and then sends it to the
+/// other ranks.
 ///
 ///   ZeroRedundancyOptimizer optimizer(
 ///       model->parameters(), optimizer_class<optim::AdamW>(1e-3));
 ///
 /// Works over any optimizer of tessera::optim or torch::optim. Every rank must
-/// have all parameters, with equal values, and averaged gradients, as data
-/// parallel training has them. It is a torch::optim::Optimizer over all
-/// parameters: schedulers drive it, zero_grad() clears all of them. Its options
-/// are those of the local optimizer, in one place: what either changes, both
-/// have.
+/// have all parameters, with equal values, and averaged gradients, as in
+/// data-parallel training. It is a torch::optim::Optimizer over all parameters:
+/// schedulers work with it, zero_grad() clears all gradients. It shares its
+/// options with the local optimizer: a change to either is a change to both.
 ///
 /// Parameters are divided by size: the largest first, each to the rank with the
 /// fewest elements so far. The constructor, add_param_group(), step() and
@@ -88,10 +88,10 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
                                             public optim::StatefulOptimizer,
                                             public Joinable {
  public:
-  /// Throws on every rank c10::ValueError for no parameters, an empty group, a
-  /// parameter that is given twice, is no leaf or is sharded, for dtypes that
-  /// differ or are sparse; c10::TypeError for an undefined tensor;
-  /// DisagreementError if ranks pass different shapes.
+  /// Throws on every rank c10::ValueError if there are no parameters or a group
+  /// is empty, if a parameter is given twice, is not a leaf or is sharded, and
+  /// for dtypes that differ or are sparse; c10::TypeError for an undefined
+  /// tensor; DisagreementError if ranks pass different shapes.
   ZeroRedundancyOptimizer(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
       const MakeOptimizer& make_optimizer,
@@ -102,53 +102,54 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
       ZeroOptions options = {});
   ~ZeroRedundancyOptimizer() override;
 
-  /// The local optimizer's step, then everybody gets the new parameters. Throws
-  /// c10::ValueError on every rank, before anything is stepped, if the groups
-  /// do not have the parameters that they were added with.
-  /// Returns what the local one returns: the loss of this rank's closure. If
-  /// the local step throws on a rank, all ranks throw. With overlap_with_ddp it
-  /// only warns.
+  /// Calls the local optimizer's step, then all ranks get the new parameters.
+  /// Throws c10::ValueError on every rank, before anything is stepped, if the
+  /// groups do not have the parameters that they were added with. Returns what
+  /// the local step returns: the loss of this rank's closure. If the local step
+  /// throws on a rank, all ranks throw. With overlap_with_ddp it only warns.
   at::Tensor step(LossClosure closure = nullptr) override;
   /// The same for a local optimizer that is StepTakesExtra; throws
   /// c10::TypeError for others.
   at::Tensor step(LossClosure closure, const std::any& extra);
 
-  /// Adds a group; parameters that are there already keep their owners. Throws
-  /// as the constructor does, and with overlap_with_ddp. Hides LibTorch's,
+  /// Adds a group; existing parameters keep their owners. Throws as the
+  /// constructor does, and with overlap_with_ddp. Hides LibTorch's function,
   /// which must not be called.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
-  /// The local optimizer: a group for each of ours, with this rank's
-  /// parameters, largest first, maybe none. With overlap_with_ddp this, and
-  /// whatever has to do with state, throws c10::Error until backwards step.
+  /// The local optimizer: it has a group for each of ours, with this rank's
+  /// parameters, the largest first; a group may be empty. With
+  /// overlap_with_ddp, this function and all functions about state throw
+  /// c10::Error until backwards step.
   torch::optim::Optimizer& optim();
   const torch::optim::Optimizer& optim() const;
 
   /// Collects the state of all ranks on rank `to` of the process group, in host
-  /// memory, until the next call. `to` needs memory for it and a bucket of 32
-  /// MB.
+  /// memory, until the next call. Rank `to` needs memory for the state and a
+  /// bucket of 32 MB.
   void consolidate_state_dict(int to = 0);
-  /// What was consolidated here, with the options of now, as the optimizer
-  /// would have it if it were not sharded. Throws c10::Error where
-  /// consolidate_state_dict() has not been called with this rank. Shares
-  /// tensors with what is kept here, none with the optimizer. Not collective.
+  /// The state that was consolidated on this rank, with the current options, as
+  /// an unsharded optimizer would return it. Throws c10::Error if
+  /// consolidate_state_dict() has not been called for this rank. Shares tensors
+  /// with the consolidated state, none with the optimizer. Not collective.
   StateDict state_dict() const override;
-  /// Takes what state_dict() gives, or the unsharded optimizer, and keeps this
-  /// rank's part. All of it is checked, so that equal dictionaries load on
-  /// every rank or on none. `dict` is not changed. Not collective.
+  /// Takes what state_dict() of this class or of the unsharded optimizer
+  /// returns, and keeps this rank's part. All of it is checked, so that equal
+  /// dictionaries load on every rank or on none. `dict` is not changed. Not
+  /// collective.
   void load_state_dict(const StateDict& dict) override;
-  /// Of this rank's parameters. Not collective.
+  /// Initializes the state of this rank's parameters. Not collective.
   void initialize_state() override;
   bool has_state() const override;
-  /// For get_state_dict(): consolidate_state_dict() and state_dict() in one,
-  /// which keeps nothing here; with optim::Collect::Nobody sharded tensors, of
-  /// which each rank has those of the parameters it owns, in the optimizer's
-  /// own memory. Collective.
+  /// For get_state_dict(): consolidate_state_dict() and state_dict() in one
+  /// call, which keeps nothing here. With optim::Collect::Nobody it returns
+  /// sharded tensors: each rank has those of the parameters it owns, in the
+  /// optimizer's own memory. Collective.
   StateDict collect_state_dict(optim::Collect to) override;
   bool keeps_state_of(const at::Tensor& param) const override;
   std::function<void()> snapshot() override;
 
-  /// A rank without inputs goes on making steps, with the gradients it has.
+  /// A rank without inputs continues to make steps, with the gradients it has.
   /// Throws c10::NotImplementedError with overlap_with_ddp: join the
   /// DistributedDataParallel, whose reductions step.
   std::unique_ptr<JoinHook> join_hook(const JoinArguments& arguments) override;
@@ -190,7 +191,7 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   std::unique_ptr<zero::Partition> partition_;
   /// Null unless parameters are bucket views.
   std::unique_ptr<zero::ParamBuckets> buckets_;
-  /// What consolidate_state_dict() left here.
+  /// The state that consolidate_state_dict() left here.
   std::optional<StateDict> consolidated_;
 };
 

@@ -12,8 +12,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Without checksums, reads below this go through the buffer: of many small
-// ones next to each other, one is made.
+// Without checksums, reads smaller than this go through the buffer, which turns
+// many small neighbouring reads into one.
 constexpr uint64_t kSmallBytes = uint64_t{64} << 10;
 constexpr size_t kMostOpenFiles = 64;
 
@@ -56,7 +56,7 @@ struct BlockReader::State {
     read_at(open(file), source.files()[file].path, offset, to, bytes);
   }
 
-  // Puts these bytes into the buffer.
+  // Reads these bytes into the buffer.
   void keep(size_t file, uint64_t begin, uint64_t bytes) {
     if (!buffer) {
       buffer.reset(new uint8_t[kBlockBytes]);
@@ -73,7 +73,7 @@ struct BlockReader::State {
         offset - kept_begin < kept_bytes;
   }
 
-  // Copies what the buffer has from `offset` on; returns how much.
+  // Copies what the buffer holds from `offset` on; returns how many bytes.
   uint64_t copy_kept(uint64_t offset, uint8_t* to, uint64_t bytes) const {
     const uint64_t from = offset - kept_begin;
     const uint64_t count = std::min(bytes, kept_bytes - from);
@@ -111,8 +111,8 @@ struct BlockReader::State {
     }
   }
 
-  // Up to the end of a block, which is read where it belongs if all of it is
-  // wanted. Returns how many bytes.
+  // Reads up to the end of a block; a block that is wanted as a whole is read
+  // directly into its destination. Returns how many bytes were read.
   uint64_t read_in_block(
       size_t file,
       uint64_t offset,
@@ -173,7 +173,7 @@ void BlockReader::read(
         quoted(entry.path) + ": " + std::to_string(bytes) +
         " bytes are promised at byte " + std::to_string(offset) +
         ", the file ends at " + std::to_string(entry.bytes) +
-        ". It was cut off; use another checkpoint.");
+        ". The file was cut off; use another checkpoint.");
   }
   const bool has_sums = state_->files[file].sums;
   while (bytes > 0) {

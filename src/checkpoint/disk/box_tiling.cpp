@@ -11,20 +11,20 @@ namespace {
 
 // [Note: boxes that tile]
 //
-// Add up, for each point, how many boxes hold it. The sum is 1 all over the
-// tensor exactly if its mixed differences are those of the tensor itself, and
-// the mixed differences of a box are 1 and -1, in turn, at its corners. So:
-// collect the corners with their signs, let equal points cancel, and see
-// whether the tensor's own corners are left. It costs a sort of the corners,
-// where comparing boxes with each other would cost the square of their number.
-// Dims that no box divides are left out.
+// Add up, for each point, how many boxes hold it. The sum is 1 everywhere in
+// the tensor if and only if its mixed differences are those of the tensor
+// itself, and the mixed differences of a box are 1 and -1, in turn, at its
+// corners. So: collect the corners with their signs, let equal points cancel,
+// and see whether the tensor's own corners are left. This costs one sort of the
+// corners; comparing all boxes with each other would cost the square of their
+// number. Dims that no box divides are left out.
 
 struct Corner {
   std::vector<int64_t> point;
   int64_t sign;
 };
 
-// Beyond this the corners would take far more memory than the boxes.
+// With more dims, the corners would take far more memory than the boxes.
 constexpr size_t kMaxDividedDims = 8;
 
 std::vector<size_t> divided_dims(
@@ -100,7 +100,7 @@ std::string why_not_covered(
   if (dims.size() > kMaxDividedDims) {
     return "its boxes divide " + std::to_string(dims.size()) +
         " dims; more than " + std::to_string(kMaxDividedDims) +
-        " are not checked, and not read";
+        " dims are not supported";
   }
   std::vector<Corner> corners;
   corners.reserve((boxes.size() + 1) << dims.size());

@@ -8,8 +8,8 @@
 
 namespace tessera::checkpoint {
 
-/// Empty if the boxes, each inside of a tensor of `sizes`, cover it exactly
-/// once, else what is wrong: "4 of its 6 elements are missing".
+/// Empty if the boxes, each inside a tensor of `sizes`, cover the tensor
+/// exactly once; otherwise what is wrong: "4 of its 6 elements are missing".
 std::string why_not_covered(
     const std::vector<int64_t>& sizes,
     const std::vector<StoredBox>& boxes);

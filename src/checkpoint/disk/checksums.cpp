@@ -44,7 +44,7 @@ uint64_t blocks_in(uint64_t bytes) {
   return bytes / kBlockBytes + (bytes % kBlockBytes != 0 ? 1 : 0);
 }
 
-/// `json[name]`, which must be there. Throws FormatError.
+/// `json[name]`, which must exist. Throws FormatError.
 const nlohmann::json& field(
     const nlohmann::json& json,
     const char* name,
@@ -165,7 +165,7 @@ Checksums read_checksums(std::string_view text) {
       field(json, "block_bytes", Type::number_unsigned, "the file") !=
           kBlockBytes) {
     throw format::FormatError(
-        "checksums of a kind that this version does not know");
+        "checksums of a kind that this version does not support");
   }
   Checksums sums;
   for (const auto& [name, file] :
@@ -176,7 +176,8 @@ Checksums read_checksums(std::string_view text) {
     }
     sums.files.emplace(name, read_file_sums(file, name));
   }
-  // Written again it must be the same: every bit is covered.
+  // Writing the parsed checksums must give the same text, so that every bit is
+  // covered.
   if (write_checksums(sums) != text) {
     throw format::FormatError("the checksums themselves are damaged");
   }

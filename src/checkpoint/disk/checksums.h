@@ -12,8 +12,8 @@
 
 namespace tessera::checkpoint {
 
-/// Files are summed in blocks of this size from their beginning; the last one
-/// is shorter.
+/// Files are summed in blocks of this size from their beginning; the last block
+/// may be shorter.
 constexpr uint64_t kBlockBytes = uint64_t{1} << 20;
 
 constexpr std::string_view kChecksumsName = ".checksums";
@@ -43,7 +43,7 @@ class FileSummer {
   FileSummer& operator=(FileSummer&&) noexcept;
 
   void add(format::ByteSpan bytes);
-  /// Of all that was added.
+  /// The sums of all bytes that were added.
   FileSums finish();
 
  private:
@@ -56,8 +56,8 @@ FileSums sums_of(format::ByteSpan bytes);
 
 /// The text of the side file.
 std::string write_checksums(const Checksums& sums);
-/// Throws format::FormatError: for anything but what write_checksums() gives,
-/// also if a bit of it was changed.
+/// Throws format::FormatError for anything but the text that write_checksums()
+/// gives, even if a single bit was changed.
 Checksums read_checksums(std::string_view text);
 
 } // namespace tessera::checkpoint

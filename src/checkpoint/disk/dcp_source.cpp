@@ -25,7 +25,7 @@ class DcpSource : public Source {
     path_ = at.path;
     root_ = at.root;
     if (at.sums == Sums::Compare) {
-      use_checksums({kDcpMetadataName}); // before it is believed
+      use_checksums({kDcpMetadataName}); // before the length is trusted
     }
     const auto metadata = read_metadata();
     take_paths(metadata);
@@ -118,7 +118,8 @@ class DcpSource : public Source {
         .sizes = tensor.sizes,
         .boxes = {}};
     for (const auto& chunk : tensor.chunks) {
-      // The reader of the metadata saw to it that their product is a number.
+      // The metadata's reader made sure that the product of the sizes does not
+      // overflow.
       if (*format::checked_numel(chunk.sizes) > 0) {
         stored.boxes.push_back(
             {.offsets = chunk.offsets,
@@ -145,7 +146,7 @@ class DcpSource : public Source {
           where(item, name) + ": " + std::to_string(item.length) +
           " bytes are promised, the file ends at " +
           std::to_string(files_[file].bytes) +
-          ". It was cut off; use another checkpoint.");
+          ". The file was cut off; use another checkpoint.");
     }
     items_.push_back(std::move(item));
     return items_.size() - 1;
@@ -161,7 +162,7 @@ class DcpSource : public Source {
       throw UnsupportedError(
           where(item, name) + ": stored through the extension " +
           in_quotes(item.transform) +
-          ", which is not read here. Save it again with torch.distributed.checkpoint and no extensions.");
+          ", which is not supported. Save it again with torch.distributed.checkpoint and no extensions.");
     }
   }
 

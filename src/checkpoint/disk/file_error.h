@@ -5,19 +5,20 @@
 
 namespace tessera::checkpoint {
 
-/// What went wrong with a file or folder; what() names it and says what to do.
+/// An error with a file or folder; what() names the file or folder and says
+/// what to do.
 class FileError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// The system does not let us at a file; that says nothing about its bytes.
+/// The system denies access to a file; its bytes may be sound.
 class AccessError : public FileError {
  public:
   using FileError::FileError;
 };
 
-/// What is sound, as far as one can tell, but cannot be read here.
+/// A file that seems sound but uses something that is not supported.
 class UnsupportedError : public FileError {
  public:
   using FileError::FileError;

@@ -24,7 +24,7 @@ FileFault& fault() {
   return instance;
 }
 
-/// What to do about an error, for those that have an answer.
+/// What to do about an error; empty for errors without an obvious remedy.
 const char* advice(int error) {
   switch (error) {
     case ENOSPC:
@@ -35,7 +35,7 @@ const char* advice(int error) {
     case EPERM:
       return " Choose a folder that this user may write to.";
     case ENOENT:
-      return " Make its parent folder first.";
+      return " Create its parent folder first.";
     case EIO:
       return " The disk reports an error: look at the system's log.";
     default:
@@ -53,14 +53,14 @@ int fault_of(FileOp op, const fs::path& path) {
   return fault() ? fault()(op, path) : 0;
 }
 
-/// Lets a test fail the operation.
+/// Lets a test make the operation fail.
 void before(FileOp op, const fs::path& path) {
   if (const int error = fault_of(op, path)) [[unlikely]] {
     fail(op, path, error);
   }
 }
 
-/// Calls again what a signal interrupted.
+/// Repeats a call that a signal interrupted.
 template <class F>
 auto retrying(F call) {
   decltype(call()) result;
@@ -77,7 +77,7 @@ const char* name_of(FileOp op) {
     case FileOp::Open:
       return "open";
     case FileOp::MakeFolder:
-      return "make the folder";
+      return "create the folder";
     case FileOp::Lock:
       return "lock";
     case FileOp::Create:
@@ -172,7 +172,7 @@ void sync_folder(const fs::path& path) {
   const UniqueFd folder(retrying([&] {
     return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   }));
-  // Some network file systems cannot sync a folder; there is nothing to lose.
+  // Some network file systems cannot sync a folder; nothing is lost by trying.
   if (!folder ||
       (retrying([&] { return ::fsync(folder.get()); }) < 0 &&
        errno != EINVAL)) {

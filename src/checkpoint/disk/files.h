@@ -32,43 +32,45 @@ enum class FileOp {
 };
 const char* name_of(FileOp op);
 
-/// Called before each operation. What it returns is the error the operation
-/// fails with, 0 lets it happen. For tests; it may also kill the process, or
-/// change files itself. Threads that read call it at the same time.
+/// Called before each operation. Returns the error that the operation fails
+/// with, or 0 to let it proceed. For tests; the function may also kill the
+/// process or change files itself. Reading threads call it concurrently.
 using FileFault = std::function<int(FileOp op, const fs::path& path)>;
-/// Not while files are being written. An empty one lets everything happen.
+/// Must not be called while files are being written. An empty function lets
+/// every operation proceed.
 void set_file_fault(FileFault fault);
-/// What the fault says about an opening; 0 without one.
+/// The fault's answer for opening a file; 0 if no fault is set.
 int opening_fault(const fs::path& path);
 
 /// All of these throw FileError with the path and the system's reason.
 
-/// A new file, open for writing; it must not be there yet.
+/// A new file, open for writing; it must not exist yet.
 UniqueFd create_file(const fs::path& path);
-/// All the bytes, one after another, at `offset`. Changes `parts`.
+/// Writes all parts, one after another, at `offset`. Changes `parts`.
 void write_all(
     const UniqueFd& file,
     const fs::path& path,
     uint64_t offset,
     std::vector<iovec>& parts);
-/// A whole small file, synced.
+/// Writes a whole small file and syncs it.
 void write_file(const fs::path& path, std::string_view bytes);
 void sync_file(const UniqueFd& file, const fs::path& path);
 void sync_folder(const fs::path& path);
-void make_folder(const fs::path& path); // its parent must be there
-/// False if it was there already.
+void make_folder(const fs::path& path); // its parent must exist
+/// False if it existed already.
 bool make_folder_if_missing(const fs::path& path);
-/// Locks it (flock) until it is closed. False if another process of this host
-/// has the lock. True also where the file system has no locks; those of another
-/// host may not be seen.
+/// Locks the file (flock) until it is closed. False if another process of this
+/// host has the lock. Also true if the file system does not support locks; a
+/// lock held on another host may go unnoticed.
 bool lock_file(const UniqueFd& file, const fs::path& path);
 void rename_path(const fs::path& from, const fs::path& to);
-/// Each gets the other's name, in one step. False where the file system cannot.
+/// Exchanges the names of two folders in one step. False if the file system
+/// does not support it.
 bool exchange_paths(const fs::path& a, const fs::path& b);
-/// A file, or a folder with all that is in it; nothing if it is not there.
-/// Links are removed, not followed.
+/// Removes a file, or a folder with everything in it; does nothing if it does
+/// not exist. Links are removed, not followed.
 void remove_path(const fs::path& path);
-/// Leaves a folder alone that has something in it, or is not there.
+/// Removes a folder if it exists and is empty.
 void remove_folder_if_empty(const fs::path& path);
 
 /// "No space left on device".

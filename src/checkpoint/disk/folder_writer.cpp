@@ -13,17 +13,17 @@ void check_replaceable(const fs::path& folder) {
   if (!fs::is_directory(folder)) {
     throw FileError(
         quoted(folder) +
-        " is there and is not a folder. Remove it, or save elsewhere.");
+        " exists and is not a folder. Remove it, or save elsewhere.");
   }
   if (!fs::is_empty(folder) && !fs::exists(folder / ".metadata")) {
     throw FileError(
         quoted(folder) +
-        " has files in it that are no checkpoint; they would be lost. "
+        " contains files that are not part of a checkpoint; they would be lost. "
         "Save elsewhere.");
   }
 }
 
-/// Tries what commit() will need, on two folders of our own.
+/// Tries on two folders of our own what commit() will need.
 bool can_exchange_in(const fs::path& partial) {
   const fs::path a = partial / "a";
   const fs::path b = partial / "b";
@@ -85,13 +85,13 @@ void FolderWriter::check_target(bool overwrite) {
   if (fs::is_symlink(folder_)) {
     throw FileError(
         quoted(folder_) +
-        " is a symbolic link, which cannot be replaced by a folder. Save to what it stands for, or remove it.");
+        " is a symbolic link, which cannot be replaced by a folder. Save to its target, or remove it.");
   }
   if (!is_there(folder_)) {
     return;
   }
   check_replaceable(folder_);
-  replaces_ = !fs::is_empty(folder_); // an empty one rename() replaces
+  replaces_ = !fs::is_empty(folder_); // rename() replaces an empty folder
   if (replaces_ && !overwrite) {
     throw FileError(
         quoted(folder_) +
@@ -125,7 +125,7 @@ void FolderWriter::replace_in_two_steps() {
       rename_path(aside, folder_);
     } catch (const FileError&) {
       throw FileError(
-          std::string(error.what()) + " The checkpoint that was there is " +
+          std::string(error.what()) + " The old checkpoint is " +
           quoted(aside) +
           " now, is loaded from there, and gets its name back at the next save.");
     }

@@ -1,4 +1,4 @@
-// A folder that appears whole or not at all.
+// A folder that appears complete or not at all.
 #pragma once
 
 #include <filesystem>
@@ -11,18 +11,18 @@ namespace tessera::checkpoint {
 
 /// [Note: replacing a folder]
 ///
-/// Where NAME is there already, the new folder and the old one change their
-/// names in one step (RENAME_EXCHANGE), and the old one is removed. NFS, Lustre
-/// and some others cannot do this. There the old folder becomes `.NAME.old`,
-/// the new one NAME, then the old one is removed. Between the two renames NAME
-/// is not there: Source::open() takes `.NAME.old` then, other programs find
-/// nothing. A crash in this moment leaves `.NAME.old`, which the next writer
-/// gives its name back before anything else.
+/// If NAME exists already, the new folder and the old one change their names in
+/// one step (RENAME_EXCHANGE), and the old one is removed. NFS, Lustre and some
+/// other file systems do not support this. There the old folder becomes
+/// `.NAME.old`, the new one becomes NAME, and then the old one is removed.
+/// Between the two renames NAME does not exist: Source::open() then opens
+/// `.NAME.old`, other programs find nothing. A crash at that moment leaves
+/// `.NAME.old`; the next writer first gives that folder its name back.
 ///
 /// See also [Note: whole or not at all].
 class FolderWriter {
  public:
-  /// Throws FileError if `folder` is there and `overwrite` is false, if another
+  /// Throws FileError if `folder` exists and `overwrite` is false, if another
   /// process is writing it, if the parent is missing or cannot be written. Only
   /// what looks like a checkpoint is ever overwritten: a folder with other
   /// files in it is refused.
@@ -30,19 +30,21 @@ class FolderWriter {
   FolderWriter(const FolderWriter&) = delete;
   FolderWriter& operator=(const FolderWriter&) = delete;
 
-  /// The folder where files go until then; it is removed with the writer.
+  /// The folder that files are written to until commit(); removed together with
+  /// the writer.
   const fs::path& partial() const {
     return partial_->path();
   }
 
-  /// All files are written and synced: syncs the folder, gives it its name,
-  /// syncs the parent.
+  /// Call it when all files are written and synced. Syncs the folder, gives it
+  /// its name, and syncs the parent.
   void commit();
 
   /// `parent/.NAME.old`.
   static fs::path aside_of(const fs::path& folder);
-  /// What a crash left at `.NAME.old` gets its name back, or is removed if a
-  /// new folder has it. Not while a process of this host is writing there.
+  /// Gives a folder that a crash left at `.NAME.old` its name back, or removes
+  /// it if a new folder has that name. Does nothing while a process of this
+  /// host is writing there.
   static void recover(const fs::path& folder);
 
  private:

@@ -14,7 +14,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// The path of a save to `path` that did not end, if there is one.
+// A sentence about an unfinished save to `path`, if there is one.
 std::string partial_hint(const fs::path& path) {
   const fs::path partial = PartialFolder::of(path);
   std::error_code ignored;
@@ -24,8 +24,8 @@ std::string partial_hint(const fs::path& path) {
       : "";
 }
 
-/// An error for `error` of the system: a file that is missing or a disk that
-/// fails is damage, the rest is not the file's fault.
+/// The exception for the system's `error`: a missing file or a failing disk is
+/// damage, any other error says nothing about the file.
 [[noreturn]] void fail(int error, const std::string& text) {
   if (error == ENOENT || error == ENOTDIR || error == EIO) {
     throw FileError(text);
@@ -36,7 +36,7 @@ std::string partial_hint(const fs::path& path) {
 } // namespace
 
 std::string quoted(const fs::path& path) {
-  // in_quotes() cuts what is long, and a path must be readable to its end.
+  // in_quotes() cuts long texts, but a path must be readable to its end.
   const std::string text = path.string();
   return std::all_of(
              text.begin(),
@@ -74,7 +74,7 @@ fs::path resolve_checkpoint(const fs::path& path) {
   if (named.filename().empty()) { // "runs/step_5/"
     named = named.parent_path();
   }
-  // Where neither is there, the new one may have come in between.
+  // If neither exists, the new one may have appeared in between.
   for (const fs::path& candidate : {path, FolderWriter::aside_of(named)}) {
     std::error_code error;
     fs::path resolved = fs::canonical(candidate, error);
@@ -106,7 +106,7 @@ fs::path resolve_below(const fs::path& root, const std::string& name) {
     throw FileError(
         quoted(path) + ": a symbolic link leads out of the folder, to " +
         quoted(resolved) +
-        ". That is not followed; if you trust it, copy the folder with `cp -rL`.");
+        ". Such links are not followed; if you trust it, copy the folder with `cp -rL`.");
   }
   return resolved;
 }
@@ -126,7 +126,7 @@ Input open_input(const fs::path& path) {
     fail(errno, quoted(path) + ": " + system_reason(errno));
   }
   if (!S_ISREG(status.st_mode)) {
-    throw FileError(quoted(path) + ": this is no regular file");
+    throw FileError(quoted(path) + ": this is not a regular file");
   }
   return {
       .file = std::move(file), .bytes = static_cast<uint64_t>(status.st_size)};

@@ -1,4 +1,4 @@
-// Files to read from: regular ones, below a folder.
+// Regular files below a folder, open for reading.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,19 @@
 
 namespace tessera::checkpoint {
 
-/// In quotes, for messages.
+/// The path in quotes, for messages.
 std::string quoted(const fs::path& path);
-/// The first few, in quotes, and how many more: for messages.
+/// The first few names in quotes, and how many more there are, for messages.
 std::string listed(const std::vector<std::string>& names);
 
-/// The path without symbolic links. Throws FileError if it is not there.
+/// The path without symbolic links. Throws FileError if it does not exist.
 fs::path resolve(const fs::path& path);
-/// The same for a checkpoint that may just be replaced by another one: see
+/// The same for a checkpoint that may be in the middle of being replaced: see
 /// [Note: replacing a folder].
 fs::path resolve_checkpoint(const fs::path& path);
 
-/// `name` below `root`, which is resolved already; resolved. Throws FileError
-/// if it is missing, or if symbolic links lead out of `root`.
+/// The resolved path of `name` below `root`, which is resolved already. Throws
+/// FileError if the file is missing, or if symbolic links lead out of `root`.
 fs::path resolve_below(const fs::path& root, const std::string& name);
 
 /// A regular file, open for reading.
@@ -35,8 +35,7 @@ struct Input {
   UniqueFd file;
   uint64_t bytes = 0;
 };
-/// `path` is a resolved one. Throws FileError, also for what is no regular
-/// file.
+/// `path` must be resolved. Throws FileError, also if it is not a regular file.
 Input open_input(const fs::path& path);
 
 /// Throws FileError if the file ends too early.
@@ -47,23 +46,23 @@ void read_at(
     uint8_t* to,
     uint64_t bytes);
 
-/// All of a file that describes others. Throws FileError for one of more than
-/// 1 GiB.
+/// Reads all of a file that describes other files. Throws FileError if it is
+/// larger than 1 GiB.
 std::vector<uint8_t> read_description(const fs::path& path);
 
-/// A part of a file, of which little is looked at; it must lie within the file.
-/// `file` must outlive it.
+/// A part of a file, of which only a little is read; it must lie within the
+/// file. `file` must outlive it.
 ///
-/// Files are never mapped: a mapping of a file that another process cuts off
-/// ends this one with SIGBUS, where a read is an error.
+/// Files are never mapped: if another process truncates a mapped file, this
+/// process dies with SIGBUS, while a read returns an error.
 format::RandomBytes part_of(
     const UniqueFd& file,
     const fs::path& path,
     uint64_t offset,
     uint64_t bytes);
 
-/// What `parse` returns. A FormatError becomes a FileError that says where, an
-/// UnsupportedFormat an UnsupportedError.
+/// Returns what `parse` returns. A FormatError becomes a FileError that names
+/// the file, an UnsupportedFormat becomes an UnsupportedError.
 template <class Parse>
 auto parsing(const std::string& where, Parse&& parse) {
   try {

@@ -12,8 +12,8 @@ namespace tessera::checkpoint {
 
 namespace {
 
-/// The system starts to write when this much has come, so that little is left
-/// to do when the file is synced.
+/// The system is asked to start writing after this many bytes, so that little
+/// is left to do when the file is synced.
 constexpr uint64_t kWriteBehind = uint64_t{32} << 20;
 
 } // namespace
@@ -62,8 +62,8 @@ void ItemFile::put_owned(std::string bytes) {
   put(format::as_bytes(owned_.back()));
 }
 
-// One write is one block: what is summed is still in the cache when the system
-// copies it.
+// One write is one block: the bytes that were summed are still in the cache
+// when the system copies them.
 void ItemFile::put(format::ByteSpan bytes) {
   while (!bytes.empty()) {
     const uint64_t room =
@@ -90,7 +90,7 @@ void ItemFile::write_block() {
     owned_.pop_front();
   }
   if (written_ - unsynced_from_ >= kWriteBehind) {
-    // Only a hint: where it fails, the sync at the end does it all.
+    // Only a hint: if it fails, the sync at the end writes everything.
     ::sync_file_range(
         file_.get(),
         static_cast<off_t>(unsynced_from_),

@@ -21,8 +21,9 @@ struct ItemPlace {
   uint64_t length = 0;
 };
 
-/// Writes items in order. Nothing of a tensor is copied or kept: what is given
-/// to append() must stay until the next call of flush() or finish().
+/// Writes items in order. A tensor's bytes are neither copied nor kept: the
+/// memory given to append() must stay valid until the next call of flush() or
+/// finish().
 class ItemFile {
  public:
   explicit ItemFile(fs::path path);
@@ -38,7 +39,7 @@ class ItemFile {
   void append(format::ByteSpan bytes);
   ItemPlace end_tensor();
 
-  /// Writes what was given so far.
+  /// Writes all bytes that were given so far.
   void flush();
   /// Writes everything, syncs, closes.
   FileSums finish();
@@ -56,7 +57,7 @@ class ItemFile {
   std::vector<iovec> parts_;
   std::deque<std::string> owned_; // what some of parts_ point to
   FileSummer sums_;
-  // Of the tensor that is being written.
+  // The tensor that is being written.
   uint64_t item_begin_ = 0;
   uint64_t missing_bytes_ = 0;
   std::string tail_;

@@ -72,11 +72,11 @@ std::unique_ptr<Source> open_folder(OpenedPath at) {
   if (!ending_with(names, ".distcp").empty()) {
     throw FileError(
         quoted(at.path) +
-        ": data files of DCP without the .metadata that describes them. The save did not end; use an earlier checkpoint.");
+        ": data files of DCP without the .metadata that describes them. The save did not complete; use an earlier checkpoint.");
   }
   throw FileError(
-      quoted(at.path) + ": no checkpoint, the folder holds " + listed(names) +
-      ". " + kWhatIsRead);
+      quoted(at.path) + ": not a checkpoint; the folder holds " +
+      listed(names) + ". " + kWhatIsRead);
 }
 
 std::string first_bytes(const fs::path& path) {
@@ -97,7 +97,7 @@ std::unique_ptr<Source> open_file_at(OpenedPath at, const fs::path& resolved) {
     return open_dcp(at);
   }
   if (at.path.string().ends_with(".index.json")) {
-    // The files it names lie beside the path that was given.
+    // The files that the index names lie beside the path that was given.
     at.root = resolve(
         at.path.has_parent_path() ? at.path.parent_path() : fs::path("."));
     at.name = at.path.filename().string();
@@ -106,7 +106,8 @@ std::unique_ptr<Source> open_file_at(OpenedPath at, const fs::path& resolved) {
   at.root = resolved.parent_path();
   at.name = resolved.filename().string();
   const std::string begin = first_bytes(resolved);
-  // 0x80 begins files of torch.save before 1.6: refused, by a better message.
+  // 0x80 begins files of torch.save before 1.6: their reader refuses them with
+  // a better message.
   if (begin.starts_with("PK") || begin.starts_with('\x80')) {
     return open_torch_file(at);
   }

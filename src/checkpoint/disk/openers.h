@@ -13,7 +13,7 @@ namespace tessera::checkpoint {
 constexpr const char* kDcpMetadataName = ".metadata";
 constexpr const char* kSafetensorsIndexName = "model.safetensors.index.json";
 
-/// What Source::open() was given, and the file or folder it leads to.
+/// The path that Source::open() was given, and the file or folder it leads to.
 struct OpenedPath {
   fs::path path; // as it was given
   fs::path root; // resolved
@@ -21,8 +21,8 @@ struct OpenedPath {
   Sums sums = Sums::Compare;
 };
 
-/// The .checksums of a folder; nothing if there is none. Throws DamageError if
-/// it cannot be trusted.
+/// The .checksums of a folder; nothing if the folder has none. Throws
+/// DamageError if it is damaged.
 std::optional<Checksums> read_side_file(const fs::path& root);
 
 std::unique_ptr<Source> open_dcp(const OpenedPath& at);

@@ -28,12 +28,13 @@ bool is_hex(std::string_view text) {
   return text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-/// Tells running systems apart, not containers of one: they share their locks.
+/// Identifies a running system. Containers on one system share this id, as they
+/// share its locks.
 std::string read_host() {
   std::string id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
   std::erase(id, '-');
-  // Where there is none, nothing counts as this host's.
+  // Without a boot id, nothing counts as this host's.
   return id.size() >= kHostDigits && is_hex(id) ? id.substr(0, kHostDigits)
                                                 : "";
 }
@@ -57,7 +58,7 @@ std::string new_name() {
   return host + "-" + digits.data();
 }
 
-/// A name that new_name() made on another host.
+/// Whether new_name() made this name on another host.
 bool is_of_another_host(const std::string& name) {
   return name.size() == kHostDigits + 1 + kRandomDigits &&
       name[kHostDigits] == '-' && is_hex(name.substr(0, kHostDigits)) &&
@@ -65,7 +66,7 @@ bool is_of_another_host(const std::string& name) {
       name.substr(0, kHostDigits) != this_host();
 }
 
-/// The newest change of a file, or of a folder and the files in it.
+/// The time of the newest change to a file, or to a folder and the files in it.
 fs::file_time_type last_change(const fs::path& path) {
   std::error_code gone;
   auto newest = fs::last_write_time(path, gone);
@@ -82,7 +83,7 @@ bool may_be_under_way(const fs::path& path) {
       last_change(path) > fs::file_time_type::clock::now() - kAbandonedAfter;
 }
 
-/// The lock is ours.
+/// Call with the lock held.
 void remove_leftovers(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (!may_be_under_way(entry.path())) {
@@ -96,8 +97,8 @@ UniqueFd open_folder(const fs::path& folder) {
       ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
 }
 
-/// The last to use the folder removes it, maybe between our opening and our
-/// locking it.
+/// The last user of the folder removes it, possibly between our opening it and
+/// our locking it.
 bool is_still_called(const UniqueFd& opened, const fs::path& folder) {
   struct stat mine {};
   struct stat named {};
@@ -106,7 +107,8 @@ bool is_still_called(const UniqueFd& opened, const fs::path& folder) {
       mine.st_dev == named.st_dev;
 }
 
-/// lock_file(); if that fails, the folder goes, which may be ours.
+/// Calls lock_file(); if that fails, removes the folder, which we may have
+/// created.
 bool lock_or_leave(const UniqueFd& opened, const fs::path& folder) {
   try {
     return lock_file(opened, folder);
@@ -149,7 +151,7 @@ PartialFolder::PartialFolder(const fs::path& target)
   try {
     remove_leftovers(folder_);
   } catch (...) {
-    lock_.reset(); // they stay for another one to remove
+    lock_.reset(); // another save will remove them
     throw;
   }
 }
@@ -158,7 +160,7 @@ PartialFolder::~PartialFolder() {
   try {
     clear();
   } catch (const FileError&) {
-    // It stays for the next one to remove; nobody reads it.
+    // The next save removes it; until then nobody reads it.
   }
 }
 

@@ -1,4 +1,4 @@
-// Where something is written until it is whole.
+// The folder that something is written to until it is complete.
 #pragma once
 
 #include <filesystem>
@@ -15,39 +15,41 @@ namespace tessera::checkpoint {
 /// nobody reads and the next save to the same place removes.
 ///
 /// The folder is locked (flock) while its writer lives, so that a second job
-/// that writes to the same place is told. The lock is not what the files depend
-/// on: on NFS and Lustre it may hold on one host only. Each writer therefore
-/// writes under a name that no other writer has, made of the host's boot id and
-/// a random number. What a writer renames is what it has written itself; two
-/// writers on two hosts can at most replace one whole result by the other.
+/// that writes to the same place gets an error. The files do not depend on the
+/// lock, which may hold on one host only on NFS and Lustre. Each writer
+/// therefore writes under a name that no other writer has, made of the host's
+/// boot id and a random number. What a writer renames is what it has written
+/// itself; two writers on two hosts can at most replace one complete result
+/// with the other.
 ///
-/// What is below a `.NAME.partial` whose lock is free was left by a crash if it
-/// is of this host, where locks are known to work. What is of another host may
-/// be under way, and is removed when nothing in it has changed for an hour.
+/// If the lock of a `.NAME.partial` is free, entries in it that are of this
+/// host were left by a crash, since locks are known to work within one host.
+/// Entries of another host may still be in use; they are removed when nothing
+/// in them has changed for an hour.
 class PartialFolder {
  public:
-  /// For what is to become `target`. Throws FileError if another process is
-  /// writing it, or if the parent is missing or cannot be written.
+  /// Prepares to write `target`. Throws FileError if another process is writing
+  /// it, or if the parent is missing or cannot be written.
   explicit PartialFolder(const fs::path& target);
   /// Removes what is at path(), and the folder around it.
   ~PartialFolder();
   PartialFolder(const PartialFolder&) = delete;
   PartialFolder& operator=(const PartialFolder&) = delete;
 
-  /// Where to write: a file or a folder; nothing is there yet.
+  /// Where to write a file or a folder; nothing exists there yet.
   const fs::path& path() const {
     return path_;
   }
-  /// What the destructor does. Throws FileError.
+  /// Does what the destructor does, but throws FileError.
   void clear();
 
   /// `parent/.NAME.partial`.
   static fs::path of(const fs::path& target);
-  /// Removes what crashes left in such a folder, and the folder if nothing else
-  /// is in it; nothing of it while a process of this host is writing there.
+  /// Removes what crashes left in such a folder, and the folder itself if it is
+  /// then empty. Does nothing while a process of this host is writing there.
   static void remove_if_stale(const fs::path& partial);
-  /// Whose processes this one counts as from now on: 12 hexadecimal digits;
-  /// empty: this host's again.
+  /// For tests: the host that this process belongs to from now on, as 12
+  /// hexadecimal digits; empty for the real one.
   static void set_host_for_testing(const std::string& host);
 
  private:

@@ -17,8 +17,8 @@ struct Dim {
   int64_t to;
 };
 
-// Dims of the copy in the order of the file, those that are one run together
-// made one. The last one is then the longest run there is.
+// The dims of the copy in the order of the file; dims that form one run are
+// merged. The last dim is then the longest possible run.
 std::vector<Dim> ordered_dims(
     const std::vector<int64_t>& sizes,
     const std::vector<int64_t>& from_strides,
@@ -65,7 +65,7 @@ void spread(
   }
 }
 
-// Runs of one copy, from `place` in a file on.
+// The runs of one copy, starting at `place` in a file.
 class RunCopier {
  public:
   RunCopier(BlockReader& reader, size_t file, Dim run, int64_t element_bytes)
@@ -92,7 +92,7 @@ class RunCopier {
   }
 
  private:
-  // Together in the file, apart in memory.
+  // Adjacent in the file, but not in memory.
   void copy_spread(uint64_t from, uint8_t* to) {
     std::array<uint8_t, 4096> piece;
     const int64_t most = static_cast<int64_t>(piece.size()) / element_bytes_;
@@ -114,7 +114,7 @@ class RunCopier {
   int64_t element_bytes_;
 };
 
-// One behind the last byte of the box.
+// One past the last byte of the box.
 uint64_t end_of(
     const StoredBox& box,
     const Place& place,

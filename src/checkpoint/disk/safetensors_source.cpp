@@ -46,7 +46,8 @@ class SafetensorsSource : public Source {
     for (auto& [name, tensors] : in_files) {
       const size_t file = add_file(name);
       for (const auto& tensor : read_header(file).tensors) {
-        // Shared tensors may be in several files: the index says which.
+        // A shared tensor may be in several files: the index says which one
+        // counts.
         const auto entry = index.files.find(tensor.name);
         if (entry == index.files.end() || entry->second == name) {
           add_tensor(tensor, file);
@@ -58,8 +59,8 @@ class SafetensorsSource : public Source {
       if (!left.contains(tensor)) {
         throw FileError(
             quoted(root_ / name) + ": tensor " + in_quotes(tensor) +
-            " is not in it, where " + in_quotes(at.name) +
-            " has it. The files are not of one checkpoint; copy it again.");
+            " is not in it, although " + in_quotes(at.name) +
+            " lists it. The files are not of one checkpoint; copy the checkpoint again.");
       }
     }
     finish(at, {at.name});
@@ -85,7 +86,7 @@ class SafetensorsSource : public Source {
   format::Value value(const StoredValue& value) const override {
     throw FileError(
         quoted(path_) + ": " + in_quotes(value.name) +
-        " is no tensor, and safetensors holds nothing else");
+        " is not a tensor, and safetensors holds tensors only");
   }
 
   FileRange range_of(size_t item) const override {
@@ -106,7 +107,8 @@ class SafetensorsSource : public Source {
   }
 
   format::SafetensorsIndex read_index(const std::string& name) const {
-    // Not resolve_below(): this path was given, links may lead anywhere.
+    // Not resolve_below(): the user gave this path, so its links may lead
+    // anywhere.
     const fs::path path = resolve(root_ / name);
     const auto bytes = read_description(path);
     return parsing(quoted(path), [&] {
@@ -144,7 +146,7 @@ class SafetensorsSource : public Source {
     index();
   }
 
-  // Headers are read once, here, and so they are compared here.
+  // Headers are read only here, so they are compared with their checksums here.
   void compare_headers() const {
     if (checksums_) {
       BlockReader reader(*this);

@@ -106,7 +106,7 @@ void Source::use_checksums(const std::vector<std::string>& read_whole) {
     return;
   }
   const auto& sums = checksums_->files;
-  // A file that was put beside another checkpoint.
+  // A file that was copied into the folder of another checkpoint.
   if (format() == Format::Safetensors && files_.size() == 1 &&
       !sums.contains(files_[0].name)) {
     checksums_.reset();
@@ -123,7 +123,7 @@ void Source::use_checksums(const std::vector<std::string>& read_whole) {
       throw DamageError(
           quoted(file.path) + ": " + std::to_string(file.bytes) + " bytes, " +
           std::to_string(found->second.bytes) +
-          " were written. It was cut off or changed; use another checkpoint.");
+          " were written. The file was cut off or changed; use another checkpoint.");
     }
   }
   for (const auto& name : read_whole) {

@@ -1,4 +1,4 @@
-// A checkpoint to read from, whatever its format. Knows no LibTorch.
+// A checkpoint to read from, whatever its format. Does not depend on LibTorch.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ enum class Format { Dcp, Safetensors, TorchFile };
 /// "DCP", "safetensors", "torch file".
 const char* name_of(Format format);
 
-/// A box of a tensor that is stored as one.
+/// A box of a tensor that is stored in one piece.
 struct StoredBox {
   std::vector<int64_t> offsets;
   std::vector<int64_t> sizes;
@@ -45,7 +45,7 @@ struct StoredTensor {
   uint64_t bytes() const;
 };
 
-/// Anything that is no tensor.
+/// Any value that is not a tensor.
 struct StoredValue {
   std::string name;
   std::vector<format::DcpPath::Key> keys;
@@ -57,8 +57,8 @@ struct Place {
   size_t file = 0; // of Source::files()
   uint64_t offset = 0; // bytes, of the box's first element
   std::vector<int64_t> strides; // in elements
-  /// The item it was found in. What describes the data stands around it, and
-  /// is compared with its checksums when the data is read.
+  /// The item that holds the box. The bytes that describe the data surround it,
+  /// and are compared with their checksums when the data is read.
   uint64_t item_begin = 0;
   uint64_t item_end = 0;
 };
@@ -79,25 +79,26 @@ struct FileRange {
 /// Whether a .checksums in the folder is used.
 enum class Sums {
   Compare,
-  Ignore, // for those who compare themselves
+  Ignore, // for callers that compare the checksums themselves
 };
 
 class Source {
  public:
   /// Finds out the format of `path`: a folder with .metadata, or with
   /// model.safetensors.index.json, or with one *.safetensors; an index; a
-  /// safetensors file; a torch file. Throws FileError: for what is none of
-  /// these (with what was found and what is read), for what is damaged or
-  /// hostile (with the file), and for symbolic links below the folder that
-  /// lead out of it. Throws DamageError for a .checksums that is damaged, and
-  /// for files that have another size than it says, or are not in it.
+  /// safetensors file; a torch file. Throws FileError if the path is none of
+  /// these (saying what was found and what is supported), if something is
+  /// damaged or hostile (naming the file), and for symbolic links below the
+  /// folder that lead out of it. Throws DamageError if .checksums is damaged,
+  /// and for files whose size differs from the one in .checksums or that are
+  /// not listed there.
   static std::unique_ptr<Source> open(
       const fs::path& path,
       Sums sums = Sums::Compare);
   virtual ~Source() = default;
 
   virtual Format format() const = 0;
-  /// The path it was opened by.
+  /// The path that was given to open().
   const fs::path& path() const {
     return path_;
   }
@@ -118,17 +119,17 @@ class Source {
     return files_;
   }
   UniqueFd open_file(size_t file) const;
-  /// Null where there are none, as with checkpoints that others wrote.
+  /// Null if the checkpoint has no checksums, as those of other programs.
   const Checksums* checksums() const {
     return checksums_ ? &*checksums_ : nullptr;
   }
 
-  /// Names of dictionaries' keys that were ints ("state.0"): only a torch file
-  /// can tell them from strings.
+  /// Names of dictionary keys that were ints ("state.0"): only a torch file
+  /// distinguishes them from strings.
   const std::set<std::string>& int_keys() const {
     return int_keys_;
   }
-  /// Dictionaries without items, which no tensor or value tells of.
+  /// Empty dictionaries, which do not show in the name of any tensor or value.
   const std::vector<std::vector<format::DcpPath::Key>>& empty_dicts() const {
     return empty_dicts_;
   }
@@ -137,24 +138,25 @@ class Source {
     return notes_;
   }
 
-  /// Reads what describes the box's bytes; throws FileError unless it has the
-  /// tensor's dtype and the box's sizes and lies inside of its file. May be
+  /// Reads the description of the box's bytes; throws FileError unless it has
+  /// the tensor's dtype and the box's sizes and lies inside its file. May be
   /// called from several threads.
   virtual Place locate(const StoredTensor& tensor, const StoredBox& box)
       const = 0;
   /// Throws FileError, DamageError. May be called from several threads.
   virtual format::Value value(const StoredValue& value) const = 0;
-  /// Where an item of a box or a value is kept; reads nothing.
+  /// Where the item of a box or a value lies; reads nothing.
   virtual FileRange range_of(size_t item) const = 0;
 
  protected:
   /// Looks up a file below root(); returns its number.
   size_t add_file(const std::string& name);
-  /// Reads .checksums, if it is there, and compares with it the sizes of
-  /// files() and all of those named in `read_whole`, which were read already.
+  /// Reads .checksums if it exists, and compares it with the sizes of files()
+  /// and with all bytes of those named in `read_whole`, which were read
+  /// already.
   void use_checksums(const std::vector<std::string>& read_whole);
-  /// Throws FileError unless names are there once and boxes cover their
-  /// tensors; makes find_*() work. Call it when all are there.
+  /// Throws FileError unless names are unique and boxes cover their tensors;
+  /// makes find_*() work. Call it when all entries have been added.
   void index();
 
   fs::path path_;
@@ -173,8 +175,8 @@ class Source {
 };
 
 /// Reads bytes of a source's files and compares every block it touches with its
-/// checksum, where there are some. Keeps one block, so that neighbours in a
-/// file, read in their order, cost one read. For one thread.
+/// checksum, if there are checksums. Keeps one block, so that neighbours in a
+/// file, read in their order, cost one read. For use by one thread.
 class BlockReader {
  public:
   explicit BlockReader(const Source& source, bool verify = true);
@@ -183,7 +185,8 @@ class BlockReader {
   /// Throws DamageError with the file and the block's range, FileError for
   /// files that cannot be read or end too early.
   void read(size_t file, uint64_t offset, uint8_t* to, uint64_t bytes);
-  /// Compares the blocks that hold these bytes, unless this reader did already.
+  /// Compares the blocks that hold these bytes, unless this reader has done so
+  /// already.
   void check(size_t file, uint64_t begin, uint64_t end);
 
  private:
@@ -192,8 +195,8 @@ class BlockReader {
 };
 
 /// Copies the part of `box` of `tensor` that begins at `begin` (in the tensor)
-/// and has `sizes` to `to`, whose strides are in bytes. `place` is that of the
-/// box.
+/// and has `sizes` to `to`, whose strides are in bytes. `place` is the place of
+/// the box.
 void read_region(
     BlockReader& reader,
     const StoredTensor& tensor,

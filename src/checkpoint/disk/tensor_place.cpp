@@ -26,8 +26,7 @@ Place place_of(
     const std::vector<int64_t>& sizes) {
   const auto* box = value.get<format::Box<format::Tensor>>();
   if (!box) {
-    throw FormatError(
-        "a tensor is promised, this is " + std::string(value.kind()));
+    throw FormatError("expected a tensor, found " + std::string(value.kind()));
   }
   const format::Tensor& tensor = **box;
   if (tensor.dtype != dtype) {

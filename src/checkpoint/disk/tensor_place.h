@@ -10,8 +10,8 @@
 
 namespace tessera::checkpoint {
 
-/// Where a tensor of a torch file lies in it. Throws FormatError unless `value`
-/// is a tensor of this dtype and these sizes whose bytes are its elements.
+/// Where a tensor lies in a torch file. Throws FormatError unless `value` is a
+/// tensor of this dtype and these sizes whose bytes are its elements.
 Place place_of(
     const format::TorchFile& file,
     const format::Value& value,

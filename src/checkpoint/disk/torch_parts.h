@@ -1,4 +1,4 @@
-// What goes into a torch file that LibTorch writes around bytes it never sees.
+// The parts of a torch file that LibTorch writes around bytes it never sees.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,13 @@ namespace tessera::checkpoint {
 
 /// [Note: a hole in a torch file]
 ///
-/// The ZIP archive around a tensor is LibTorch's work, but its writer wants the
-/// tensor's bytes at hand and passes them on in one piece. Ours may be on a
-/// device, or come in parts from another file. So it is shown address space
-/// with no memory behind it. Without CRC sums, which torch does not check, it
-/// hands the pointer through to our function, which leaves the hole open, or
-/// fills it; should it ever read, it reads zeros.
+/// The ZIP archive around a tensor is LibTorch's work, but its writer needs the
+/// tensor's bytes in memory and passes them on in one piece. Our bytes may be
+/// on a device, or come in parts from another file. So the writer is given
+/// address space with no memory behind it. Without CRC sums, which torch does
+/// not check, it hands the pointer through to our function, which leaves the
+/// hole open or fills it; should the writer ever read the bytes, it reads
+/// zeros.
 class Hole {
  public:
   /// Throws FileError if there is no address space.

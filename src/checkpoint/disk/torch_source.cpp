@@ -40,8 +40,8 @@ const format::Tensor* as_tensor(const Value& value) {
 }
 
 // Names the values of a nested dictionary as torch's traverse_state_dict()
-// does: dictionaries are opened always, lists only where they hold tensors or
-// dictionaries, at any depth, and nothing else is.
+// does: dictionaries are always opened, lists only if they hold tensors or
+// dictionaries at any depth, and nothing else.
 bool is_opened(const Value& value) {
   if (value.get<Dict>()) {
     return true;
@@ -54,7 +54,7 @@ bool is_opened(const Value& value) {
              });
 }
 
-// Python's str(), of what is used for keys.
+// Python's str() for the types that are used as keys.
 std::optional<std::string> key_text(const Value& key) {
   if (const auto* text = key.get<std::string>()) {
     return *text;
@@ -86,7 +86,7 @@ class TorchSource : public Source {
     if (!root) {
       throw UnsupportedError(
           quoted(file.path) + ": holds " + std::string(content_.value.kind()) +
-          ", and a checkpoint is a dictionary. Save a state_dict().");
+          ", but a checkpoint is a dictionary. Save a state_dict().");
     }
     take_items(*root, {});
     index();
@@ -151,7 +151,7 @@ class TorchSource : public Source {
         throw UnsupportedError(
             quoted(files_[0].path) + ": a key of " + in_quotes(joined(keys)) +
             " is " + std::string(key.kind()) +
-            ", and names are made of strings and ints");
+            ", but names are made of strings and ints");
       }
       keys.push_back(*text);
       if (key.get<int64_t>()) {

@@ -14,7 +14,7 @@ static_assert(
     std::endian::native == std::endian::little,
     "the formats are little-endian and read in place");
 
-/// The number at `place`, of which the caller knows that it is inside.
+/// The number at `place`, which the caller knows to be inside.
 template <class T>
 T load_le(ByteSpan bytes, uint64_t place) {
   T value;
@@ -30,7 +30,7 @@ inline ByteSpan as_bytes(std::string_view text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
-/// `length` bytes from `begin` lie within `total`, without overflow.
+/// Whether `length` bytes from `begin` lie within `total`; does not overflow.
 inline bool fits(uint64_t begin, uint64_t length, uint64_t total) {
   return begin <= total && length <= total - begin;
 }

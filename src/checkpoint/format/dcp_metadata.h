@@ -27,7 +27,7 @@ struct DcpStorage {
 struct DcpChunk {
   std::vector<int64_t> offsets;
   std::vector<int64_t> sizes;
-  /// Missing only where the box has no elements.
+  /// Missing only if the box has no elements.
   std::optional<DcpStorage> storage;
 
   bool operator==(const DcpChunk&) const = default;
@@ -45,7 +45,7 @@ struct DcpTensor {
   bool operator==(const DcpTensor&) const = default;
 };
 
-/// Any value that is no tensor.
+/// Any value that is not a tensor.
 struct DcpBytes {
   std::string name;
   DcpStorage storage;
@@ -75,7 +75,7 @@ struct DcpStorageMeta {
 struct DcpMetadata {
   std::vector<DcpTensor> tensors;
   std::vector<DcpBytes> bytes;
-  /// None: the dictionary was saved flat.
+  /// Empty if the dictionary was saved flat.
   std::optional<std::vector<DcpPath>> paths;
   std::optional<DcpStorageMeta> storage_meta;
   std::optional<std::string> version;
@@ -83,12 +83,12 @@ struct DcpMetadata {
   bool operator==(const DcpMetadata&) const = default;
 };
 
-/// Of torch 2.0 to 2.13. Every box lies in its tensor, every file in the
-/// folder. Throws FormatError.
+/// Reads the metadata of torch 2.0 to 2.13. Makes sure that every box lies in
+/// its tensor and every file in the folder. Throws FormatError.
 DcpMetadata read_dcp_metadata(ByteSpan bytes);
 
-/// For torch.distributed.checkpoint of 2.13. What read_dcp_metadata() would
-/// refuse is not looked for.
+/// Writes metadata for torch.distributed.checkpoint of 2.13. Does not check for
+/// what read_dcp_metadata() would refuse.
 std::string write_dcp_metadata(const DcpMetadata& metadata);
 
 } // namespace tessera::format

@@ -14,8 +14,8 @@
 namespace tessera::format {
 namespace {
 
-// What a MetadataIndex compares: of tensors the name and the chunk's offsets,
-// of other values the name alone.
+// What a MetadataIndex compares: the name and the chunk's offsets for tensors,
+// the name alone for other values.
 struct StorageKey {
   std::string_view name;
   std::optional<std::vector<int64_t>> offsets;
@@ -128,9 +128,10 @@ DcpChunk read_chunk(
       chunk.sizes.size() != tensor.sizes.size() || !numel) {
     throw FormatError(where + " has a chunk of an impossible shape");
   }
-  // Ranks without a part write an empty box, older torch anywhere.
+  // Ranks without a part write an empty box; older releases of torch place it
+  // anywhere.
   if (*numel != 0 && !lies_within(chunk, tensor.sizes)) {
-    throw FormatError(where + " has a chunk outside of the tensor");
+    throw FormatError(where + " has a chunk outside the tensor");
   }
   const auto found =
       storages.find({.name = tensor.name, .offsets = chunk.offsets});
@@ -187,7 +188,7 @@ void read_entries(
        expect<Dict>(value, "state_dict_metadata").items) {
     const auto& name = expect<std::string>(key, "a key of state_dict_metadata");
     if (!names.insert(name).second) {
-      throw FormatError(in_quotes(name) + " is there twice");
+      throw FormatError(in_quotes(name) + " appears twice");
     }
     const auto& object = *expect<Box<Object>>(entry, in_quotes(name));
     if (object.cls == Class::BytesStorageMetadata) {
@@ -200,7 +201,7 @@ void read_entries(
     if (!names.contains(key.name)) {
       throw FormatError(
           "storage_data places " + in_quotes(key.name) +
-          ", which is not there");
+          ", which does not exist");
     }
   }
 }
@@ -256,7 +257,7 @@ DcpMetadata read_dcp_metadata(ByteSpan bytes) {
        "storage_meta",
        "version"});
   DcpMetadata metadata;
-  // First: a newer version may differ in everything else.
+  // Checked first: a newer version may differ in everything else.
   metadata.version =
       expect_optional_string(fields.find("version"), fields.what("version"));
   if (metadata.version && !metadata.version->starts_with("1.")) {

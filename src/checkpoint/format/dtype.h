@@ -6,7 +6,7 @@
 
 namespace tessera::format {
 
-/// Kinds of elements that checkpoints hold, by the names of torch.
+/// Kinds of elements that checkpoints hold, by torch's names.
 enum class DType : uint8_t {
   Bool,
   UInt8,
@@ -38,7 +38,7 @@ struct DTypeInfo {
   std::string_view torch_name; // "float32", of torch.float32
   /// "FloatStorage"; empty for dtypes that torch stores untyped.
   std::string_view storage_name;
-  /// "F32"; empty where safetensors has no name for it.
+  /// "F32"; empty if safetensors has no name for the dtype.
   std::string_view safetensors_name;
 };
 

@@ -17,7 +17,7 @@ std::string in_quotes(std::string_view text) {
   constexpr size_t kLongest = 120;
   constexpr char kHex[] = "0123456789abcdef";
   std::string out = "\"";
-  size_t escaped = 0; // bytes of the control character under way
+  size_t escaped = 0; // bytes left of the current control character
   for (size_t i = 0; i < std::min(text.size(), kLongest); ++i) {
     escaped = escaped > 0 ? escaped - 1 : 0;
     if (escaped == 0) {

@@ -14,7 +14,8 @@ std::optional<int64_t> checked_bytes(
   if (std::any_of(sizes.begin(), sizes.end(), [](auto s) { return s < 0; })) {
     return std::nullopt;
   }
-  // Before multiplying: {2^40, 2^40, 0} has no elements and does not overflow.
+  // Checked before multiplying: {2^40, 2^40, 0} has no elements and does not
+  // overflow.
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) {
     return 0;
   }

@@ -6,7 +6,8 @@
 
 namespace tessera::format {
 
-/// The product of `sizes`; nothing if one is negative or it does not fit.
+/// The product of `sizes`; nothing if a size is negative or the product
+/// overflows.
 std::optional<int64_t> checked_numel(const std::vector<int64_t>& sizes);
 
 /// checked_numel() times `element_bytes`.

@@ -84,7 +84,7 @@ Fields::Fields(
     if (std::find(names.begin(), names.end(), name) == names.end()) {
       throw FormatError(
           where_ + " has the field " + in_quotes(name) +
-          ", which is not known");
+          ", which is not supported");
     }
   }
 }

@@ -11,14 +11,15 @@
 
 namespace tessera::format {
 
-/// The value as a T. Throws FormatError: `what` is a string, not a dict.
+/// The value as a T. Throws FormatError, for example "`what` is a string, not a
+/// dict".
 template <class T>
 const T& expect(const Value& value, const std::string& what);
 
 std::vector<std::string> expect_strings(
     const Value& value,
     const std::string& what);
-/// None, a missing field, a string, or a path.
+/// Accepts None, a missing field, a string, or a path.
 std::optional<std::string> expect_optional_string(
     const Value* value,
     const std::string& what);
@@ -26,15 +27,15 @@ std::optional<std::string> expect_optional_string(
 /// An object's fields by name. `value` must outlive it.
 class Fields {
  public:
-  /// Throws unless it is of the class and has no fields but `names`. `where` is
-  /// for messages: `tensor "w"`.
+  /// Throws unless the value is of the class and has only the fields `names`.
+  /// `where` is for messages: `tensor "w"`.
   Fields(
       const Value& value,
       Class cls,
       std::string where,
       std::initializer_list<std::string_view> names);
 
-  /// Null if it is not there.
+  /// Null if the field does not exist.
   const Value* find(std::string_view name) const {
     return fields_.find(name);
   }

@@ -21,7 +21,7 @@ nlohmann::json read_json(
         [[fallthrough]];
       case Event::array_start:
         if (depth >= max_depth) {
-          throw FormatError(offset, "JSON nests deeper than it should");
+          throw FormatError(offset, "JSON nests too deeply");
         }
         break;
       case Event::object_end:
@@ -30,7 +30,7 @@ nlohmann::json read_json(
       case Event::key:
         if (!names.back().insert(parsed.get<std::string>()).second) {
           throw FormatError(
-              offset, in_quotes(parsed.get<std::string>()) + " is there twice");
+              offset, in_quotes(parsed.get<std::string>()) + " appears twice");
         }
         break;
       case Event::array_end:
@@ -42,7 +42,7 @@ nlohmann::json read_json(
   try {
     return nlohmann::json::parse(text, watch);
   } catch (const nlohmann::json::parse_error& error) {
-    throw FormatError(offset + error.byte, "this is no JSON");
+    throw FormatError(offset + error.byte, "this is not JSON");
   } catch (const nlohmann::json::out_of_range&) {
     throw FormatError(offset, "JSON with a number that is too large");
   }

@@ -9,7 +9,7 @@
 namespace tessera::format {
 namespace {
 
-// Arguments of a call by position, of the kinds that are asked for.
+// The arguments of a call by position, checked for the expected kinds.
 class Args {
  public:
   Args(Call& call, std::string_view name) : call_(call), name_(name) {}
@@ -25,7 +25,7 @@ class Args {
     return call_.args.size();
   }
 
-  /// Takes it out: each argument is used once.
+  /// Moves the argument out: each is used once.
   template <class T>
   T take(size_t i) const {
     auto* value = std::get_if<T>(&call_.args[i].is);
@@ -84,7 +84,7 @@ std::string latin1_bytes(const Args& args) {
       const auto low = static_cast<uint8_t>(text[++i]);
       bytes += static_cast<char>((byte & 3) << 6 | (low & 0x3f));
     } else {
-      args.refuse("has a character that is no byte");
+      args.refuse("has a character that is not a byte");
     }
   }
   return bytes;
@@ -157,7 +157,7 @@ void set_flags(const Args& args, size_t i, Tensor* tensor) {
     const auto* name = key.get<std::string>();
     const auto* flag = value.get<bool>();
     if (!name || !flag || (*name != "conj" && *name != "neg")) {
-      args.refuse("has flags that are not known");
+      args.refuse("has flags that are not supported");
     }
     (*name == "conj" ? tensor->conj : tensor->neg) = *flag;
   }
@@ -266,7 +266,7 @@ Value result_of(Call call) {
       return set_object(Args(call, "set"));
     case Global::Path:
       return path(Args(call, "Path"));
-    // The machine makes dicts of these, or never calls them.
+    // The machine turns these into dicts, or never calls them.
     case Global::OrderedDict:
     case Global::GetAttr:
     case Global::DType:

@@ -1,4 +1,4 @@
-// The meaning of REDUCE, NEWOBJ and BUILD: which value stands for a call.
+// The meaning of REDUCE, NEWOBJ and BUILD: the value that stands for a call.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace tessera::format {
 
-/// A call that a pickle asks for. It is not made.
+/// A call that a pickle asks for. The call is never made.
 struct Call {
   GlobalRef callee;
   uint64_t at; // place in the pickle, for messages
@@ -19,8 +19,8 @@ struct Call {
   std::optional<Value> state; // what BUILD gave the result
 };
 
-/// What the call would have given. Throws FormatError for arguments that torch
-/// does not write.
+/// The value that the call would have returned. Throws FormatError for
+/// arguments that torch does not write.
 Value result_of(Call call);
 
 /// "TORCH_CHANNELS_LAST".

@@ -6,7 +6,7 @@ namespace {
 constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata";
 constexpr std::string_view kFileSystem =
     "torch.distributed.checkpoint.filesystem";
-// Until torch 1.13, and still written by programs that import from there.
+// The names until torch 1.13, still written by programs that import from there.
 constexpr std::string_view kOldMetadata =
     "torch.distributed._shard.checkpoint.metadata";
 constexpr std::string_view kOldFileSystem =

@@ -40,7 +40,7 @@ struct GlobalRef {
   DType dtype{}; // of kDType and kTypedStorage
 };
 
-/// Nothing if it is not on the list.
+/// Nothing if the global is not on the list.
 std::optional<GlobalRef> find_global(
     std::string_view module,
     std::string_view name);

@@ -10,8 +10,8 @@
 namespace tessera::format {
 namespace {
 
-// What a tree may have, for a pickle of some size: room for what real ones
-// share, little enough that sharing cannot be turned into memory.
+// How many values the tree of a pickle of this size may have: enough for the
+// sharing in real pickles, but not so many that sharing can exhaust memory.
 struct Allowance {
   explicit Allowance(uint64_t input_bytes)
       : values(2 * input_bytes + 4096), text_bytes(64 * input_bytes + 65536) {}
@@ -110,7 +110,7 @@ class Measure {
   std::vector<std::pair<uint32_t, size_t>> path_; // node, its next child
 };
 
-// Recursion is as deep as the tree, which has been measured.
+// The recursion is as deep as the tree, whose depth has been checked.
 class Builder {
  public:
   explicit Builder(const std::vector<Node>& nodes) : nodes_(nodes) {}

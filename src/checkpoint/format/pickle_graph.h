@@ -16,11 +16,11 @@ constexpr uint32_t kNoNode = UINT32_MAX;
 ///
 /// Through the memo a pickle can name one value in many places, and put a
 /// container into itself. So the machine makes nodes that refer to one another
-/// by number, at most one for each byte of input. Only when it has stopped is
-/// it known that there is no cycle, how deep it nests and how large the tree
-/// is that it stands for; then the tree is built. Owning pointers instead would
-/// leak cycles, and a tree from the start would let the memo double it with
-/// every few bytes.
+/// by number, at most one for each byte of input. Only when the machine has
+/// stopped is it known that there is no cycle, how deep the values nest and how
+/// large the tree is that they stand for; then the tree is built. Owning
+/// pointers would leak cycles, and building a tree from the start would let the
+/// memo double its size with every few bytes.
 struct Node {
   enum class Kind : uint8_t {
     None,

@@ -53,7 +53,8 @@ enum class Opcode : uint8_t {
   Frame = 0x95,
 };
 
-/// "REDUCE", of refused ones too; "0xff" for what is none.
+/// The opcode's name, such as "REDUCE", also for refused opcodes; "0xff" for
+/// bytes that are not opcodes.
 std::string opcode_name(uint8_t code);
 
 } // namespace tessera::format

@@ -35,7 +35,7 @@ class Machine {
       throw FormatError(
           place_,
           std::to_string(bytes_.size() - place_) +
-              " bytes behind the end of the pickle");
+              " bytes after the end of the pickle");
     }
     return to_value(nodes_, stack_[0], bytes_.size());
   }
@@ -76,7 +76,7 @@ class Machine {
 
   void read_protocol() {
     if (bytes_.size() < 2 || bytes_[0] != static_cast<uint8_t>(Opcode::Proto)) {
-      throw FormatError(0, "this is no pickle of protocol 2 or later");
+      throw FormatError(0, "this is not a pickle of protocol 2 or later");
     }
     if (bytes_[1] < 2 || bytes_[1] > 5) {
       throw UnsupportedFormat(
@@ -141,7 +141,7 @@ class Machine {
   }
 
   void put(uint32_t slot) {
-    // Pickles number their slots from 0 on; a gap would be memory for nothing.
+    // Pickles number their slots from 0; a gap would waste memory.
     if (slot > memo_.size()) {
       refuse("leaves a gap in the memo before " + std::to_string(slot));
     }
@@ -188,7 +188,7 @@ class Machine {
   void push_text(uint64_t length) {
     const auto text = as_text(take(length));
     if (!is_utf8(text)) {
-      refuse("has a string that is no UTF-8");
+      refuse("has a string that is not UTF-8");
     }
     push(Kind::Text).text = text;
   }
@@ -420,7 +420,7 @@ class Machine {
         persistent();
         return true;
       case Opcode::Proto:
-        break; // stands at the beginning only
+        break; // appears at the beginning only
     }
     throw FormatError(at_, "opcode " + opcode_name(code) + " is not accepted");
   }

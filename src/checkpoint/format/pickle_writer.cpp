@@ -63,7 +63,7 @@ class Writer {
       return;
     }
     if (!is_utf8(text)) {
-      throw FormatError("a string is no UTF-8: " + in_quotes(text));
+      throw FormatError("a string is not UTF-8: " + in_quotes(text));
     }
     if (text.size() > UINT32_MAX) {
       throw FormatError("a string of more than 4 GiB");
@@ -299,7 +299,7 @@ class Writer {
   void global(std::string_view module, std::string_view name) {
     std::string line;
     line.append(module).append("\n").append(name).append("\n");
-    // The byte sets it apart from strings with the same text.
+    // The byte distinguishes the global from a string with the same text.
     const std::string key = '\xff' + line;
     if (recall(key)) {
       return;

@@ -6,7 +6,7 @@
 namespace tessera::format {
 namespace {
 
-// What describes a tensor in a torch file lies at its two ends.
+// The description of a tensor lies at the two ends of a torch file.
 constexpr uint64_t kWindowBytes = uint64_t{16} << 10;
 
 } // namespace
@@ -37,7 +37,8 @@ void RandomBytes::copy(uint64_t place, uint8_t* to, uint64_t length) const {
   }
   if (place < window_begin_ ||
       place + length > window_begin_ + window_.size()) {
-    // As much behind as before: archives are read in both directions.
+    // Reads as much after the place as before it: archives are read in both
+    // directions.
     const uint64_t begin = place - std::min(place, kWindowBytes / 2);
     const uint64_t end = std::min(size_, place + kWindowBytes);
     window_.resize(end - begin);

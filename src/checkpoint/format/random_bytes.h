@@ -10,9 +10,9 @@
 
 namespace tessera::format {
 
-/// Bytes of which little is looked at: in memory, or in a file of which only
-/// that little is read. Places and lengths must lie within size(). For one
-/// thread.
+/// Bytes of which only a few are needed: in memory, or in a file of which only
+/// those few are read. Places and lengths must lie within size(). For use by
+/// one thread.
 class RandomBytes {
  public:
   /// `bytes` must outlive it.

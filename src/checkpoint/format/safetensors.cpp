@@ -43,9 +43,9 @@ std::string header_text(const RandomBytes& bytes) {
   return bytes.text(kLengthBytes, length);
 }
 
-/// Takes the header's JSON as it is parsed, piece by piece, and refuses at once
-/// what cannot belong there: a tree of all of it would need up to fifty times
-/// the header's bytes.
+/// Takes the header's JSON piece by piece as it is parsed, and refuses at once
+/// what does not belong there: a tree of the whole header would need up to
+/// fifty times its bytes.
 class HeaderHandler : public nlohmann::json_sax<Json> {
  public:
   explicit HeaderHandler(SafetensorsHeader* header) : header_(*header) {}
@@ -90,7 +90,7 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
     if (!dtype) {
       throw UnsupportedFormat(
           where() + " is of dtype " + in_quotes(text) +
-          ", which is not known here");
+          ", which is not supported");
     }
     tensor_.dtype = *dtype;
     return true;
@@ -119,14 +119,14 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
     switch (place_) {
       case Place::Header:
         if (name == kMetadataName && std::exchange(has_metadata_, true)) {
-          throw FormatError(kLengthBytes, in_quotes(name) + " is there twice");
+          throw FormatError(kLengthBytes, in_quotes(name) + " appears twice");
         }
         tensor_ = {.name = std::move(name)};
         places_.clear();
         return true;
       case Place::Metadata:
         if (header_.metadata.contains(name)) {
-          throw FormatError(kLengthBytes, in_quotes(name) + " is there twice");
+          throw FormatError(kLengthBytes, in_quotes(name) + " appears twice");
         }
         field_ = std::move(name);
         return true;
@@ -167,7 +167,7 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
     if (dynamic_cast<const nlohmann::json::out_of_range*>(&error)) {
       throw FormatError(kLengthBytes, "JSON with a number that is too large");
     }
-    throw FormatError(kLengthBytes + place, "this is no JSON");
+    throw FormatError(kLengthBytes + place, "this is not JSON");
   }
 
  private:
@@ -188,34 +188,34 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
   }
 
   bool too_deep() const {
-    throw FormatError(kLengthBytes, "JSON nests deeper than it should");
+    throw FormatError(kLengthBytes, "JSON nests too deeply");
   }
 
   std::vector<int64_t>& numbers() {
     return field_ == "shape" ? tensor_.sizes : places_;
   }
 
-  /// A value of a kind that does not belong here.
+  /// A value of a kind that is not allowed here.
   bool other() const {
     switch (place_) {
       case Place::Header:
         if (tensor_.name == kMetadataName) {
-          throw FormatError("__metadata__ is no object");
+          throw FormatError("__metadata__ is not an object");
         }
         throw FormatError(where() + " is not described by three fields");
       case Place::Metadata:
         throw FormatError(
-            "__metadata__." + in_quotes(field_) + " is no string");
+            "__metadata__." + in_quotes(field_) + " is not a string");
       case Place::Tensor:
       case Place::Numbers:
         if (field_ == "dtype") {
-          throw FormatError(where() + " has a dtype that is no string");
+          throw FormatError(where() + " has a dtype that is not a string");
         }
-        refuse(field_ + " is no list of sizes");
+        refuse(field_ + " is not a list of sizes");
       case Place::Before:
         break;
     }
-    throw FormatError(kLengthBytes, "the header is no object");
+    throw FormatError(kLengthBytes, "the header is not an object");
   }
 
   void take_field(std::string name) {
@@ -226,7 +226,7 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
           ", and is described by three fields: dtype, shape, data_offsets");
     }
     if (std::exchange(has_[found - kFields.begin()], true)) {
-      throw FormatError(kLengthBytes, in_quotes(name) + " is there twice");
+      throw FormatError(kLengthBytes, in_quotes(name) + " appears twice");
     }
     field_ = std::move(name);
   }
@@ -238,7 +238,7 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
       }
     }
     if (places_.size() != 2 || places_[0] > places_[1]) {
-      refuse("data_offsets are no range");
+      refuse("data_offsets are not a range");
     }
     tensor_.begin = static_cast<uint64_t>(places_[0]);
     tensor_.end = static_cast<uint64_t>(places_[1]);
@@ -248,7 +248,7 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
         static_cast<uint64_t>(*bytes) != tensor_.end - tensor_.begin) {
       throw FormatError(
           where() + " has " + std::to_string(tensor_.end - tensor_.begin) +
-          " bytes, its shape wants another number");
+          " bytes, but its shape needs another number");
     }
     tensor_.sizes.shrink_to_fit();
     header_.tensors.push_back(std::move(tensor_));
@@ -262,7 +262,7 @@ class HeaderHandler : public nlohmann::json_sax<Json> {
   SafetensorsHeader& header_;
   Place place_ = Place::Before;
   bool has_metadata_ = false;
-  SafeTensor tensor_; // the one under way; its name, also of __metadata__
+  SafeTensor tensor_; // the entry being read; its name may be __metadata__
   std::array<bool, kFields.size()> has_{}; // of its fields
   std::vector<int64_t> places_; // its data_offsets
   std::string field_; // of it, or a name in __metadata__
@@ -277,7 +277,7 @@ void check_unique(const std::vector<SafeTensor>& tensors) {
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
   if (twice != names.end()) {
-    throw FormatError("tensor " + in_quotes(*twice) + " is there twice");
+    throw FormatError("tensor " + in_quotes(*twice) + " appears twice");
   }
 }
 
@@ -303,7 +303,7 @@ void check_cover(const SafetensorsHeader& header, uint64_t data_bytes) {
 }
 
 std::string header_json(const SafetensorsHeader& header) {
-  // Not nlohmann's default: that one sorts, and readers like tensors in order.
+  // Not nlohmann's default, which sorts names: readers expect tensors in order.
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   if (!header.metadata.empty()) {
     json[kMetadataName] = header.metadata;
@@ -320,7 +320,7 @@ std::string header_json(const SafetensorsHeader& header) {
 void check_names(const SafetensorsHeader& header) {
   for (const auto& [name, text] : header.metadata) {
     if (!is_utf8(name) || !is_utf8(text)) {
-      throw FormatError("metadata " + in_quotes(name) + " is no UTF-8");
+      throw FormatError("metadata " + in_quotes(name) + " is not UTF-8");
     }
   }
   for (const auto& tensor : header.tensors) {

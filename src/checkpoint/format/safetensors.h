@@ -27,8 +27,9 @@ struct SafetensorsHeader {
   uint64_t data_offset = 0; // in the file
 };
 
-/// `bytes` is the whole file, of which the header is read. Takes memory for
-/// what the header describes, whatever else it holds. Throws FormatError.
+/// `bytes` is the whole file; only the header is read. Uses memory in
+/// proportion to what the header describes, whatever else it holds. Throws
+/// FormatError.
 SafetensorsHeader read_safetensors(const RandomBytes& bytes);
 
 /// Gives `header` its order, places and data_offset, and returns the file's

@@ -7,7 +7,7 @@
 namespace tessera::format {
 namespace {
 
-// Other programs put what they like into "metadata".
+// Other programs put anything into "metadata".
 constexpr int kIndexDepth = 16;
 
 } // namespace
@@ -21,7 +21,7 @@ SafetensorsIndex read_safetensors_index(std::string_view text) {
   SafetensorsIndex index;
   for (const auto& [name, file] : map->items()) {
     if (!file.is_string()) {
-      throw FormatError("the file of " + in_quotes(name) + " is no string");
+      throw FormatError("the file of " + in_quotes(name) + " is not a string");
     }
     const auto& path = file.get_ref<const std::string&>();
     if (const auto why = why_it_leaves(path); !why.empty()) {

@@ -33,14 +33,15 @@ class Records {
     return found == entries_.end() ? nullptr : &*found;
   }
 
-  /// Empty for an entry of another folder.
+  /// The name in the folder; empty for an entry of another folder.
   std::string_view short_name(const ZipEntry& entry) const {
     return entry.name.starts_with(prefix_)
         ? std::string_view(entry.name).substr(prefix_.size())
         : std::string_view();
   }
 
-  /// Throws FormatError for one that is longer than such a one can be.
+  /// Throws FormatError for an entry that is longer than an entry of its kind
+  /// can be.
   std::string text(const ZipEntry& entry, uint64_t longest) const {
     if (entry.size > longest) {
       throw FormatError(
@@ -71,7 +72,7 @@ void check_version(const Records& records) {
   constexpr int kNewest = 10;
   const auto* entry = records.find("version");
   if (!entry) {
-    throw FormatError("this archive has no version: it is no torch file");
+    throw FormatError("this archive has no version: it is not a torch file");
   }
   const std::string text = records.text(*entry, kLongestNote);
   int version = 0;
@@ -101,7 +102,8 @@ std::string describe(const Tensor& tensor) {
   return "a tensor of storage " + in_quotes(tensor.storage.key);
 }
 
-// One more than the last element it reaches; nothing if it does not fit.
+// One more than the last element that the tensor reaches; nothing if that
+// overflows.
 std::optional<int64_t> reach(const Tensor& tensor) {
   int64_t last = tensor.offset;
   for (size_t dim = 0; dim < tensor.sizes.size(); ++dim) {
@@ -212,7 +214,7 @@ TorchFile read_torch_file(const RandomBytes& bytes) {
   check_byte_order(records);
   const auto* pickle = records.find("data.pkl");
   if (!pickle) {
-    throw FormatError("this archive has no data.pkl: it is no torch file");
+    throw FormatError("this archive has no data.pkl: it is not a torch file");
   }
 
   TorchFile file;

@@ -22,7 +22,7 @@ struct TorchFile {
   std::map<std::string, StorageData, std::less<>> storages; // by key
 };
 
-/// Reads no tensor. Throws FormatError.
+/// Does not read tensors. Throws FormatError.
 TorchFile read_torch_file(const RandomBytes& bytes);
 
 } // namespace tessera::format

@@ -48,11 +48,12 @@ struct Set {
   bool operator==(const Set& other) const;
 };
 
-/// In the order it was written, with keys of any kind.
+/// A dictionary in the order it was written, with keys of any kind.
 struct Dict {
   std::vector<DictItem> items;
 
-  /// The last one with this name, as Python would keep it; null if none.
+  /// The last item with this name, which Python would keep; null if there is
+  /// none.
   const Value* find(std::string_view name) const;
   /// Adds an item at the end.
   void add(Value key, Value value);
@@ -129,7 +130,7 @@ enum class Class : uint8_t {
 
 struct Object;
 
-/// Owns a T elsewhere and copies it with itself: keeps Value small.
+/// Owns a T on the heap and copies it with itself, which keeps Value small.
 template <class T>
 class Box {
  public:
@@ -199,7 +200,7 @@ struct Value {
   Value& operator=(Value&& other) noexcept;
   ~Value();
 
-  /// Null if it is of another kind.
+  /// Null if the value is of another kind.
   template <class T>
   const T* get() const {
     return std::get_if<T>(&is);
@@ -216,7 +217,7 @@ struct DictItem {
   bool operator==(const DictItem&) const = default;
 };
 
-/// An instance of a known class: what its BUILD gave, a dict of fields or, of
+/// An instance of a known class, as its BUILD gave it: a dict of fields or, for
 /// TensorProperties, a tuple.
 struct Object {
   Class cls;
@@ -224,7 +225,7 @@ struct Object {
   bool operator==(const Object&) const = default;
 };
 
-// Down here, where DictItem and Object are complete.
+// Defined down here, where DictItem and Object are complete.
 template <class T>
 requires(!std::is_same_v<std::remove_cvref_t<T>, Value>) Value::Value(T&& value)
     : is(std::forward<T>(value)) {}

@@ -43,7 +43,8 @@ class Archive {
     std::vector<ZipEntry> entries;
     uint64_t place = directory.offset;
     const uint64_t end = directory.offset + directory.bytes;
-    // An entry takes kDirectoryBytes, so a false count cannot reserve much.
+    // An entry takes at least kDirectoryBytes, so a false count cannot reserve
+    // much memory.
     entries.reserve(
         std::min(directory.num_entries, directory.bytes / kDirectoryBytes));
     while (place < end) {
@@ -80,13 +81,13 @@ class Archive {
         .bytes = get<uint32_t>(at + 12),
         .num_entries = get<uint16_t>(at + 10),
         .end = at};
-    // torch writes the zip64 records always, others only where they must.
+    // torch always writes the zip64 records, other programs only if they must.
     if (at >= kLocator64Bytes &&
         has(at - kLocator64Bytes, kLocator64Bytes, kLocator64Signature)) {
       found = find_directory64(at - kLocator64Bytes);
     }
     if (!fits(found.offset, found.bytes, found.end)) {
-      throw FormatError(at, "the archive's directory lies outside of it");
+      throw FormatError(at, "the archive's directory lies outside the archive");
     }
     return found;
   }
@@ -106,7 +107,7 @@ class Archive {
     }
     throw FormatError(
         bytes_.size(),
-        "this is no ZIP archive, or its end is missing: was it cut off?");
+        "this is not a ZIP archive, or its end is missing: was it cut off?");
   }
 
   Directory find_directory64(uint64_t locator) const {
@@ -125,7 +126,7 @@ class Archive {
     const uint64_t at = *place;
     if (!fits(at, kDirectoryBytes, end) ||
         get<uint32_t>(at) != kDirectorySignature) {
-      throw FormatError(at, "this is no entry of an archive's directory");
+      throw FormatError(at, "this is not an entry of an archive's directory");
     }
     const uint64_t name_bytes = get<uint16_t>(at + 28);
     const uint64_t extra_bytes = get<uint16_t>(at + 30);
@@ -147,7 +148,7 @@ class Archive {
       refuse(std::string(why));
     }
     if (!is_utf8(name)) {
-      refuse("has a name that is no UTF-8");
+      refuse("has a name that is not UTF-8");
     }
     if (get<uint16_t>(at + 8) & kEncrypted) {
       throw UnsupportedFormat(at, "entry " + in_quotes(name) + " is encrypted");
@@ -164,7 +165,7 @@ class Archive {
     }
     const auto data_offset = find_data(sizes.local_header, name, limit);
     if (!data_offset || !fits(*data_offset, sizes.plain, limit)) {
-      refuse("lies outside of the archive");
+      refuse("lies outside the archive");
     }
     return {
         .name = std::move(name), .offset = *data_offset, .size = sizes.plain};
@@ -210,7 +211,7 @@ class Archive {
     return {};
   }
 
-  // Of the local header only the lengths count: torch leaves its sizes empty.
+  // Only the lengths in the local header count: torch leaves its sizes empty.
   std::optional<uint64_t> find_data(
       uint64_t local,
       std::string_view name,
@@ -236,7 +237,7 @@ class Archive {
       if (entries[i - 1].name == entries[i].name) {
         throw FormatError(
             entries[i].offset,
-            "entry " + in_quotes(entries[i].name) + " is there twice");
+            "entry " + in_quotes(entries[i].name) + " appears twice");
       }
     }
     std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {

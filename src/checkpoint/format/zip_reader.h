@@ -16,8 +16,9 @@ struct ZipEntry {
 };
 
 /// The entries of an archive, in the order of its directory; their data is not
-/// read. Throws FormatError for what is compressed, encrypted, overlapping,
-/// twice there or outside of the archive, and for names that leave a folder.
+/// read. Throws FormatError for entries that are compressed, encrypted,
+/// overlapping, repeated or outside the archive, and for names that leave their
+/// folder.
 std::vector<ZipEntry> read_zip(const RandomBytes& bytes);
 
 } // namespace tessera::format

@@ -23,12 +23,12 @@ struct ElementDifference {
   std::string b;
 };
 
-/// Gathers what differs in pieces of two tensors, which come in order.
+/// Collects the differences between two tensors, whose pieces come in order.
 class ElementComparison {
  public:
   ElementComparison(format::DType a, format::DType b, Tolerance tolerance);
 
-  /// Pieces of the same number of elements.
+  /// Takes pieces with the same number of elements.
   void add(format::ByteSpan a, format::ByteSpan b);
 
   int64_t num_different() const {
@@ -37,7 +37,7 @@ class ElementComparison {
   const std::vector<ElementDifference>& first() const {
     return first_;
   }
-  /// Of elements that differ; NaN where one of them is NaN.
+  /// The largest difference; NaN if one of the elements is NaN.
   double max_abs() const {
     return max_abs_;
   }

@@ -26,8 +26,8 @@ bool is_floating(format::DType dtype) {
   }
 }
 
-// Takes `prefix` and the dot behind it off the keys, in the middle of one if it
-// must be. False if the name does not go on behind it.
+// Removes `prefix` and the dot after it from the keys, if need be in the middle
+// of a key. False if the name does not continue after the prefix.
 bool strip(const std::string& prefix, EntryPath* path) {
   std::string left = prefix + ".";
   while (!left.empty() && !path->keys.empty()) {

@@ -1,4 +1,4 @@
-// What a tool writes: entries of a source, chosen and renamed.
+// The content that a tool writes: entries of a source, chosen and renamed.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace tessera::checkpoint {
 
-/// The keys that lead to a value. Of those that are strings here, some were
-/// ints: only a torch file can keep them so.
+/// The keys that lead to a value. Some that are strings here were ints: only a
+/// torch file can keep them as ints.
 struct EntryPath {
   struct Key {
     format::DcpPath::Key key;
@@ -50,18 +50,18 @@ struct Content {
 };
 
 struct ContentOptions {
-  /// Names that begin with one of these, at a dot; none: all.
+  /// Names that begin with one of these, up to a dot; empty for all names.
   std::vector<std::string> select;
-  std::vector<std::string> exclude; // of these, not those that begin so
+  std::vector<std::string> exclude; // of these, names that do not begin so
   std::string strip_prefix; // taken off
   std::string add_prefix; // put in front, after that
-  /// For tensors of floating point that have dims; a lone number, such as a
-  /// step, keeps its dtype.
+  /// The dtype for floating-point tensors that have dims; a single number, such
+  /// as a step, keeps its dtype.
   std::optional<format::DType> dtype;
 };
 
 /// Throws FileError if nothing is left, if a name does not have the prefix, or
-/// if two become one. `source` must outlive the result.
+/// if two names become the same. `source` must outlive the result.
 Content choose(const Source& source, const ContentOptions& options);
 
 } // namespace tessera::checkpoint

@@ -11,21 +11,22 @@
 namespace tessera::checkpoint {
 
 struct DiffOptions {
-  /// Without a tolerance every bit counts, and so does the dtype. With one,
-  /// elements may differ by atol + rtol * |b|, and dtypes may differ.
+  /// Without a tolerance every bit counts, and so does the dtype. With a
+  /// tolerance, elements may differ by atol + rtol * |b|, and dtypes may
+  /// differ.
   std::optional<double> rtol;
   std::optional<double> atol;
-  /// Any NaN equals any other, whatever its bits; with a tolerance they do
-  /// anyway.
+  /// Any NaN equals any other, whatever its bits; with a tolerance this is
+  /// always so.
   bool equal_nan = false;
-  /// Names that begin with one of these, at a dot, are not looked at.
+  /// Names that begin with one of these, up to a dot, are ignored.
   std::vector<std::string> exclude;
 };
 
 struct Difference {
   std::string name;
   std::string text; // what differs, for people
-  /// Of tensors whose elements were compared.
+  /// Only for tensors whose elements were compared.
   struct Elements {
     int64_t num_different = 0;
     int64_t num_all = 0;

@@ -103,7 +103,7 @@ std::vector<Line> lines_of(const Source& source, ShowBoxes boxes) {
   return lines;
 }
 
-// Keys in the order in which they first came, children below their parents.
+// Keys in the order in which they first appear, children below their parents.
 struct Node {
   std::string key;
   const Line* line = nullptr;
@@ -274,7 +274,7 @@ std::string inspect_json(const Source& source) {
          {"path", keys_json(value.keys)},
          {"text", value_or_error(source, value)}});
   }
-  // Names of torch files need not be UTF-8; what is not is replaced.
+  // Names in torch files need not be UTF-8; invalid bytes are replaced.
   return json_text(json);
 }
 

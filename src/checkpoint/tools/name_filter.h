@@ -1,4 +1,4 @@
-// Which names of a checkpoint a tool looks at.
+// Chooses the names of a checkpoint that a tool looks at.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace tessera::checkpoint {
 
-/// True if `name` begins with `prefix`, and ends or goes on with a dot there.
+/// True if `name` begins with `prefix` and then ends or continues with a dot.
 inline bool begins_with(const std::string& name, const std::string& prefix) {
   return name.starts_with(prefix) &&
       (name.size() == prefix.size() || name[prefix.size()] == '.');

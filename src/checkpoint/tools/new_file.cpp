@@ -13,12 +13,12 @@ fs::path checked(const fs::path& path, bool overwrite) {
   const auto status = fs::symlink_status(path);
   if (fs::is_directory(status)) {
     throw FileError(
-        quoted(path) + " is a folder, and a file is to be written there.");
+        quoted(path) + " is a folder, but a file is to be written there.");
   }
   if (fs::exists(status) && !overwrite) {
     throw FileError(
         quoted(path) +
-        " is there already. Write elsewhere, or give --overwrite.");
+        " exists already. Write elsewhere, or give --overwrite.");
   }
   return path;
 }

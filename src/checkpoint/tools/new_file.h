@@ -30,17 +30,17 @@ class StreamFile {
   FileSummer sums_;
 };
 
-/// A file that appears whole or not at all. See [Note: whole or not at all].
+/// A file that appears complete or not at all. See [Note: whole or not at all].
 class NewFile {
  public:
-  /// Throws FileError if it is there and `overwrite` is false, if it is a
+  /// Throws FileError if the file exists and `overwrite` is false, if it is a
   /// folder, or if another process is writing it.
   NewFile(const fs::path& path, bool overwrite);
 
   void append(format::ByteSpan bytes) {
     stream_.append(bytes);
   }
-  /// Syncs it, gives it its name, syncs its folder.
+  /// Syncs the file, gives it its name, and syncs its folder.
   void commit();
 
  private:

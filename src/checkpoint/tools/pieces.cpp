@@ -1,4 +1,4 @@
-// What the targets share.
+// Code that the targets share.
 #include "checkpoint/disk/file_error.h"
 #include "checkpoint/disk/input.h"
 #include "checkpoint/format/error.h"
@@ -70,7 +70,7 @@ format::Value plain_value(const Content& content, const ValueEntry& entry) {
     throw FileError(
         quoted(content.source->path()) + ": " + format::in_quotes(entry.name) +
         " is " + std::string(value.kind()) +
-        " with tensors in it, which is not converted. Keep tensors in dictionaries and lists, or leave it out with --select.");
+        " with tensors in it, which is not supported. Keep tensors in dictionaries and lists, or leave it out with --select.");
   }
   return value;
 }

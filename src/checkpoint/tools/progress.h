@@ -6,7 +6,7 @@
 
 namespace tessera::checkpoint {
 
-/// Bytes done of all that are to do, told to whoever shows it.
+/// Reports how many bytes are done, and of how many, to whoever shows it.
 class Progress {
  public:
   using Show = std::function<void(uint64_t done, uint64_t total)>;

@@ -1,5 +1,5 @@
 // Writing content in each format, a piece at a time. All of them throw
-// FileError; what they write appears whole or not at all.
+// FileError; what they write appears complete or not at all.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,11 @@ namespace tessera::checkpoint {
 
 struct TargetOptions {
   bool overwrite = false;
-  /// safetensors in a folder: a file has no more than this, unless one tensor
-  /// has.
+  /// safetensors in a folder: the largest size of a file, unless a single
+  /// tensor is larger.
   uint64_t max_shard_bytes = 5'000'000'000;
-  bool drop_values = false; // safetensors: leave out what is no tensor
+  bool drop_values =
+      false; // safetensors: leave out values that are not tensors
 };
 
 /// A folder as `world` ranks would save it: rows of dim 0 divided evenly.
@@ -43,13 +44,13 @@ void write_torch_file(
     const TargetOptions& options,
     Progress& progress);
 
-/// The bytes of content's tensors, in the dtypes of their entries. All of it
-/// must outlive the reader.
+/// Reads the bytes of content's tensors in the dtypes of their entries. The
+/// arguments must outlive the reader.
 class EntryReader {
  public:
   EntryReader(const Content& content, Progress& progress);
 
-  /// Piece by piece, in order; each is gone when the next one comes.
+  /// Gives the pieces in order; each is valid until the next one comes.
   void each_piece(
       const TensorEntry& entry,
       const Region& region,
@@ -61,8 +62,8 @@ class EntryReader {
   std::vector<uint8_t> converted_;
 };
 
-/// Throws FileError, with its name, for a value that holds tensors itself (in a
-/// tuple, say): those are not copied.
+/// Throws FileError with the value's name if the value itself holds tensors (in
+/// a tuple, say), which is not supported.
 format::Value plain_value(const Content& content, const ValueEntry& entry);
 
 } // namespace tessera::checkpoint

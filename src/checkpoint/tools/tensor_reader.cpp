@@ -8,7 +8,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// The part that both have; nothing if there is none.
+// The intersection of both; nothing if it is empty.
 std::optional<Region> common(const Region& region, const StoredBox& box) {
   Region both = region;
   for (size_t dim = 0; dim < box.sizes.size(); ++dim) {

@@ -1,4 +1,4 @@
-// Any part of a stored tensor, whatever its boxes.
+// Reads any part of a stored tensor, whatever its boxes.
 #pragma once
 
 #include <cstdint>
@@ -20,25 +20,26 @@ struct Region {
   static Region whole(const StoredTensor& tensor);
 };
 
-/// No more than this is held of a tensor.
+/// At most this many bytes of a tensor are held.
 constexpr uint64_t kPieceBytes = uint64_t{16} << 20;
 
 /// Gives the elements of tensors row by row, in pieces of at most kPieceBytes.
 /// Keeps its memory from tensor to tensor: fresh pages cost more than copying
-/// into old ones. For one thread. The source must outlive it.
+/// into old ones. For use by one thread. The source must outlive the reader.
 class TensorReader {
  public:
   explicit TensorReader(const Source& source);
 
   /// `take` gets each piece once, in order, and the part of the tensor that it
-  /// is; the bytes are gone afterwards. Throws FileError, DamageError.
+  /// holds; the bytes are valid during the call only. Throws FileError,
+  /// DamageError.
   using Take = std::function<void(format::ByteSpan, const Region&)>;
   void each_piece(
       const StoredTensor& tensor,
       const Region& region,
       const Take& take);
 
-  /// All of a region; they are there until the next call.
+  /// All bytes of a region, valid until the next call.
   format::ByteSpan read(const StoredTensor& tensor, const Region& region);
 
  private:

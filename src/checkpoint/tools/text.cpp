@@ -32,7 +32,7 @@ class Writer {
   std::string take(const format::Value& value) {
     write(value);
     if (text_.size() > kLongestValue) {
-      // Not in the middle of a character of several bytes.
+      // Does not cut in the middle of a multi-byte character.
       size_t end = kLongestValue - 3;
       while (end > 0 && (text_[end] & 0xc0) == 0x80) {
         --end;
@@ -218,7 +218,7 @@ uint64_t parse_bytes(const std::string& text) {
   }
   throw FileError(
       format::in_quotes(text) +
-      " is no size. Write it like 5GB, 200MB or 1048576.");
+      " is not a size. Write it like 5GB, 200MB or 1048576.");
 }
 
 } // namespace tessera::checkpoint

@@ -16,7 +16,7 @@ std::string sizes_text(const std::vector<int64_t>& sizes);
 std::string bytes_text(uint64_t bytes);
 /// "1 tensor", "2 tensors".
 std::string count_text(uint64_t count, const std::string& noun);
-/// As Python would write it, cut where it is long.
+/// The value as Python would write it, cut if it is long.
 std::string value_text(const format::Value& value);
 /// The part of a name; a position in a list is its number.
 std::string key_text(const format::DcpPath::Key& key);

@@ -10,7 +10,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// A list of a hostile checkpoint may say that it has any number of places.
+// A list in a hostile checkpoint may claim any number of positions.
 constexpr int64_t kMostPlaces = 1 << 20;
 
 bool is_position(const EntryPath::Key& key) {
@@ -38,7 +38,7 @@ void ValueTree::add(const EntryPath& path, format::Value value) {
          std::get<int64_t>(key.key) >= kMostPlaces)) {
       throw FileError(
           "entry " + format::in_quotes(path.name()) + ": position " + text +
-          " in a list is too far");
+          " in a list is too large");
     }
     Node*& child = node->by_key[text];
     if (!child) {
@@ -51,7 +51,7 @@ void ValueTree::add(const EntryPath& path, format::Value value) {
   if (node->value || !node->children.empty()) {
     throw FileError(
         "entry " + format::in_quotes(path.name()) +
-        ": another one has its place");
+        ": another entry has its place");
   }
   node->value = std::move(value);
 }

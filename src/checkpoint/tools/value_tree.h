@@ -18,7 +18,7 @@ class ValueTree {
   /// should be, a dictionary where a list should be.
   void add(const EntryPath& path, format::Value value);
 
-  /// Lists have None where nothing was added.
+  /// Lists have None at positions where nothing was added.
   format::Value take() &&;
 
  private:

@@ -69,7 +69,8 @@ class Verifier {
     }
   }
 
-  // A torch file has none, and a single file only if they tell of it.
+  // A torch file has no checksums, and a single file only if the folder's
+  // checksums list it.
   void take_checksums() {
     if (source_ && source_->format() == Format::TorchFile) {
       return;
@@ -128,11 +129,11 @@ class Verifier {
       report_.damages.push_back(
           quoted(path) + ": " + std::to_string(bytes) + " bytes, " +
           std::to_string(sums.bytes) +
-          " were written. It was cut off or changed.");
+          " were written. The file was cut off or changed.");
     }
     read_blocks(path, [&](uint64_t at, format::ByteSpan block) {
       const uint64_t number = at / kBlockBytes;
-      // Behind the end that it should have there is nothing to compare with.
+      // After the expected end of the file there is nothing to compare with.
       if (number < sums.blocks.size() &&
           checksum(block) != sums.blocks[number]) {
         add_damage(name, at, at + block.size());
@@ -140,7 +141,7 @@ class Verifier {
     });
   }
 
-  // Neighbours become one.
+  // Merges neighbouring ranges.
   void add_damage(const std::string& name, uint64_t begin, uint64_t end) {
     if (!damaged_.empty() && damaged_.back().file == name &&
         damaged_.back().end == begin) {
@@ -157,7 +158,7 @@ class Verifier {
     report_.num_values = source_->values().size();
   }
 
-  // Bytes that no checksum tells of must at least be readable.
+  // Bytes that no checksum covers must at least be readable.
   void read_unsummed() {
     for (const auto& file : source_->files()) {
       if (!sums_ || !sums_->files.contains(file.name)) {
@@ -220,7 +221,7 @@ class Verifier {
     return begins_with_any(name, exclude_);
   }
 
-  // What was reported above is not looked at again.
+  // Damage that was reported above is not reported again.
   void check_items() {
     for (const auto& tensor : source_->tensors()) {
       for (const auto& box : tensor.boxes) {

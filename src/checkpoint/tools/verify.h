@@ -11,15 +11,15 @@
 namespace tessera::checkpoint {
 
 struct VerifyReport {
-  std::string format; // empty if it could not be found out
+  std::string format; // empty if unknown
   size_t num_files = 0;
   size_t num_tensors = 0;
   size_t num_values = 0;
   uint64_t bytes_read = 0;
   bool has_checksums = false;
-  /// One text for each: which file, which bytes, what lies there.
+  /// One text per damaged place: which file, which bytes, what lies there.
   std::vector<std::string> damages;
-  /// One text for each part that cannot be read here, and shows no damage.
+  /// One text per part that is not supported but shows no damage.
   std::vector<std::string> unsupported;
 
   bool is_sound() const {
@@ -27,11 +27,11 @@ struct VerifyReport {
   }
 };
 
-/// Reads all of a checkpoint and compares it with its checksums, where it has
-/// some, and its parts with each other. What is damaged or not supported is
-/// reported, not thrown; FileError is only for a path that is not there. What
-/// begins with one of `exclude`, at a dot, is not parsed, and damage where
-/// nothing else lies is not reported.
+/// Reads all of a checkpoint and compares it with its checksums, if it has any,
+/// and its parts with each other. What is damaged or not supported is reported,
+/// not thrown; FileError is thrown only if the path does not exist. Names that
+/// begin with one of `exclude`, up to a dot, are not parsed, and damage is not
+/// reported if nothing else lies there.
 VerifyReport verify(
     const fs::path& path,
     const std::vector<std::string>& exclude,

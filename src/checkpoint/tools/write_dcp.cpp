@@ -17,7 +17,7 @@ std::string file_of(int rank) {
 }
 
 // The rows of a rank, as torch.chunk() divides them: the first ranks have the
-// most. A number, and a tensor without elements, go to rank 0.
+// most. A single number or a tensor without elements goes to rank 0.
 Region region_of(const StoredTensor& tensor, int rank, int world) {
   Region region = Region::whole(tensor);
   if (region.sizes.empty() || region.numel() == 0) {
@@ -91,7 +91,7 @@ class DcpTarget {
     file.begin_tensor(entry.dtype, region.sizes);
     reader_.each_piece(entry, region, [&](format::ByteSpan piece) {
       file.append(piece);
-      file.flush(); // the piece is about to go
+      file.flush(); // the piece is about to be freed
     });
     metadata_.tensors[i].chunks.push_back(
         {.offsets = region.offsets,

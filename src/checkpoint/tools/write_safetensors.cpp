@@ -33,11 +33,11 @@ void refuse_values(const Content& content) {
         "\n  and " + std::to_string(content.values.size() - kMost) + " more";
   }
   throw FileError(
-      "safetensors holds tensors only, and these are none:" + names +
+      "safetensors holds tensors only, and these are not tensors:" + names +
       "\nLeave them out with --drop-values, or choose tensors with --select.");
 }
 
-// Writes one file through `append`, in the order that the format wants.
+// Writes one file through `append`, in the order that the format requires.
 template <class Append>
 void write_tensors(
     const Content& content,
@@ -46,7 +46,8 @@ void write_tensors(
     const Append& append) {
   format::SafetensorsHeader header;
   header.metadata = content.source->notes();
-  header.metadata.emplace("format", "pt"); // without it some readers refuse
+  header.metadata.emplace(
+      "format", "pt"); // some readers refuse files without it
   std::map<std::string, const TensorEntry*> by_name;
   for (const auto* entry : entries) {
     header.tensors.push_back(

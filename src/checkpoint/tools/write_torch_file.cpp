@@ -23,7 +23,8 @@ namespace {
 
 using caffe2::serialize::PyTorchStreamWriter;
 
-// Tensors of a torch file that are one there stay one: tied weights.
+// Tensors that share memory in a torch file still share it in the copy: tied
+// weights.
 using Identity = std::
     tuple<uint64_t, std::vector<int64_t>, std::vector<int64_t>, format::DType>;
 
@@ -69,8 +70,9 @@ class TorchTarget {
     std::exception_ptr error;
     const StorageEntry* current = nullptr;
     {
-      // Nothing may be thrown through LibTorch's C functions, nor be left for
-      // its destructor to fail at: after an error it writes on, to nowhere.
+      // Nothing may be thrown through LibTorch's C functions, and its
+      // destructor must not fail either: after an error the writer continues,
+      // and its bytes are discarded.
       PyTorchStreamWriter writer(
           [&](const void* data, size_t size) {
             try {

@@ -30,7 +30,7 @@ const swatch = (kind, tone) => {
 
 // ---- Numbers as people read them --------------------------------------------
 
-// Not "nan" or "inf", and not so large that differences overflow.
+// Neither "nan" nor "inf", nor so large that differences overflow.
 const isPlain = (value) => typeof value === "number" && Math.abs(value) < 1e300;
 
 const count = (value) => Math.round(value).toLocaleString("en-US");
@@ -94,7 +94,7 @@ function linearTicks(low, high, wanted, least = 0) {
   const step = Math.max(least, power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.7));
   const first = Math.ceil(low / step - 1e-9);
   const ticks = [];
-  // Counted: where numbers are huge, one step more may be the same number.
+  // Counts steps: if numbers are huge, adding a step may give the same number.
   for (let i = 0; i < 50 && (first + i) * step <= high + step * 1e-9; ++i) ticks.push((first + i) * step);
   return ticks;
 }
@@ -114,7 +114,7 @@ function logTicks(low, high, wanted) {
   return linearTicks(low, high, wanted); // less than a decade
 }
 
-// Labels of one axis, alike in digits and unit.
+// The labels of one axis, with the same digits and unit.
 function tickTexts(ticks) {
   const top = Math.max(...ticks.map(Math.abs), 0);
   if (top > 0 && top <= 1.0001e-3) return ticks.map((tick) => (tick === 0 ? "0" : exponent(tick, 2)));
@@ -160,7 +160,7 @@ addEventListener("scroll", hideTip, { passive: true, capture: true });
 // ---- Curves over the steps ------------------------------------------------------
 
 const restarts = run.attempts.filter((_, i) => run.num_attempts > run.attempts.length || i > 0);
-// Where an attempt goes on, on the axis: one that starts anew does at its left end.
+// Where an attempt begins on the axis: an attempt from scratch begins at its left end.
 const beginOf = ({ resumed_step, start_step }) => Math.max(resumed_step ?? start_step, steps.low);
 
 const steps = (() => {
@@ -185,7 +185,7 @@ const exactly = (places, place) => {
   return places[i] === place ? i : -1;
 };
 
-// What is drawn above what, with its lowest and highest value.
+// For each kind, its lower and upper edge when all kinds are stacked.
 function stacked(kinds) {
   const floors = kinds[0].values.map(() => 0);
   return kinds.map(({ values }) => values.map((value, i) => [floors[i], (floors[i] += value)]));
@@ -780,7 +780,7 @@ function drawTiles() {
     ["world", "Ranks", (summary.num_worlds > 4 ? "… → " : "") + summary.worlds.slice(-4).join(" → ") || "?",
       summary.num_worlds > 1 ? "as it was resumed" : "world size"],
     ["peak_memory", "Peak memory", summary.peak_memory_bytes === null ? "?" : bytes(summary.peak_memory_bytes),
-      summary.peak_memory_bytes === null ? "none in the log" : `a rank, at step ${count(summary.peak_memory_step)}`],
+      summary.peak_memory_bytes === null ? "none in the log" : `per rank, at step ${count(summary.peak_memory_step)}`],
   ];
   byId("tiles").append(...tiles.map(([key, title, value, more]) => element("div", { class: "tile", "data-key": key },
     element("div", { class: "title" }, title), element("div", { class: "value" }, value),

@@ -73,7 +73,7 @@ TEST_F(BlockReaderTest, NamesTheBlockThatIsDamaged) {
       error_of([&] { reader.read(0, 0, bytes, 2 * kBlockBytes); });
   EXPECT_THAT(message, HasSubstr("d/f\": bytes 1048576 to 2097152 are not"));
   EXPECT_THROW(reader.read(0, kBlockBytes + 90, bytes, 1), DamageError);
-  // It is not taken for good because it was kept.
+  // A block is not trusted because it was kept.
   EXPECT_THROW(reader.read(0, kBlockBytes + 90, bytes, 1), DamageError);
   EXPECT_THROW(reader.check(0, kBlockBytes - 1, kBlockBytes + 1), DamageError);
   EXPECT_NO_THROW(BlockReader(*source, false).read(0, 0, bytes, to.size()));

@@ -1,4 +1,4 @@
-// Running the Python that brings torch.
+// Runs the Python that has torch.
 #pragma once
 
 #include <cstdio>
@@ -8,7 +8,7 @@
 
 namespace tessera::checkpoint {
 
-/// Empty where LibTorch came without one.
+/// Empty if LibTorch came without Python.
 inline std::string python_with_torch() {
   std::string python;
   std::getline(std::ifstream(TESSERA_PYTHON_FILE), python);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes checkpoints with Python's torch, and what is in them byte by byte.
+"""Writes checkpoints with Python's torch, and their contents byte by byte.
 
 Usage: python_source.py FOLDER
 
@@ -53,7 +53,7 @@ def plain_state():
 
 
 class Rows(torch.nn.Module):
-    """One row: with two ranks the second has none."""
+    """One row: with two ranks the second rank has none."""
 
     def __init__(self):
         super().__init__()

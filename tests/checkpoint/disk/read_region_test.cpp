@@ -123,7 +123,7 @@ TEST_P(ReadRegionTest, PartsIntoAnyStrides) {
   const std::vector<int64_t> begin{13, 250};
   const std::vector<int64_t> sizes{401, 77};
   const auto expected = expected_of(begin, sizes, kColumns);
-  // Together, with gaps, transposed, and backwards in neither.
+  // Contiguous, with gaps, and transposed.
   EXPECT_EQ(read_through(*source_, begin, sizes, {77, 1}, 401 * 77), expected);
   EXPECT_EQ(
       read_through(*source_, begin, sizes, {100, 1}, 401 * 100), expected);

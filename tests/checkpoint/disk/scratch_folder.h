@@ -7,7 +7,7 @@
 
 namespace tessera::checkpoint {
 
-/// A folder that goes with the object.
+/// A folder that is removed with the object.
 class ScratchFolder {
  public:
   ScratchFolder() {

@@ -225,7 +225,8 @@ TEST_F(SourceTest, RejectsTorchFilesThatAreNoStateDict) {
   EXPECT_THAT(open_error(folder_ / "old.pt"), HasSubstr("before 1.6"));
 }
 
-// ---- What is no checkpoint -------------------------------------------------
+// ---- What is not a checkpoint
+// -------------------------------------------------
 
 TEST_F(SourceTest, RejectsWhatIsNoCheckpoint) {
   EXPECT_THAT(
@@ -240,7 +241,7 @@ TEST_F(SourceTest, RejectsWhatIsNoCheckpoint) {
       AllOf(HasSubstr("\"notes.txt\""), HasSubstr(".metadata")));
   EXPECT_THAT(open_error(folder_ / "notes.txt"), HasSubstr("neither"));
   write_file(folder_ / "__0_0.distcp", "x");
-  EXPECT_THAT(open_error(folder_.path()), HasSubstr("did not end"));
+  EXPECT_THAT(open_error(folder_.path()), HasSubstr("did not complete"));
 }
 
 TEST_F(SourceTest, TellsOfASaveThatWasInterrupted) {
@@ -252,10 +253,10 @@ TEST_F(SourceTest, TellsOfASaveThatWasInterrupted) {
 
 TEST_F(SourceTest, RejectsPipesInsteadOfWaiting) {
   ASSERT_EQ(::mkfifo((folder_ / "pipe").c_str(), 0600), 0);
-  EXPECT_THAT(open_error(folder_ / "pipe"), HasSubstr("no regular file"));
+  EXPECT_THAT(open_error(folder_ / "pipe"), HasSubstr("not a regular file"));
 }
 
-// A file that is mapped ends the process when another one cuts it off.
+// A mapped file ends the process if another process truncates it.
 TEST_F(SourceTest, MapsNoFile) {
   const auto source = Source::open(kGoldens + "/kinds.pt");
   std::ifstream maps("/proc/self/maps");

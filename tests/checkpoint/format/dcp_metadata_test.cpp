@@ -183,12 +183,12 @@ TEST(DcpMetadataTest, RejectsWhatCannotBe) {
       refused([&](M& m) {
         first(m).sizes = {5, 3};
       }),
-      HasSubstr("outside of the tensor"));
+      HasSubstr("outside the tensor"));
   EXPECT_THAT(
       refused([&](M& m) {
         first(m).offsets = {-1, 0};
       }),
-      HasSubstr("outside of the tensor"));
+      HasSubstr("outside the tensor"));
   EXPECT_THAT(
       refused([&](M& m) {
         first(m).sizes = {3, -3};
@@ -204,12 +204,12 @@ TEST(DcpMetadataTest, RejectsWhatCannotBe) {
       HasSubstr("impossible size"));
   EXPECT_THAT(
       refused([](M& m) { m.tensors.push_back(m.tensors[0]); }),
-      HasSubstr("\"model.w\" is there twice"));
+      HasSubstr("\"model.w\" appears twice"));
   EXPECT_THAT(
       refused([](M& m) { m.version = "2.0.0"; }), HasSubstr("\"2.0.0\""));
 }
 
-// Changes the tree that a good .metadata gives, and says how that is refused.
+// Changes the tree of a good .metadata, and returns how that is refused.
 std::string refused_tree(const std::function<void(Dict&)>& change) {
   Value root = read_pickle(as_bytes(write_dcp_metadata(example())));
   change(std::get<Dict>(std::get<Box<Object>>(root.is)->state.is));
@@ -233,7 +233,7 @@ TEST(DcpMetadataTest, RejectsFieldsOfAnotherKind) {
       HasSubstr("no field \"state_dict_metadata\""));
   EXPECT_THAT(
       refused_tree([](Dict& d) { d.add("surprise", 1); }),
-      HasSubstr("\"surprise\", which is not known"));
+      HasSubstr("\"surprise\", which is not supported"));
   EXPECT_THAT(
       refused_tree([](Dict& d) { field(d, "planner_data") = List{}; }),
       HasSubstr("another planner"));
@@ -246,7 +246,7 @@ TEST(DcpMetadataTest, RejectsFieldsOfAnotherKind) {
       refused_tree([](Dict& d) {
         std::get<Dict>(field(d, "state_dict_metadata").is).items.pop_back();
       }),
-      HasSubstr("storage_data places \"l.0\", which is not there"));
+      HasSubstr("storage_data places \"l.0\", which does not exist"));
   EXPECT_THAT(
       refused_tree([](Dict& d) {
         std::get<Dict>(field(d, "storage_data").is).items.pop_back();

@@ -23,7 +23,7 @@ void require(bool condition, const char* what) {
   }
 }
 
-// Only for the refusal of input: what we wrote ourselves must be taken.
+// Only input may be refused: what we wrote ourselves must be accepted.
 template <class Read>
 void ignore_refusal(const Read& read) {
   try {

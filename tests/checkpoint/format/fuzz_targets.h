@@ -1,5 +1,5 @@
-// What is fuzzed: each takes any bytes and must return. make fuzz gives them to
-// libFuzzer, corpus_test.cpp runs them over the corpus.
+// The fuzzed functions: each takes any bytes and must return. make fuzz gives
+// them to libFuzzer, corpus_test.cpp runs them over the corpus.
 #pragma once
 
 #include "checkpoint/format/bytes.h"

@@ -29,7 +29,7 @@ from torch.distributed.fsdp import fully_shard
 
 HERE = pathlib.Path(__file__).resolve().parent / "goldens"
 
-# Whoever reads this back in Python compares with it too: see interop.py.
+# interop.py compares with this too when it reads it back in Python.
 PLAIN = {
     "model": collections.OrderedDict(
         [("w", torch.arange(6.0).reshape(2, 3)), ("b", torch.ones(2, dtype=torch.bfloat16))]
@@ -67,7 +67,7 @@ KINDS = {
 
 
 class Rows(torch.nn.Module):
-    """One row: with two ranks the second has none."""
+    """One row: with two ranks the second rank has none."""
 
     def __init__(self):
         super().__init__()
@@ -92,7 +92,7 @@ def save_fsdp2(rank, folder, store):
 
 
 def save_old(source):
-    """No such release is at hand: the same objects by the names they had."""
+    """Such a release is not available here: the same objects under the names they had."""
     metadata = pickle.loads(source.read_bytes())
     for entry in metadata.state_dict_metadata.values():
         if hasattr(entry, "properties"):

@@ -37,7 +37,7 @@ def check_metadata(golden, ours):
     for name, entry in a.state_dict_metadata.items():
         other = b.state_dict_metadata[name]
         if hasattr(entry, "properties"):
-            # Written with the class of now, whatever it was read as.
+            # Written with the current class, whatever it was read as.
             assert entry.properties.__getstate__()[0] == other.properties.__getstate__()[0], name
             assert entry.size == other.size and entry.chunks == other.chunks, name
             if type(entry.properties) is type(other.properties):

@@ -1,12 +1,11 @@
 // What we write, read by Python's torch: interop.py compares.
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
-#include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <string>
 
+#include "checkpoint/disk/python.h"
+#include "checkpoint/disk/scratch_folder.h"
 #include "checkpoint/format/dcp_metadata.h"
 #include "checkpoint/format/pickle_writer.h"
 #include "checkpoint/format/support.h"
@@ -17,49 +16,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Outcome {
-  int status;
-  std::string output;
-};
-
-Outcome run(const std::string& command) {
-  Outcome outcome{};
-  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
-  char buffer[4096];
-  while (const size_t count = fread(buffer, 1, sizeof(buffer), pipe)) {
-    outcome.output.append(buffer, count);
-  }
-  outcome.status = pclose(pipe);
-  return outcome;
-}
-
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string pattern = fs::temp_directory_path() / "tessera-format-XXXXXX";
-    path_ = mkdtemp(pattern.data());
-  }
-  ~ScratchFolder() {
-    fs::remove_all(path_);
-  }
-  std::string operator/(const std::string& name) const {
-    return path_ / name;
-  }
-  std::string path() const {
-    return path_;
-  }
-
- private:
-  fs::path path_;
-};
-
 TEST(InteropTest, PythonReadsWhatWeWriteAsItsOwn) {
-  std::string python;
-  std::getline(std::ifstream(TESSERA_PYTHON_FILE), python);
+  const std::string python = checkpoint::python_with_torch();
   if (python.empty()) {
     GTEST_SKIP() << "this LibTorch came without Python";
   }
-  const ScratchFolder ours;
+  const checkpoint::ScratchFolder ours;
   fs::copy(TESSERA_FORMAT_GOLDENS "/plain", ours / "plain");
   for (const char* name :
        {"plain/.metadata", "flat.metadata", "fsdp2.metadata", "old.metadata"}) {
@@ -73,11 +35,10 @@ TEST(InteropTest, PythonReadsWhatWeWriteAsItsOwn) {
         ours / (name + ".pkl"),
         write_pickle(read_torch_file(as_bytes(bytes)).value));
   }
-  const auto outcome =
-      run("'" + python +
-          "' -W ignore '" TESSERA_FORMAT_GOLDENS
-          "/../interop.py' '" TESSERA_FORMAT_GOLDENS "' '" +
-          ours.path() + "'");
+  const auto outcome = checkpoint::run_python(
+      python,
+      TESSERA_FORMAT_GOLDENS "/../interop.py",
+      {TESSERA_FORMAT_GOLDENS, ours.path()});
   EXPECT_EQ(outcome.status, 0) << outcome.output;
 }
 

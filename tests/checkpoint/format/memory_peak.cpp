@@ -13,7 +13,7 @@ std::atomic<size_t> peak{0};
 
 } // namespace
 
-// Replaces the global ones in this test program only.
+// Replaces the global operators in this test program only.
 void* operator new(size_t size) {
   void* memory = std::malloc(size);
   if (!memory) {

@@ -201,7 +201,7 @@ TEST(PickleReaderTest, RejectsProgramsThatDoNotFit) {
   EXPECT_THAT(refused("NNb"), HasSubstr("BUILD is not on a new object"));
   EXPECT_THAT(refused("q\x01"), HasSubstr("gap in the memo"));
   EXPECT_THAT(refused("q"s + '\0'), HasSubstr("stack empty"));
-  EXPECT_THAT(refused("X\x01\x00\x00\x00\xff"s), HasSubstr("no UTF-8"));
+  EXPECT_THAT(refused("X\x01\x00\x00\x00\xff"s), HasSubstr("not UTF-8"));
   EXPECT_THAT(refused("NQ"), HasSubstr("does not name a storage"));
   EXPECT_THAT(
       refused(global("torch", "FloatStorage")),
@@ -215,7 +215,7 @@ TEST(PickleReaderTest, RejectsProgramsThatDoNotFit) {
       HasSubstr("not how torch writes"));
   EXPECT_THAT(
       refusal([] { read_pickle(as_bytes("\x80\x02N.x")); }),
-      HasSubstr("byte 4: 1 bytes behind the end"));
+      HasSubstr("byte 4: 1 bytes after the end"));
   EXPECT_THAT(
       refusal([] { read_pickle(as_bytes("\x80\x02N")); }),
       HasSubstr("ends before its STOP"));
@@ -224,7 +224,7 @@ TEST(PickleReaderTest, RejectsProgramsThatDoNotFit) {
       HasSubstr("pickle protocol 6"));
   EXPECT_THAT(
       refusal([] { read_pickle(as_bytes("(lp0\n.")); }),
-      HasSubstr("no pickle of protocol 2"));
+      HasSubstr("not a pickle of protocol 2"));
 }
 
 TEST(PickleReaderTest, RejectsArgumentsThatTorchDoesNotWrite) {
@@ -243,7 +243,7 @@ TEST(PickleReaderTest, RejectsArgumentsThatTorchDoesNotWrite) {
       refused(
           global("_codecs", "encode") +
           "\x8c\x03\xe2\x82\xac\x8c\x06latin1\x86R"),
-      HasSubstr("no byte"));
+      HasSubstr("not a byte"));
   EXPECT_THAT(
       refused(global("collections", "OrderedDict") + "]\x85R"),
       HasSubstr("OrderedDict"));
@@ -268,7 +268,7 @@ TEST(PickleReaderTest, RejectsDeepNesting) {
   EXPECT_EQ(refused(nested(127)), "accepted");
   EXPECT_THAT(refused(nested(128)), HasSubstr("nested more than 128 deep"));
   EXPECT_THAT(refused(nested(1000000)), HasSubstr("nested more than 128"));
-  // Deep by what the memo puts below.
+  // Deep because of what the memo nests.
   EXPECT_THAT(
       refused(
           "]" + nested(100) + "q"s + '\0' + "ah"s + '\0' +
@@ -277,7 +277,7 @@ TEST(PickleReaderTest, RejectsDeepNesting) {
 }
 
 TEST(PickleReaderTest, RejectsWhatTheMemoBlowsUp) {
-  // Each step a list of ten times the one before.
+  // Each step is a list of ten times the one before.
   std::string laughs = "]N"s + "a\x94";
   for (char i = 0; i < 12; ++i) {
     laughs += "](";
@@ -376,7 +376,7 @@ TEST(PickleWriterTest, ReadsBackWhatItRepeats) {
 }
 
 TEST(PickleWriterTest, RejectsWhatCannotBeWritten) {
-  EXPECT_THAT(refusal([] { write_pickle("\xff"); }), HasSubstr("no UTF-8: "));
+  EXPECT_THAT(refusal([] { write_pickle("\xff"); }), HasSubstr("not UTF-8: "));
   Value deep = None{};
   for (int i = 0; i < 100; ++i) {
     deep = List{{std::move(deep)}};

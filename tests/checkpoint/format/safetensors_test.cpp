@@ -102,23 +102,24 @@ TEST(SafetensorsTest, RejectsBadLengths) {
 TEST(SafetensorsTest, RejectsWhatIsNoHeader) {
   EXPECT_THAT(refused(""), HasSubstr("does not begin with {"));
   EXPECT_THAT(refused(" {}"), HasSubstr("does not begin with {"));
-  EXPECT_THAT(refused("{"), AllOf(HasSubstr("byte"), HasSubstr("no JSON")));
-  EXPECT_THAT(refused("{} x"), HasSubstr("no JSON"));
-  EXPECT_THAT(refused("{\"\xff\":1}"), HasSubstr("no JSON"));
+  EXPECT_THAT(refused("{"), AllOf(HasSubstr("byte"), HasSubstr("not JSON")));
+  EXPECT_THAT(refused("{} x"), HasSubstr("not JSON"));
+  EXPECT_THAT(refused("{\"\xff\":1}"), HasSubstr("not JSON"));
   EXPECT_THAT(refused(R"({"a":1e999})"), HasSubstr("too large"));
-  EXPECT_THAT(refused(R"({"w":{"shape":[[1]]}})"), HasSubstr("nests deeper"));
+  EXPECT_THAT(
+      refused(R"({"w":{"shape":[[1]]}})"), HasSubstr("nests too deeply"));
   EXPECT_THAT(
       refused("{\"w\":" + std::string(100000, '[')),
       HasSubstr("not described"));
   EXPECT_THAT(
       refused(R"({"__metadata__":{},"__metadata__":{}})"),
-      HasSubstr("\"__metadata__\" is there twice"));
+      HasSubstr("\"__metadata__\" appears twice"));
   EXPECT_THAT(
       refused(R"({"__metadata__":[]})"),
-      HasSubstr("__metadata__ is no object"));
+      HasSubstr("__metadata__ is not an object"));
   EXPECT_THAT(
       refused(R"({"__metadata__":{"a":1}})"),
-      HasSubstr("__metadata__.\"a\" is no string"));
+      HasSubstr("__metadata__.\"a\" is not a string"));
 }
 
 TEST(SafetensorsTest, RejectsBadTensors) {
@@ -139,7 +140,7 @@ TEST(SafetensorsTest, RejectsBadTensors) {
       HasSubstr("tensor \"w\" has no data_offsets"));
   EXPECT_THAT(
       refused(tensor(R"("dtype":"F32","dtype":"F32")" + rest), 8),
-      HasSubstr("\"dtype\" is there twice"));
+      HasSubstr("\"dtype\" appears twice"));
   const auto with = [](const std::string& shape, const std::string& places) {
     return refused(
         tensor(
@@ -147,14 +148,16 @@ TEST(SafetensorsTest, RejectsBadTensors) {
             places),
         8);
   };
-  EXPECT_THAT(with("[-2]", "[0,8]"), HasSubstr("shape is no list of sizes"));
-  EXPECT_THAT(with("[2.0]", "[0,8]"), HasSubstr("shape is no list of sizes"));
-  EXPECT_THAT(with("2", "[0,8]"), HasSubstr("shape is no list of sizes"));
+  EXPECT_THAT(with("[-2]", "[0,8]"), HasSubstr("shape is not a list of sizes"));
   EXPECT_THAT(
-      with("[18446744073709551615]", "[0,8]"), HasSubstr("no list of sizes"));
-  EXPECT_THAT(with("[2]", "[8]"), HasSubstr("data_offsets are no range"));
-  EXPECT_THAT(with("[2]", "[8,0]"), HasSubstr("data_offsets are no range"));
-  EXPECT_THAT(with("[3]", "[0,8]"), HasSubstr("has 8 bytes, its shape"));
+      with("[2.0]", "[0,8]"), HasSubstr("shape is not a list of sizes"));
+  EXPECT_THAT(with("2", "[0,8]"), HasSubstr("shape is not a list of sizes"));
+  EXPECT_THAT(
+      with("[18446744073709551615]", "[0,8]"),
+      HasSubstr("not a list of sizes"));
+  EXPECT_THAT(with("[2]", "[8]"), HasSubstr("data_offsets are not a range"));
+  EXPECT_THAT(with("[2]", "[8,0]"), HasSubstr("data_offsets are not a range"));
+  EXPECT_THAT(with("[3]", "[0,8]"), HasSubstr("has 8 bytes, but its shape"));
   EXPECT_THAT(with("[4611686018427387904,4]", "[0,0]"), HasSubstr("its shape"));
   EXPECT_THAT(with("[2]", "[4,12]"), HasSubstr("begins at 4, not at 0"));
   EXPECT_THAT(with("[1]", "[0,4]"), HasSubstr("have 4 bytes, the file 8"));
@@ -166,13 +169,13 @@ TEST(SafetensorsTest, RejectsTwoOfAName) {
       R"("w":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
   EXPECT_EQ(refused("{" + w + "}"), "accepted");
   EXPECT_THAT(
-      refused("{" + w + "," + w + "}"), HasSubstr("\"w\" is there twice"));
+      refused("{" + w + "," + w + "}"), HasSubstr("\"w\" appears twice"));
   EXPECT_THAT(
       refused(R"({"__metadata__":{"a":"","a":""}})"),
-      HasSubstr("\"a\" is there twice"));
+      HasSubstr("\"a\" appears twice"));
 }
 
-// Much of what costs memory and means nothing.
+// Much content that costs memory and has no meaning.
 TEST(SafetensorsTest, AHostileHeaderPeaksBelowAMultipleOfItself) {
   using Item = std::function<std::string(size_t)>;
   const Item one = [](size_t) {
@@ -234,7 +237,7 @@ TEST(SafetensorsTest, RejectsWhatCannotBeWritten) {
     return refusal([&] { lay_out_safetensors(&header); });
   };
   const SafeTensor w{.name = "w", .sizes = {1}};
-  EXPECT_THAT(refused_write({w, w}), HasSubstr("\"w\" is there twice"));
+  EXPECT_THAT(refused_write({w, w}), HasSubstr("\"w\" appears twice"));
   EXPECT_THAT(
       refused_write({{.name = "w", .dtype = DType::Complex128}}),
       HasSubstr("safetensors has no complex128"));
@@ -267,10 +270,10 @@ TEST(SafetensorsIndexTest, RejectsFilesElsewhere) {
   EXPECT_THAT(
       refused_index(R"({"weight_map":{"w":"/x"}})"), HasSubstr("is absolute"));
   EXPECT_THAT(
-      refused_index(R"({"weight_map":{"w":1}})"), HasSubstr("is no string"));
+      refused_index(R"({"weight_map":{"w":1}})"), HasSubstr("is not a string"));
   EXPECT_THAT(refused_index("{}"), HasSubstr("no weight_map"));
   EXPECT_THAT(refused_index("[]"), HasSubstr("no weight_map"));
-  EXPECT_THAT(refused_index("x"), HasSubstr("no JSON"));
+  EXPECT_THAT(refused_index("x"), HasSubstr("not JSON"));
 }
 
 } // namespace

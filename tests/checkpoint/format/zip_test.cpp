@@ -56,10 +56,10 @@ TEST(ZipReaderTest, RejectsWhatTorchDoesNotWrite) {
       refused(A{.entries = {{.name = "/a"}}}), HasSubstr("is absolute"));
   EXPECT_THAT(refused(A{.entries = {{.name = ""}}}), HasSubstr("is empty"));
   EXPECT_THAT(
-      refused(A{.entries = {{.name = "a\xff"}}}), HasSubstr("no UTF-8"));
+      refused(A{.entries = {{.name = "a\xff"}}}), HasSubstr("not UTF-8"));
   EXPECT_THAT(
       refused(A{.entries = {{.name = "a"}, {.name = "a"}}}),
-      HasSubstr("entry \"a\" is there twice"));
+      HasSubstr("entry \"a\" appears twice"));
   EXPECT_THAT(
       refused(A{.entries = {{.name = "a"}}, .disk = 1}), HasSubstr("split"));
 }
@@ -68,19 +68,19 @@ TEST(ZipReaderTest, RejectsPlacesOutsideOfTheArchive) {
   using A = ZipArchive;
   EXPECT_THAT(
       refused(A{.entries = {{.name = "a", .data = "x", .grow = 1}}}),
-      HasSubstr("lies outside of the archive"));
+      HasSubstr("lies outside the archive"));
   EXPECT_THAT(
       refused(A{.entries = {{.name = "a", .wide = true, .grow = -1}}}),
-      HasSubstr("lies outside of the archive"));
+      HasSubstr("lies outside the archive"));
   EXPECT_THAT(
       refused(A{.entries = {{.name = "a", .wide = true, .move = -1}}}),
-      HasSubstr("lies outside of the archive"));
+      HasSubstr("lies outside the archive"));
   EXPECT_THAT(
       refused(A{.entries = {{.name = "a", .move = 1}}}),
-      HasSubstr("lies outside of the archive"));
+      HasSubstr("lies outside the archive"));
   EXPECT_THAT(
       refused(A{.entries = {{.name = "a", .local_name = "b"}}}),
-      HasSubstr("lies outside of the archive"));
+      HasSubstr("lies outside the archive"));
   EXPECT_THAT(
       refused(
           A{.entries =
@@ -99,11 +99,11 @@ TEST(ZipReaderTest, RejectsPlacesOutsideOfTheArchive) {
 TEST(ZipReaderTest, RejectsWhatIsNoArchive) {
   EXPECT_THAT(
       refusal([] { read_zip(ByteSpan()); }),
-      HasSubstr("this is no ZIP archive"));
+      HasSubstr("this is not a ZIP archive"));
   const std::string text(1000, 'x');
   EXPECT_THAT(
       refusal([&] { read_zip(as_bytes(text)); }),
-      HasSubstr("this is no ZIP archive"));
+      HasSubstr("this is not a ZIP archive"));
 }
 
 TEST(ZipReaderTest, SurvivesAnyChangeOfAByte) {

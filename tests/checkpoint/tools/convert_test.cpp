@@ -296,7 +296,7 @@ TEST_F(ConvertTest, LeavesNothingBehindAfterAnError) {
       HasSubstr("not those that were written"));
 }
 
-// What a crash left is no hindrance, what lives is.
+// The leftovers of a crash do not prevent a conversion, a running one does.
 TEST_F(ConvertTest, RemovesThePartialFileOfACrash) {
   const std::string from = kGoldens + "/kinds.safetensors";
   fs::create_directory(folder_ / ".t.pt.partial");
@@ -319,8 +319,7 @@ void write_endless(const fs::path& path) {
 
 class InterruptTest : public ::testing::Test {
  protected:
-  // A shell's job in the background ignores SIGINT, and so would what it
-  // starts.
+  // A shell's background job ignores SIGINT, and so would its children.
   void SetUp() override {
     std::signal(SIGINT, SIG_DFL);
     std::signal(SIGTERM, SIG_DFL);

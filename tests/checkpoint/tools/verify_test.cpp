@@ -96,7 +96,8 @@ TEST_F(VerifyTest, ChecksTheStructureWithoutChecksums) {
       damages(), AllOf(HasSubstr("item of \"w\""), Not(HasSubstr("/d/a"))));
 }
 
-// What is sound, and uses what is not read here, is not to be thrown away.
+// A checkpoint that is sound but uses something that is not supported must not
+// be thrown away.
 TEST_F(VerifyTest, TellsUnsupportedFromDamaged) {
   const std::string header =
       R"({"w":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}})";

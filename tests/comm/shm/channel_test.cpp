@@ -207,7 +207,7 @@ TEST(ChannelTest, MismatchedCallsThrowTheSameTextOnEveryRank) {
         kind_of(
             [&] { channel.check_calls(); }, &texts[static_cast<size_t>(rank)]),
         ChannelError::Kind::Mismatch);
-    // The channel goes on.
+    // The channel stays usable.
     channel.begin_step();
     channel.publish();
     EXPECT_NO_THROW(channel.wait_for_all());

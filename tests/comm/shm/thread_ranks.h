@@ -36,7 +36,7 @@ class ThreadRanks {
     return std::make_unique<Channel>(segment_.data(), config);
   }
 
-  /// Runs `body` once a rank, each on its own thread and channel.
+  /// Runs `body` once per rank, each on its own thread and channel.
   void run(const std::function<void(Channel&)>& body) const {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < base_.size; ++rank) {

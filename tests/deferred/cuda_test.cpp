@@ -10,7 +10,7 @@ using ::testing::HasSubstr;
 
 const at::Device kGpu(at::kCUDA, 0);
 
-/// RngRecord on both devices.
+/// Draws random numbers on both devices.
 struct Net : torch::nn::Module {
   Net() {
     register_parameter("gpu", torch::randn({300, 70}, at::kCUDA));
