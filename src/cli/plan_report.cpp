@@ -98,7 +98,7 @@ std::vector<Operation> all_operations() {
 }
 
 std::string memory_table(
-    const PlanReport& report,
+    const plan::Answer& answer,
     const char* title,
     const Peak& peak) {
   std::string text =
@@ -108,17 +108,17 @@ std::string memory_table(
       continue;
     }
     const bool is_unknown =
-        kind == Kind::Activations && !report.plan.knows_activations;
+        kind == Kind::Activations && !answer.plan.knows_activations;
     text += fmt::format(
         "  {:<26}{:>12}{:>12}  {}\n",
         name_of(kind),
         is_unknown ? "not known" : bytes(peak.at_peak.of(kind)),
         is_unknown ? "" : bytes(peak.highest.of(kind)),
-        explain(kind, report.setup));
+        explain(kind, answer.setup));
   }
   text += fmt::format(
       "  {:<26}{:>12}\n",
-      report.plan.knows_activations ? "together" : "without activations",
+      answer.plan.knows_activations ? "together" : "without activations",
       bytes(peak.at_peak.total()));
   return text;
 }
@@ -189,13 +189,13 @@ std::string units_table(const std::vector<UnitLine>& units) {
   return text;
 }
 
-std::string fit_text(const PlanReport& report) {
-  const FitReport& fit = *report.fit;
-  const int64_t peak = report.plan.device.at_peak.total();
+std::string fit_text(const plan::Answer& answer) {
+  const plan::FitAnswer& fit = *answer.fit;
+  const int64_t peak = answer.plan.device.at_peak.total();
   std::string text = fmt::format(
       "\n{}{}: {} of {} a rank\n",
       fit.fits ? "FITS" : "DOES NOT FIT",
-      report.plan.knows_activations ? "" : ", activations not counted",
+      answer.plan.knows_activations ? "" : ", activations not counted",
       bytes(peak),
       bytes(fit.limit_bytes));
   if (fit.grows) {
@@ -268,48 +268,48 @@ ordered_json or_null(const std::optional<T>& value) {
 
 } // namespace
 
-std::string plan_text(const PlanReport& report) {
-  const Plan& plan = report.plan;
-  const plan::TrainingSetup& setup = report.setup;
+std::string plan_text(const plan::Answer& answer) {
+  const Plan& plan = answer.plan;
+  const plan::TrainingSetup& setup = answer.setup;
   std::string text = fmt::format(
       "{}: {} parameters in {} tensors\n",
       printable(plan.description),
       short_count(plan.numel),
       plan.num_params);
-  text += fmt::format("{} on {} rank(s)", report.strategy, setup.world());
+  text += fmt::format("{} on {} rank(s)", answer.strategy, setup.world());
   if (setup.engine == plan::Engine::Sharded && setup.copies > 1) {
     text += fmt::format(
         ": {} copies, each over {} rank(s)", setup.copies, setup.shards);
   }
   text += "\n";
   text += memory_table(
-      report,
+      answer,
       setup.device == plan::Device::Cpu ? "memory, a rank"
                                         : "device memory, a rank",
       plan.device);
   if (plan.host.at_peak.total() > 0) {
-    text += memory_table(report, "host memory, a rank", plan.host);
+    text += memory_table(answer, "host memory, a rank", plan.host);
   }
   text += wire_table(plan.wire);
   text += units_table(plan.units);
-  if (report.fit) {
-    text += fit_text(report);
+  if (answer.fit) {
+    text += fit_text(answer);
   }
   text += "\nassumed\n";
-  for (const std::string& note : report.notes) {
+  for (const std::string& note : answer.notes) {
     text += "  " + note + "\n";
   }
   return text;
 }
 
-std::string plan_json(const PlanReport& report) {
-  const Plan& plan = report.plan;
+std::string plan_json(const plan::Answer& answer) {
+  const Plan& plan = answer.plan;
   ordered_json json{
       {"model",
        {{"description", plan.description},
         {"parameters", plan.numel},
         {"tensors", plan.num_params}}},
-      {"setup", json_of(report.setup, report.strategy)},
+      {"setup", json_of(answer.setup, answer.strategy)},
       {"knows_activations", plan.knows_activations},
       {"device_memory", json_of(plan.device)},
       {"host_memory", json_of(plan.host)},
@@ -328,8 +328,8 @@ std::string plan_json(const PlanReport& report) {
          {"shard_bytes", unit.shard_bytes},
          {"full_bytes", unit.full_bytes}});
   }
-  if (report.fit) {
-    const FitReport& fit = *report.fit;
+  if (answer.fit) {
+    const plan::FitAnswer& fit = *answer.fit;
     json["fit"] = {
         {"limit_bytes", fit.limit_bytes},
         {"fits", fit.fits},
@@ -338,7 +338,7 @@ std::string plan_json(const PlanReport& report) {
         {"largest_parameters", or_null(fit.largest_numel)},
         {"smallest_world", or_null(fit.smallest_world)}};
   }
-  json["notes"] = report.notes;
+  json["notes"] = answer.notes;
   // Names come from files that anyone may have written.
   return json.dump(2, ' ', false, ordered_json::error_handler_t::replace) +
       "\n";
