@@ -1,10 +1,11 @@
-// What the targets share.
+#include "checkpoint/tools/plain_value.h"
+
+#include <string>
+#include <vector>
+
 #include "checkpoint/disk/file_error.h"
 #include "checkpoint/disk/input.h"
 #include "checkpoint/format/error.h"
-#include "checkpoint/format/value.h"
-#include "checkpoint/tools/cast.h"
-#include "checkpoint/tools/targets.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -45,24 +46,6 @@ bool holds_tensors(const format::Value& value) {
 }
 
 } // namespace
-
-EntryReader::EntryReader(const Content& content, Progress& progress)
-    : tensors_(*content.source), progress_(progress) {}
-
-void EntryReader::each_piece(
-    const TensorEntry& entry,
-    const Region& region,
-    const std::function<void(format::ByteSpan)>& take) {
-  const auto from = entry.tensor->dtype;
-  tensors_.each_piece(
-      *entry.tensor, region, [&](format::ByteSpan piece, const Region&) {
-        if (entry.dtype != from) {
-          piece = cast(piece, from, entry.dtype, converted_);
-        }
-        take(piece);
-        progress_.add(piece.size());
-      });
-}
 
 format::Value plain_value(const Content& content, const ValueEntry& entry) {
   format::Value value = content.source->value(*entry.value);
