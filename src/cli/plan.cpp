@@ -1,4 +1,4 @@
-// `tessera plan`: what a training run takes, before it is started.
+// `tessera plan`: memory and traffic of a training run, before it is started.
 #include <CLI/CLI.hpp>
 
 #include <iostream>
@@ -10,7 +10,8 @@
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/tools/text.h"
 #include "cli/commands.h"
-#include "cli/plan_report.h"
+#include "cli/plan_json.h"
+#include "cli/plan_text.h"
 #include "plan/answer.h"
 #include "plan/checked.h"
 
@@ -87,40 +88,49 @@ void add_dtype(
 void add_model_flags(CLI::App& command, Settings& settings) {
   plan::Request& request = settings.request;
   command.add_option(
-      "CHECKPOINT", request.checkpoint, "Of any format; or a GPT by flags");
+      "CHECKPOINT",
+      request.checkpoint,
+      "Checkpoint of any format; without it, describe a GPT by flags");
   const std::string of_checkpoint = "Checkpoint";
   command
       .add_option(
           "--select",
           request.grouping.select,
-          "Names that begin with this, at a dot (default: model, where\nthere is optimizer state beside it)")
+          "Only names below this one (default: model, if the checkpoint\nalso has optimizer state)")
       ->group(of_checkpoint);
   command
       .add_option(
           "--unit",
           request.grouping.unit,
-          "Regular expression: names with the same match are a unit")
+          "Regular expression: names with the same match form a unit")
       ->type_name("REGEX")
       ->group(of_checkpoint);
   command
       .add_option(
-          "--activations", settings.activations, "What backward needs, a rank")
+          "--activations",
+          settings.activations,
+          "Memory saved for backward, per rank")
       ->type_name("BYTES")
       ->group(of_checkpoint);
   const std::string of_gpt = "GPT";
   const auto add = [&](const char* name, auto& target, const char* help) {
     command.add_option(name, target, help)->group(of_gpt);
   };
-  add("--layers", request.layers, "Blocks");
-  add("--width", request.width, "Of the hidden states");
-  add("--heads", request.heads, "Default: of 64 elements each");
-  add("--vocabulary", request.vocabulary, "Default: 50257");
-  add("--length", request.length, "Of a sequence; default: 1024");
-  add("--batch", request.batch, "Sequences a rank and backward; default: 1");
+  add("--layers", request.layers, "Number of blocks");
+  add("--width", request.width, "Width of the hidden states");
+  add("--heads", request.heads, "Attention heads; default: width / 64");
+  add("--vocabulary", request.vocabulary, "Number of tokens; default: 50257");
+  add("--length", request.length, "Length of a sequence; default: 1024");
+  add("--batch", request.batch, "Sequences per rank per backward; default: 1");
   command
-      .add_flag("--tied", request.tied, "The embedding is the head (default)")
+      .add_flag(
+          "--tied",
+          request.tied,
+          "The embedding is also the output layer (default)")
       ->group(of_gpt);
-  command.add_flag("--untied", request.untied, "The head has its own weight")
+  command
+      .add_flag(
+          "--untied", request.untied, "The output layer has its own weight")
       ->group(of_gpt);
   command
       .add_flag(
@@ -130,7 +140,7 @@ void add_model_flags(CLI::App& command, Settings& settings) {
       command,
       "--loss-dtype",
       request.loss_dtype,
-      "Logits are cast to it (default: float32)");
+      "Logits are cast to this dtype (default: float32)");
   command.get_option("--loss-dtype")->group(of_gpt);
 }
 
@@ -155,22 +165,22 @@ void add_setup_flags(CLI::App& command, plan::Request& request) {
   command.add_option(
       "--reshard-after-forward",
       request.reshard_after_forward,
-      "true or false; default: as the strategy has it");
+      "true or false; default: depends on the strategy");
   add_dtype(
       command,
       "--dtype",
       request.dtype,
-      "Of the shards; default: float32, or the checkpoint's");
+      "Shards; default: float32, or the checkpoint's dtype");
   add_dtype(
       command,
       "--param-dtype",
       request.param_dtype,
-      "Of full parameters and activations; default: the shards'");
+      "Full parameters and activations; default: the shards' dtype");
   add_dtype(
       command,
       "--reduce-dtype",
       request.reduce_dtype,
-      "Of gradients on the wire; default: the shards'");
+      "Gradients on the wire; default: the shards' dtype");
   command
       .add_option_function<std::string>(
           "--optimizer",
@@ -180,13 +190,13 @@ void add_setup_flags(CLI::App& command, plan::Request& request) {
           "adamw (default), sgd, sgd-momentum, adagrad, rmsprop, none")
       ->check(CLI::IsMember(kOptimizers));
   command.add_option(
-      "--accumulate", request.accumulate, "Backwards a step (default 1)");
+      "--accumulate", request.accumulate, "Backwards per step (default 1)");
   command.add_flag(
-      "--no-sync", request.no_sync, "Only the last of these reduces");
+      "--no-sync", request.no_sync, "Only the last backward of a step reduces");
   command.add_flag(
       "--offload",
       request.offload,
-      "Shards, their gradients and state in host memory");
+      "Keep shards, their gradients and optimizer state in host memory");
   command.add_option("--device", request.device, "cpu (default) or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}));
 }
@@ -196,12 +206,13 @@ void add_setup_flags(CLI::App& command, plan::Request& request) {
 Action add_plan(CLI::App& app) {
   auto settings = std::make_shared<Settings>();
   auto* command = app.add_subcommand(
-      "plan", "Memory, traffic and what fits, before a run is started");
+      "plan",
+      "Memory and traffic of a run before it is started, and what fits");
   add_model_flags(*command, *settings);
   add_setup_flags(*command, settings->request);
   command
       ->add_option(
-          "--memory", settings->memory, "Of a rank's device: 80GB, ...")
+          "--memory", settings->memory, "Memory of a rank's device: 80GB, ...")
       ->type_name("BYTES");
   command
       ->add_option(
@@ -209,9 +220,9 @@ Action add_plan(CLI::App& app) {
           settings->request.largest,
           "GPT, with --memory: batch (default), layers or width")
       ->check(CLI::IsMember({"batch", "layers", "width"}));
-  command->add_flag("--json", settings->json, "As JSON");
+  command->add_flag("--json", settings->json, "Print JSON");
   command->footer(
-      "Exit code: 0 planned, 1 it does not fit --memory, 2 it cannot be planned.\n"
+      "Exit code: 0 planned, 1 does not fit into --memory, 2 cannot be planned.\n"
       "Example: tessera plan --layers 48 --width 6144 --world 64 --memory 80GB\n"
       "           --param-dtype bf16 --recompute --device cuda");
   return [settings] {

@@ -20,7 +20,7 @@ class ReplicatedRank : public Rank {
   void begin_backward(bool reduces) override {
     reduces_ = reduces;
   }
-  void touch(size_t) override {} // they are there
+  void touch(size_t) override {} // parameters are always full
   void add_gradient(size_t unit, size_t param) override;
   void finish_unit(size_t) override {}
   void end_backward() override;

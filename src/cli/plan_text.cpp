@@ -1,22 +1,18 @@
-#include "cli/plan_report.h"
+#include "cli/plan_text.h"
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 
 #include "base/terminal_escapes.h"
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/error.h"
 #include "checkpoint/tools/text.h"
 
 namespace tessera::cli {
 namespace {
 
-using nlohmann::ordered_json;
 using plan::Kind;
-using plan::Memory;
 using plan::Operation;
 using plan::Peak;
 using plan::Plan;
@@ -59,42 +55,21 @@ const char* explain(Kind kind, const plan::TrainingSetup& setup) {
       return is_sharded ? "this rank's part of the parameters"
                         : "all parameters";
     case Kind::Full:
-      return is_sharded
-          ? "the root's parameters, the unit in use, the one gathered ahead"
-          : "nothing is gathered";
+      return is_sharded ? "the root, the unit in use, the unit gathered ahead"
+                        : "nothing is gathered";
     case Kind::Gradients:
       return is_sharded
-          ? "a unit's full ones, one reduction in flight, the shards'"
+          ? "full gradients of a unit, one reduction in flight, shards"
           : "all gradients";
     case Kind::Optimizer:
       return "state of what this rank steps";
     case Kind::Activations:
-      return "what backward needs, and what comes and goes";
+      return "saved for backward, and temporaries";
     case Kind::Buffers:
       return is_sharded ? "kept for the next unit (CPU); buffers of the model"
                         : "buckets of gradients; buffers of the model";
   }
   return "";
-}
-
-std::vector<Kind> all_kinds() {
-  return {
-      Kind::Shards,
-      Kind::Full,
-      Kind::Gradients,
-      Kind::Optimizer,
-      Kind::Activations,
-      Kind::Buffers};
-}
-
-std::vector<Operation> all_operations() {
-  return {
-      Operation::GatherForward,
-      Operation::GatherBackward,
-      Operation::ReduceScatter,
-      Operation::AllReduce,
-      Operation::SendParams,
-      Operation::Agreement};
 }
 
 std::string memory_table(
@@ -103,7 +78,7 @@ std::string memory_table(
     const Peak& peak) {
   std::string text =
       fmt::format("\n{:<28}{:>12}{:>12}\n", title, "at the peak", "at most");
-  for (const Kind kind : all_kinds()) {
+  for (const Kind kind : plan::all_kinds()) {
     if (peak.highest.of(kind) == 0 && kind != Kind::Activations) {
       continue;
     }
@@ -126,7 +101,7 @@ std::string memory_table(
 std::string wire_table(const plan::Wire& wire) {
   std::string text = fmt::format(
       "\n{:<28}{:>12}{:>12}{:>12}\n",
-      "on the wire, a step",
+      "on the wire per step",
       "collectives",
       "tensors",
       "rank sends");
@@ -138,7 +113,7 @@ std::string wire_table(const plan::Wire& wire) {
         bytes(traffic.tensor_bytes),
         bytes(traffic.sent_bytes));
   };
-  for (const Operation operation : all_operations()) {
+  for (const Operation operation : plan::all_operations()) {
     if (wire.of(operation).collectives > 0) {
       line(name_of(operation), wire.of(operation));
     }
@@ -193,7 +168,7 @@ std::string fit_text(const plan::Answer& answer) {
   const plan::FitAnswer& fit = *answer.fit;
   const int64_t peak = answer.plan.device.at_peak.total();
   std::string text = fmt::format(
-      "\n{}{}: {} of {} a rank\n",
+      "\n{}{}: {} of {} per rank\n",
       fit.fits ? "FITS" : "DOES NOT FIT",
       answer.plan.knows_activations ? "" : ", activations not counted",
       bytes(peak),
@@ -211,59 +186,6 @@ std::string fit_text(const plan::Answer& answer) {
                           : "no number is enough") +
       "\n";
   return text;
-}
-
-// ---- JSON ------------------------------------------------------------------
-
-ordered_json json_of(const Memory& memory) {
-  ordered_json json;
-  for (const Kind kind : all_kinds()) {
-    json[name_of(kind)] = memory.of(kind);
-  }
-  json["total"] = memory.total();
-  return json;
-}
-
-ordered_json json_of(const Peak& peak) {
-  ordered_json highest = json_of(peak.highest);
-  highest.erase("total"); // each at its own moment
-  return {{"at_peak", json_of(peak.at_peak)}, {"highest", highest}};
-}
-
-ordered_json json_of(const Traffic& traffic) {
-  return {
-      {"collectives", traffic.collectives},
-      {"tensor_bytes", traffic.tensor_bytes},
-      {"sent_bytes", traffic.sent_bytes}};
-}
-
-ordered_json json_of(
-    const plan::TrainingSetup& setup,
-    const std::string& strategy) {
-  const auto name = [](const auto& dtype) {
-    return dtype ? ordered_json(std::string(format::info(*dtype).torch_name))
-                 : ordered_json(nullptr);
-  };
-  return {
-      {"strategy", strategy},
-      {"world", setup.world()},
-      {"copies", setup.copies},
-      {"shards", setup.shards},
-      {"layout", setup.layout == engine::Layout::Kind::Flat ? "flat" : "dim0"},
-      {"reshard_after_forward", setup.reshard_after_forward},
-      {"dtype", name(setup.dtype)},
-      {"param_dtype", name(setup.param_dtype)},
-      {"reduce_dtype", name(setup.reduce_dtype)},
-      {"optimizer", name_of(setup.optimizer)},
-      {"accumulate", setup.accumulate},
-      {"syncs_always", setup.syncs_always},
-      {"offload", setup.offload},
-      {"device", setup.device == plan::Device::Cpu ? "cpu" : "cuda"}};
-}
-
-template <class T>
-ordered_json or_null(const std::optional<T>& value) {
-  return value ? ordered_json(*value) : ordered_json(nullptr);
 }
 
 } // namespace
@@ -284,11 +206,11 @@ std::string plan_text(const plan::Answer& answer) {
   text += "\n";
   text += memory_table(
       answer,
-      setup.device == plan::Device::Cpu ? "memory, a rank"
-                                        : "device memory, a rank",
+      setup.device == plan::Device::Cpu ? "memory per rank"
+                                        : "device memory per rank",
       plan.device);
   if (plan.host.at_peak.total() > 0) {
-    text += memory_table(answer, "host memory, a rank", plan.host);
+    text += memory_table(answer, "host memory per rank", plan.host);
   }
   text += wire_table(plan.wire);
   text += units_table(plan.units);
@@ -300,48 +222,6 @@ std::string plan_text(const plan::Answer& answer) {
     text += "  " + note + "\n";
   }
   return text;
-}
-
-std::string plan_json(const plan::Answer& answer) {
-  const Plan& plan = answer.plan;
-  ordered_json json{
-      {"model",
-       {{"description", plan.description},
-        {"parameters", plan.numel},
-        {"tensors", plan.num_params}}},
-      {"setup", json_of(answer.setup, answer.strategy)},
-      {"knows_activations", plan.knows_activations},
-      {"device_memory", json_of(plan.device)},
-      {"host_memory", json_of(plan.host)},
-      {"at_rest", json_of(plan.at_rest)}};
-  for (const Operation operation : all_operations()) {
-    json["wire"][key_of(operation)] = json_of(plan.wire.of(operation));
-  }
-  json["wire"]["total"] = json_of(plan.wire.total());
-  json["units"] = ordered_json::array();
-  for (const UnitLine& unit : plan.units) {
-    json["units"].push_back(
-        {{"first", unit.name},
-         {"last", unit.last.empty() ? unit.name : unit.last},
-         {"count", unit.count},
-         {"parameters", unit.numel},
-         {"shard_bytes", unit.shard_bytes},
-         {"full_bytes", unit.full_bytes}});
-  }
-  if (answer.fit) {
-    const plan::FitAnswer& fit = *answer.fit;
-    json["fit"] = {
-        {"limit_bytes", fit.limit_bytes},
-        {"fits", fit.fits},
-        {"grows", or_null(fit.grows)},
-        {"largest", or_null(fit.largest)},
-        {"largest_parameters", or_null(fit.largest_numel)},
-        {"smallest_world", or_null(fit.smallest_world)}};
-  }
-  json["notes"] = answer.notes;
-  // Names come from files that anyone may have written.
-  return json.dump(2, ' ', false, ordered_json::error_handler_t::replace) +
-      "\n";
 }
 
 } // namespace tessera::cli

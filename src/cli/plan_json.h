@@ -1,4 +1,4 @@
-// How a plan is shown.
+// A plan as JSON for programs.
 #pragma once
 
 #include <string>
@@ -7,7 +7,6 @@
 
 namespace tessera::cli {
 
-std::string plan_text(const plan::Answer& answer);
 std::string plan_json(const plan::Answer& answer);
 
 } // namespace tessera::cli

@@ -1,4 +1,4 @@
-#include "cli/store_channel.h"
+#include "comm/store/bounded_store.h"
 
 #include <chrono>
 #include <condition_variable>
@@ -9,23 +9,18 @@
 #include <thread>
 #include <utility>
 
-namespace tessera::cli {
+namespace tessera::comm {
 namespace {
 
-using comm::Milliseconds;
-using comm::StorePtr;
-
-/// For an answer of a store that answered so far.
+/// How long to wait for a store that has answered so far.
 constexpr Milliseconds kPatience{500};
-/// For one that is late already, again and again.
+/// How long to wait, again and again, for a store that is late already.
 constexpr Milliseconds kGlance{5};
-/// For the last words.
+/// How long to wait for the last calls.
 constexpr Milliseconds kLongest{2000};
 constexpr Milliseconds kOneAttempt{1000};
-constexpr const char* kAdvice =
-    "Is the launcher of node 0 running there, and is --rdzv-endpoint the same everywhere?";
 
-/// Runs on a thread that nobody waits for.
+/// Runs a function on a thread that nobody waits for.
 template <class Function>
 auto start_apart(Function function) {
   using Result = decltype(function());
@@ -42,16 +37,15 @@ bool is_ready(const std::future<StorePtr>& future, Milliseconds limit) {
 
 } // namespace
 
-/// Makes calls of a store one after the other.
-class StoreChannel::Thread {
+/// Makes calls of a store, one after the other.
+class BoundedStore::Thread {
  public:
   explicit Thread(StorePtr store) : shared_(std::make_shared<Shared>()) {
     shared_->store = std::move(store);
     thread_ = std::thread([shared = shared_] { work(*shared); });
   }
   ~Thread() {
-    const bool hangs =
-        !is_idle(kLongest); // the last words are still to be said
+    const bool hangs = !is_idle(kLongest); // the last calls may be on their way
     {
       const std::scoped_lock lock(shared_->mutex);
       shared_->is_over = true;
@@ -80,7 +74,7 @@ class StoreChannel::Thread {
     return result;
   }
 
-  /// Whether all calls came back, waiting for that up to `limit`.
+  /// Waits up to `limit` for all calls to come back. Returns whether they did.
   bool is_idle(Milliseconds limit) {
     std::unique_lock lock(shared_->mutex);
     return shared_->changed.wait_for(lock, limit, [&] {
@@ -104,7 +98,7 @@ class StoreChannel::Thread {
       shared.changed.wait(
           lock, [&] { return shared.is_over || !shared.calls.empty(); });
       if (shared.calls.empty()) {
-        return; // what was asked for before the end is done
+        return; // calls from before the end are done
       }
       const auto call = std::move(shared.calls.front());
       shared.calls.pop_front();
@@ -121,26 +115,26 @@ class StoreChannel::Thread {
   std::thread thread_;
 };
 
-StoreChannel::StoreChannel(StorePtr store)
+BoundedStore::BoundedStore(StorePtr store)
     : thread_(std::make_unique<Thread>(std::move(store))) {}
 
-StoreChannel::StoreChannel(comm::StoreEndpoint endpoint)
-    : endpoint_(std::move(endpoint)) {}
+BoundedStore::BoundedStore(StoreEndpoint endpoint, std::string advice)
+    : endpoint_(std::move(endpoint)), advice_(std::move(advice)) {}
 
-StoreChannel::~StoreChannel() {
-  if (connecting_.valid()) { // not in the middle of the process's end
+BoundedStore::~BoundedStore() {
+  if (connecting_.valid()) { // not while the process ends
     connecting_.wait_for(kLongest);
   }
 }
 
-std::optional<std::string> StoreChannel::connect() {
+std::optional<std::string> BoundedStore::connect() {
   if (thread_) {
     return std::nullopt;
   }
   if (!connecting_.valid()) {
-    connecting_ = start_apart([endpoint = endpoint_] {
-      StorePtr store = connect_store(endpoint, kOneAttempt, kAdvice);
-      // A launcher that is suspended answers later; nobody waits for it here.
+    connecting_ = start_apart([endpoint = endpoint_, advice = advice_] {
+      StorePtr store = connect_store(endpoint, kOneAttempt, advice);
+      // A process that is suspended answers later; nobody waits for it here.
       store->setTimeout(c10d::Store::kNoTimeout);
       return store;
     });
@@ -157,15 +151,15 @@ std::optional<std::string> StoreChannel::connect() {
   return problem_;
 }
 
-StoreChannel::Thread& StoreChannel::thread() {
+BoundedStore::Thread& BoundedStore::thread() {
   if (!thread_) {
-    throw std::runtime_error(problem_); // where there is nobody to tell
+    throw std::runtime_error(problem_);
   }
   return *thread_;
 }
 
 template <class Function>
-void StoreChannel::start_and_wait_a_little(Function function) {
+void BoundedStore::start_and_wait_a_little(Function function) {
   const Milliseconds limit = thread().is_idle(kGlance) ? kPatience : kGlance;
   auto done = thread().start(std::move(function));
   if (done.wait_for(limit) == std::future_status::ready) {
@@ -173,21 +167,21 @@ void StoreChannel::start_and_wait_a_little(Function function) {
   }
 }
 
-void StoreChannel::set(const std::string& key, const std::string& bytes) {
+void BoundedStore::set(const std::string& key, const std::string& bytes) {
   start_and_wait_a_little(
       [key, bytes](c10d::Store& store) { store.set(key, bytes); });
 }
 
-void StoreChannel::set_unless_set(
+void BoundedStore::set_unless_set(
     const std::string& key,
     const std::string& bytes) {
   start_and_wait_a_little(
       [key, bytes](c10d::Store& store) { store.compareSet(key, "", bytes); });
 }
 
-std::optional<std::string> StoreChannel::get(const std::string& key) {
+std::optional<std::string> BoundedStore::get(const std::string& key) {
   if (!thread().is_idle(kGlance)) {
-    throw launch::ChannelSlow();
+    throw StoreSlow();
   }
   auto value =
       thread().start([key](c10d::Store& store) -> std::optional<std::string> {
@@ -197,9 +191,9 @@ std::optional<std::string> StoreChannel::get(const std::string& key) {
         return store.get_to_str(key);
       });
   if (value.wait_for(kPatience) != std::future_status::ready) {
-    throw launch::ChannelSlow();
+    throw StoreSlow();
   }
   return value.get();
 }
 
-} // namespace tessera::cli
+} // namespace tessera::comm
