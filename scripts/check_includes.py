@@ -5,7 +5,7 @@
     comm, shard, state, optim <- checkpoint
     all of these, report <- train
     all but train, and launch, plan, report <- cli
-    plan: arithmetic without LibTorch, on engine/layout.h and stored checkpoints
+    plan: arithmetic without LibTorch, on stored checkpoints and on POLICIES of the others
 
 Usage: check_includes.py [--self-test]
 """
@@ -37,7 +37,7 @@ MAY_INCLUDE = {
     "report": [],
     "train": CORE + FRONTS + ["report"],
     "launch": [],
-    "plan": ["engine", "checkpoint"],
+    "plan": ["comm", "engine", "ddp", "zero", "checkpoint"],
     "cli": CORE + FRONTS + ["report", "launch", "plan"],
 }
 
@@ -106,11 +106,22 @@ def parse(path, tree):
     return includes, odd
 
 
+# Decisions that depend on numbers alone: the library and plan share them.
+POLICIES = (
+    "src/comm/group/broadcast_packing.",
+    "src/ddp/bucket_packing.",
+    "src/engine/idle_buffers.",
+    "src/engine/layout.",
+    "src/zero/owner_assignment.",
+)
+
+
 def has_no_torch(path):
     """Parts that build without LibTorch, so that they build fast and run under TSan."""
     if path.startswith("src/comm/shm/"):
         return not posixpath.basename(path).startswith("reduce_kernels.")
-    return path.startswith(("src/base/", "src/launch/", "src/plan/", "src/report/", "src/checkpoint/format/"))
+    rooms = ("src/base/", "src/launch/", "src/plan/", "src/report/", "src/checkpoint/format/")
+    return path.startswith(rooms + POLICIES)
 
 
 def check_spelling(path, include):
@@ -253,6 +264,7 @@ BROKEN = [
     ("src/launch/a.cpp", "#include <c10/util/Half.h>\n", "no-torch", 1),
     ("src/plan/a.cpp", '#include "engine/unit.h"\n', "no-torch", 1),
     ("src/plan/a.cpp", '#include "launch/run.h"\n', "direction", 1),
+    ("src/ddp/bucket_packing.h", "#include <ATen/ATen.h>\n", "no-torch", 1),
     ("src/comm/shm/a.cpp", "#include <tessera/api.h>\n", "no-torch", 1),
     ("src/comm/shm/a.cpp", "#include <ATen/core/Tensor.h>\n", "no-torch", 1),
     ("src/comm/shm/a.cpp", '#include "comm/shm/reduce_kernels.h"\n', "no-torch", 1),

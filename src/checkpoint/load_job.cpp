@@ -19,6 +19,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "checkpoint/disk/read_region.h"
 #include "checkpoint/values.h"
 #include "comm/raw_access.h"
 #include "state/describe.h"

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/disk/block_reader.h"
 #include "checkpoint/disk/source.h"
 #include "checkpoint/format/value.h"
 #include "checkpoint/state_leaves.h"

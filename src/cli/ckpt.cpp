@@ -1,4 +1,4 @@
-// `tessera ckpt`: looking at checkpoints and changing their form.
+// `tessera ckpt`: inspects, verifies, converts and compares checkpoints.
 #include <CLI/CLI.hpp>
 
 #include <iostream>
@@ -13,9 +13,12 @@
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/diff.h"
 #include "checkpoint/tools/inspect.h"
-#include "checkpoint/tools/targets.h"
+#include "checkpoint/tools/target_options.h"
 #include "checkpoint/tools/text.h"
 #include "checkpoint/tools/verify.h"
+#include "checkpoint/tools/write_dcp.h"
+#include "checkpoint/tools/write_safetensors.h"
+#include "checkpoint/tools/write_torch_file.h"
 #include "cli/commands.h"
 #include "cli/interrupts.h"
 #include "cli/progress_bar.h"
@@ -69,7 +72,8 @@ int print_report(const checkpoint::VerifyReport& report) {
     return 1;
   }
   if (!report.unsupported.empty()) {
-    std::cout << "No damage was found, but not all of it can be read here.\n";
+    std::cout
+        << "No damage was found, but parts of the checkpoint are not supported.\n";
     return kUnsupported;
   }
   std::cout << "sound: " << report.format << ", "
@@ -97,15 +101,15 @@ Action add_verify(CLI::App& app) {
   };
   auto settings = std::make_shared<Settings>();
   auto* command = app.add_subcommand(
-      "verify", "Read everything, compare checksums, name what is damaged");
+      "verify", "Read everything, compare checksums, report damage");
   command->add_option("PATH", settings->path, "Folder or file")->required();
   command->add_option(
       "--exclude",
       settings->exclude,
-      "Not names that begin with this, at a dot; may be repeated");
+      "Leave out this name and names below it; may be repeated");
   command->add_flag("--json", settings->json, "As JSON");
   command->footer(
-      "Exit code: 0 sound, 1 damaged, 2 cannot be read, 3 not supported here.");
+      "Exit code: 0 sound, 1 damaged, 2 cannot be read, 3 not supported.");
   return [settings] {
     checkpoint::VerifyReport report;
     {
@@ -139,7 +143,9 @@ void add_paths(CLI::App& command, WriteSettings& settings) {
       ->required();
   command.add_option("TO", settings.to, "Where to write")->required();
   command.add_flag(
-      "--overwrite", settings.target.overwrite, "Replace what is there");
+      "--overwrite",
+      settings.target.overwrite,
+      "Replace an existing file or folder");
 }
 
 void add_format(CLI::App& command, WriteSettings& settings) {
@@ -152,7 +158,7 @@ void add_format(CLI::App& command, WriteSettings& settings) {
   command.add_flag(
       "--drop-values",
       settings.target.drop_values,
-      "safetensors: leave out what is no tensor");
+      "safetensors: leave out values that are not tensors");
 }
 
 std::optional<format::DType> parse_dtype(const std::string& name) {
@@ -174,7 +180,7 @@ int write(WriteSettings& settings) {
       (settings.target.drop_values || settings.max_shard_size)) {
     throw std::invalid_argument(
         "--drop-values and --max-shard-size belong to --to safetensors; " +
-        settings.format + " has neither.");
+        settings.format + " supports neither.");
   }
   if (settings.max_shard_size) {
     settings.target.max_shard_bytes =
@@ -224,24 +230,24 @@ Action add_convert(CLI::App& app) {
   command->add_option(
       "--select",
       settings->content.select,
-      "Only names that begin with this, at a dot; may be repeated");
+      "Only this name and names below it; may be repeated");
   command->add_option(
       "--exclude",
       settings->content.exclude,
-      "Not names that begin with this, at a dot; may be repeated");
+      "Leave out this name and names below it; may be repeated");
   command->add_option(
       "--strip-prefix",
       settings->content.strip_prefix,
-      "Take this off the names, with the dot behind it");
+      "Remove this prefix from names, with the dot after it");
   command->add_option(
       "--key-prefix",
       settings->content.add_prefix,
-      "Put this in front of the names, with a dot");
+      "Add this prefix to names, with a dot");
   command
       ->add_option(
           "--dtype",
           settings->dtype,
-          "For tensors of floating point: float32, bfloat16, ...; lone numbers stay as they are")
+          "For floating-point tensors: float32, bfloat16, ...; scalars keep their dtype")
       ->check(CLI::IsMember(
           {"float64",
            "float32",
@@ -262,7 +268,7 @@ Action add_convert(CLI::App& app) {
 Action add_consolidate(CLI::App& app) {
   auto settings = std::make_shared<WriteSettings>();
   auto* command = app.add_subcommand(
-      "consolidate", "Write what many ranks saved as one, without ranks");
+      "consolidate", "Merge what many ranks saved, in one process");
   add_paths(*command, *settings);
   add_format(*command, *settings);
   return [settings] { return write(*settings); };
@@ -271,7 +277,7 @@ Action add_consolidate(CLI::App& app) {
 Action add_reshard(CLI::App& app) {
   auto settings = std::make_shared<WriteSettings>();
   auto* command = app.add_subcommand(
-      "reshard", "Write a DCP folder as N ranks would save it, without ranks");
+      "reshard", "Write a DCP folder as N ranks would save it, in one process");
   add_paths(*command, *settings);
   command->add_option("--world", settings->world, "Ranks")
       ->required()
@@ -305,7 +311,7 @@ Action add_diff(CLI::App& app) {
   command->add_option(
       "--exclude",
       settings->options.exclude,
-      "Not names that begin with this, at a dot; may be repeated");
+      "Leave out this name and names below it; may be repeated");
   command->add_flag("--json", settings->json, "As JSON");
   command->footer("Exit code: 0 the same, 1 different, 2 cannot be read.");
   return [settings] {
@@ -337,7 +343,7 @@ Action add_diff(CLI::App& app) {
 
 Action add_ckpt(CLI::App& app) {
   auto* command = app.add_subcommand(
-      "ckpt", "Look at checkpoints, check, compare and convert them");
+      "ckpt", "Inspect, verify, compare and convert checkpoints");
   command->require_subcommand(1);
   const std::map<std::string, Action> actions{
       {"inspect", add_inspect(*command)},

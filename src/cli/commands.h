@@ -15,21 +15,21 @@ namespace tessera::cli {
 /// Runs a subcommand after parsing.
 using Action = std::function<int()>;
 
-/// Starts the ranks of a program and watches over them.
+/// Starts the ranks of a program and supervises them.
 Action add_run(CLI::App& app);
 /// Removes the `--` of `run [OPTIONS] -- PROGRAM`; one that belongs to the
 /// program's own arguments stays.
 void drop_separator(std::vector<std::string>& words);
 
-/// Says what is installed, what works, and how to mend what does not.
+/// Prints what is installed, what works, and how to fix what does not.
 Action add_doctor(CLI::App& app);
 
-/// Looks at checkpoints, checks, compares and converts them.
+/// Inspects, verifies, compares and converts checkpoints.
 Action add_ckpt(CLI::App& app);
 
 /// Makes the page that shows a training run.
 Action add_report(CLI::App& app);
-/// Says what a training run takes, before it is started.
+/// Prints the memory and traffic of a training run before it is started.
 Action add_plan(CLI::App& app);
 
 } // namespace tessera::cli

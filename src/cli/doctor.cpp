@@ -43,7 +43,7 @@ using comm::Milliseconds;
 using comm::StorePtr;
 
 constexpr Milliseconds kPatience{5000};
-/// For two processes that load LibTorch, on a busy host.
+/// Enough for two processes to load LibTorch on a busy host.
 constexpr Milliseconds kLaunchPatience{120000};
 constexpr const char* kAsRank = "--as-rank";
 
@@ -51,8 +51,7 @@ void print_fact(const std::string& name, const std::string& value) {
   std::cout << fmt::format("  {:<14}{}\n", name, value);
 }
 
-/// One thing that is tried out. Throws if it does not work, else returns what
-/// to say of it.
+/// One check. Throws if it fails, else returns the text to print.
 struct Check {
   std::string name;
   std::function<std::string()> try_it;
@@ -64,7 +63,7 @@ std::string ok(const std::function<void()>& try_it) {
   return "ok";
 }
 
-/// Two ranks as threads of this process, talking through `make`.
+/// Two ranks as threads of this process that communicate through `make`.
 void all_reduce_between_two(BackendPtr (*make)(const BackendConfig&)) {
   StorePtr store = c10::make_intrusive<c10d::HashStore>();
   auto one_rank = [&](int rank) {
@@ -106,7 +105,7 @@ std::string read_all(std::FILE* file) {
 }
 
 /// What a user does next: `tessera run` with a program that calls init(), in
-/// the environment that this process has.
+/// this process's environment.
 void run_two_ranks() {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> output(
       std::tmpfile(), std::fclose);
@@ -232,7 +231,7 @@ int report() {
 
 Action add_doctor(CLI::App& app) {
   auto* command = app.add_subcommand(
-      "doctor", "Check the installation and say how to mend what is wrong");
+      "doctor", "Check the installation and say how to fix problems");
   auto as_rank = std::make_shared<bool>(false);
   // For the doctor's own use, so not in the help.
   command->add_flag(kAsRank, *as_rank)->group("");

@@ -2,9 +2,9 @@
 
 namespace tessera::cli {
 
-/// While it lives, the first SIGINT, SIGTERM or SIGHUP does not end the process
-/// but is noted, so that what was being written can be removed. A second one
-/// ends it. One at a time.
+/// While an Interrupts exists, the first SIGINT, SIGTERM or SIGHUP does not end
+/// the process but is noted, so that incomplete files can be removed. A second
+/// signal ends the process. At most one Interrupts may exist.
 class Interrupts {
  public:
   Interrupts();
@@ -16,7 +16,7 @@ class Interrupts {
   static void check();
 };
 
-/// Not a std::exception: nobody takes it for an error and goes on.
+/// Not a std::exception, so that no handler of errors catches it and goes on.
 struct Interrupted {
   int signal = 0;
 };

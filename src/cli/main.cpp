@@ -16,7 +16,7 @@ namespace {
 
 using Actions = std::map<std::string, tessera::cli::Action>;
 
-/// Empty, or what to say of a first word that is no subcommand.
+/// The error for a first word that is not a subcommand; else empty.
 std::string unknown_command(
     const std::vector<std::string>& words,
     const Actions& actions) {

@@ -14,7 +14,7 @@ using checkpoint::bytes_text;
 
 constexpr int kBarWidth = 30;
 constexpr auto kBetweenBars = std::chrono::milliseconds(100);
-/// Without a terminal, small checkpoints are not worth a line.
+/// Without a terminal, smaller checkpoints get no line.
 constexpr uint64_t kSmallBytes = 100'000'000;
 
 std::string rate_text(uint64_t done, double seconds) {

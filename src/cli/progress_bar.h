@@ -9,12 +9,12 @@
 
 namespace tessera::cli {
 
-/// Shows on stderr how far something is: a bar on a terminal, else a line at
-/// every tenth. Nothing for what is done at once.
+/// Shows progress on stderr: a bar on a terminal, else a line at every tenth.
+/// Prints nothing for work that is done at once.
 class ProgressBar {
  public:
-  /// `what`: "converting". `check` is called whenever something is done; what
-  /// it throws ends the work.
+  /// `what`: for example "converting". `check` is called at every step of
+  /// progress; an exception from it ends the work.
   explicit ProgressBar(std::string what, std::function<void()> check = {});
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;

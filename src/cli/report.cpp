@@ -23,7 +23,7 @@ struct Settings {
 
 int make_report(const Settings& settings) {
   std::filesystem::path folder = settings.run;
-  if (folder.filename() == kLog) { // the log itself, which serves as well
+  if (folder.filename() == kLog) { // the log itself may be given
     folder = folder.parent_path();
   }
   const report::Run run = report::read_run(folder / kLog);

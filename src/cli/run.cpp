@@ -12,9 +12,10 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "cli/store_channel.h"
 #include "comm/host.h"
+#include "comm/store/bounded_store.h"
 #include "comm/store/store.h"
+#include "launch/channel.h"
 #include "launch/signals.h"
 #include "launch/supervisor.h"
 
@@ -26,7 +27,7 @@ using comm::StoreEndpoint;
 using comm::StorePtr;
 
 constexpr Milliseconds kStoreTimeout = std::chrono::minutes(10);
-/// Of timeouts: more is meant to be for ever, and would overflow.
+/// The longest timeout: more means for ever, and would overflow.
 constexpr double kLongestSeconds = 365.0 * 24 * 3600;
 
 struct Settings {
@@ -55,6 +56,41 @@ int run_on_one_node(const Settings& settings) {
   });
 }
 
+constexpr const char* kConnectAdvice =
+    "Is the launcher of node 0 running there, and is --rdzv-endpoint the same everywhere?";
+
+/// The launchers' channel, in a store that node 0 hosts. Neither launch nor
+/// comm may know the other, so the two meet here.
+class StoreChannel : public launch::Channel {
+ public:
+  /// On node 0, which hosts the store.
+  explicit StoreChannel(StorePtr store) : store_(std::move(store)) {}
+  /// On the other nodes.
+  explicit StoreChannel(StoreEndpoint endpoint)
+      : store_(std::move(endpoint), kConnectAdvice) {}
+
+  std::optional<std::string> connect() override {
+    return store_.connect();
+  }
+  void set(const std::string& key, const std::string& bytes) override {
+    store_.set(key, bytes);
+  }
+  void set_unless_set(const std::string& key, const std::string& bytes)
+      override {
+    store_.set_unless_set(key, bytes);
+  }
+  std::optional<std::string> get(const std::string& key) override {
+    try {
+      return store_.get(key);
+    } catch (const comm::StoreSlow&) {
+      throw launch::ChannelSlow();
+    }
+  }
+
+ private:
+  comm::BoundedStore store_;
+};
+
 int run_on_several_nodes(const Settings& settings) {
   StoreEndpoint endpoint = parse_endpoint(settings.endpoint);
   StoreChannel channel = settings.options.node_rank == 0
@@ -74,7 +110,7 @@ int run_on_several_nodes(const Settings& settings) {
 Milliseconds to_timeout(const char* flag, double seconds) {
   if (!(seconds >= 0 && seconds <= kLongestSeconds)) { // nan neither
     throw launch::InvalidRunOptions(fmt::format(
-        "{} {} is no time to wait: give seconds, {:.0f} (a year) at most.",
+        "{} {} is not a valid timeout: give seconds, {:.0f} (a year) at most.",
         flag,
         seconds,
         kLongestSeconds));
@@ -144,7 +180,7 @@ Action add_run(CLI::App& app) {
   auto settings = std::make_shared<Settings>();
   launch::RunOptions& options = settings->options;
   auto* command = app.add_subcommand(
-      "run", "Start the ranks of a program and watch over them");
+      "run", "Start the ranks of a program and supervise them");
   command->footer(
       "PROGRAM [ARGUMENTS]... follow the options: tessera run -n 4 ./train --lr 1e-3\n"
       "Sets torchrun's environment variables, prints each rank's lines with its\n"
@@ -162,7 +198,7 @@ Action add_run(CLI::App& app) {
   command->add_option(
       "--max-restarts",
       options.max_restarts,
-      "Start all ranks again this often when one fails");
+      "How often to restart all ranks when one fails");
   command->add_option(
       "--log-dir",
       options.log_dir,

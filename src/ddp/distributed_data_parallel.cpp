@@ -192,10 +192,11 @@ DDPHandle::DDPHandle(
       impl.group,
       std::move(params),
       ddp::ReducerOptions{
-          .first_bucket_bytes =
-              static_cast<int64_t>(options.first_bucket_mb() * kBytesPerMb),
-          .bucket_bytes =
-              static_cast<int64_t>(options.bucket_cap_mb() * kBytesPerMb),
+          .limits =
+              {.first_bucket_bytes = static_cast<int64_t>(
+                   options.first_bucket_mb() * kBytesPerMb),
+               .bucket_bytes =
+                   static_cast<int64_t>(options.bucket_cap_mb() * kBytesPerMb)},
           .gradient_as_bucket_view = options.gradient_as_bucket_view(),
           .tolerates_unused =
               options.find_unused_parameters() || options.static_graph(),

@@ -113,31 +113,24 @@ bool Reducer::moves_data() const {
 
 void Reducer::make_buckets(const std::vector<size_t>& order) {
   buckets_.clear();
-  // The last bucket of each dtype and device is open.
-  std::vector<std::pair<size_t, int64_t>> open; // bucket, bytes
+  std::vector<std::pair<at::ScalarType, at::Device>> kinds;
+  std::vector<GradientSize> sizes;
   for (const size_t param : order) {
     const at::Tensor& tensor = params_[param].tensor;
-    const auto bytes = static_cast<int64_t>(tensor.nbytes());
-    const auto found =
-        std::find_if(open.begin(), open.end(), [&](const auto& entry) {
-          const at::Tensor& first =
-              params_[buckets_[entry.first].params.front()].tensor;
-          return first.scalar_type() == tensor.scalar_type() &&
-              first.device() == tensor.device();
-        });
-    if (found == open.end()) {
-      open.emplace_back(buckets_.size(), bytes);
-      buckets_.push_back({.params = {param}});
-      continue;
+    const std::pair kind(tensor.scalar_type(), tensor.device());
+    const auto found = std::find(kinds.begin(), kinds.end(), kind);
+    sizes.push_back(
+        {.bytes = static_cast<int64_t>(tensor.nbytes()),
+         .kind = found - kinds.begin()});
+    if (found == kinds.end()) {
+      kinds.push_back(kind);
     }
-    const int64_t limit =
-        found->first == 0 ? options_.first_bucket_bytes : options_.bucket_bytes;
-    if (found->second >= limit) {
-      *found = {buckets_.size(), 0};
-      buckets_.emplace_back();
+  }
+  for (const auto& positions : pack_buckets(sizes, options_.limits)) {
+    Bucket& bucket = buckets_.emplace_back();
+    for (const size_t position : positions) {
+      bucket.params.push_back(order[position]);
     }
-    buckets_[found->first].params.push_back(param);
-    found->second += bytes;
   }
   has_memory_ = false;
 }

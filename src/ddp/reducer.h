@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/bucket_packing.h"
 #include "engine/plain_params.h"
 #include "libtorch/backward_hooks.h"
 
@@ -32,8 +33,7 @@ struct ThrownOnAllRanks {
 };
 
 struct ReducerOptions {
-  int64_t first_bucket_bytes = 0;
-  int64_t bucket_bytes = 0;
+  BucketLimits limits;
   bool gradient_as_bucket_view = false;
   /// Parameters may remain without a gradient.
   bool tolerates_unused = false;

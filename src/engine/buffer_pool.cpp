@@ -7,24 +7,14 @@
 #include <utility>
 
 namespace tessera::engine {
-namespace {
-
-/// How many buffers of one size are kept: for the unit in use, for the one
-/// gathered ahead, and a spare one.
-constexpr size_t kMaxIdle = 3;
-
-} // namespace
 
 c10::DataPtr BufferPool::take(
     size_t bytes,
     c10::Device device,
     c10::Allocator& allocator) {
   if (device.is_cpu()) {
-    auto found = idle_.find(bytes);
-    if (found != idle_.end() && !found->second.empty()) {
-      c10::DataPtr data = std::move(found->second.back());
-      found->second.pop_back();
-      return data;
+    if (auto data = idle_.take(bytes)) {
+      return std::move(*data);
     }
     // A storage remembers the allocator it was created with; if another one has
     // been set since then, that one should see this memory.
@@ -34,12 +24,8 @@ c10::DataPtr BufferPool::take(
 }
 
 void BufferPool::give(c10::DataPtr data, size_t bytes) {
-  if (!data.device().is_cpu()) {
-    return;
-  }
-  auto& idle = idle_[bytes];
-  if (idle.size() < kMaxIdle) {
-    idle.push_back(std::move(data));
+  if (data.device().is_cpu()) {
+    idle_.give(bytes, std::move(data));
   }
 }
 
@@ -68,14 +54,6 @@ void BufferPool::give(at::Tensor tensor) {
   const size_t bytes = storage->nbytes();
   give(storage->set_data_ptr(c10::DataPtr(nullptr, tensor.device())), bytes);
   storage->set_nbytes(0);
-}
-
-void BufferPool::trim(size_t count) {
-  for (auto& [bytes, idle] : idle_) {
-    while (idle.size() > count) {
-      idle.pop_back();
-    }
-  }
 }
 
 } // namespace tessera::engine

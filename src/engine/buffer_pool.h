@@ -5,8 +5,8 @@
 #include <c10/core/Allocator.h>
 
 #include <cstddef>
-#include <map>
-#include <vector>
+
+#include "engine/idle_buffers.h"
 
 namespace tessera::engine {
 
@@ -31,20 +31,18 @@ class BufferPool {
   void give(at::Tensor tensor);
 
   /// Keeps at most `count` buffers of each size.
-  void trim(size_t count);
+  void trim(size_t count) {
+    idle_.trim(count);
+  }
 
   /// Calls `see(data, bytes)` for all memory that waits to be handed out again.
   template <class See>
   void for_each_idle(const See& see) const {
-    for (const auto& [bytes, idle] : idle_) {
-      for (const c10::DataPtr& data : idle) {
-        see(data, bytes);
-      }
-    }
+    idle_.for_each(see);
   }
 
  private:
-  std::map<size_t, std::vector<c10::DataPtr>> idle_; // by size
+  IdleBuffers<c10::DataPtr> idle_;
 };
 
 } // namespace tessera::engine

@@ -37,11 +37,11 @@ struct Plain {
 };
 
 struct Gradients {
-  /// In the order in which the module comes to the groups: the same on all
-  /// ranks.
+  /// In the order in which the module's units name the groups, which is the
+  /// same on all ranks.
   std::vector<GroupGradients> sharded;
   std::vector<Plain> plain;
-  /// All ranks of the first unit; none where nothing is sharded.
+  /// All ranks of the first unit; no group if nothing is sharded.
   Group all;
 };
 
@@ -142,14 +142,14 @@ void refuse_differing(
   }
 }
 
-/// Of the plain parameters: the same number on all ranks. Collective where
-/// anything is sharded.
+/// The norm's power over plain parameters, the same number on all ranks.
+/// Collective if anything is sharded.
 double plain_power(const Gradients& gradients, double p) {
   const auto& plain = gradients.plain;
   const auto count = static_cast<int64_t>(plain.size());
   at::Tensor powers = at::empty({count}, at::kDouble);
   for (size_t i = 0; i < plain.size(); ++i) {
-    // A gradient that is not there is another one than one of zeros.
+    // An undefined gradient differs from a gradient of zeros.
     powers.mutable_data_ptr<double>()[i] =
         plain[i].gradient.defined() ? power_of(plain[i].gradient, p) : -1;
   }
@@ -158,7 +158,8 @@ double plain_power(const Gradients& gradients, double p) {
         at::empty({gradients.all.size(), count}, at::kDouble);
     gradients.all.all_gather_into(all, powers, "clip_grad_norm_");
     refuse_differing(plain, gradients.all, all.const_data_ptr<double>(), p);
-    powers = all.select(0, 0).contiguous(); // not one's own: to the last bit
+    powers = all.select(0, 0)
+                 .contiguous(); // rank 0's, so that ranks agree to the last bit
   }
   double total = 0;
   for (size_t i = 0; i < plain.size(); ++i) {

@@ -90,7 +90,7 @@ engine::Groups groups_for(
   return groups;
 }
 
-/// Has no values, and nobody knows which it should have.
+/// Whether the tensor has no values and none were recorded for it.
 bool is_plain_meta(const at::Tensor& tensor) {
   return tensor.is_meta() && !is_deferred(tensor);
 }
@@ -116,7 +116,8 @@ void cast_buffers(torch::nn::Module& module, at::ScalarType dtype) {
   }
 }
 
-/// Gives parameters on the meta device memory and has `fill` give them values.
+/// Allocates parameters that are on the meta device and lets `fill` initialize
+/// them.
 void initialize_meta(
     torch::nn::Module& module,
     const std::function<void(torch::nn::Module&)>& fill,
@@ -241,7 +242,7 @@ FSDPHandle::FSDPHandle(
       .groups = groups_for(options_, strategy_),
       .unit =
           {.layout = engine::Layout::Kind::Flat,
-           // Python's: 16 bytes of the compute dtype, so that sizes agree.
+           // As in Python, 16 bytes of the compute dtype: sizes agree.
            .alignment = {.param = 1, .shard = 1},
            .param_alignment_bytes = options_.use_orig_params() ? 16 : 0,
            .reshard_after_forward = strategy_ == ShardingStrategy::FullShard ||

@@ -31,7 +31,7 @@ using engine::NamedParam;
 using engine::Schedule;
 using engine::Unit;
 
-/// A unit to be: its module and the parameters it will take.
+/// A unit to be made: its module and the parameters that it will take.
 struct Plan {
   torch::nn::Module* module = nullptr;
   std::string name; // below the module that was asked for; empty: itself
@@ -55,7 +55,7 @@ std::string describe(const NamedParam& param) {
       tensor.requires_grad() ? "" : ", frozen");
 }
 
-/// Of what only this rank may see: why a parameter cannot be sharded.
+/// Why a parameter cannot be sharded, if so; ranks may differ.
 std::optional<std::string> objection_to(
     const NamedParam& param,
     const NamedParam& first,
@@ -101,7 +101,7 @@ std::optional<std::string> objection_to(
   return std::nullopt;
 }
 
-/// Modules that register a parameter, for each of them.
+/// For each parameter the modules that register it.
 using Registrars =
     std::unordered_map<const c10::TensorImpl*, std::vector<const void*>>;
 
@@ -176,8 +176,9 @@ class Planner {
     }
   }
 
-  /// Takes what is free in the module, but leaves what a module outside
-  /// registers too: tied parameters go to a unit that contains all their uses.
+  /// Takes the parameters of the module that no unit has yet, except those that
+  /// a module outside also registers: tied parameters go to a unit that
+  /// contains all modules that use them.
   void add(torch::nn::Module& module, const std::string& name) {
     const auto inside = modules_in(module);
     Plan plan{&module, name, {}};
@@ -203,8 +204,9 @@ class Planner {
   std::vector<Plan> plans_;
 };
 
-/// Counts a group's units, the same on all its ranks as the calls are. Not the
-/// schedule's task: it dies with the last unit, which differs between ranks.
+/// Counts a group's units; equal on all ranks, because the calls are. A
+/// schedule cannot count them: it is destroyed with its last unit, at a time
+/// that differs between ranks.
 int next_unit_number(const Group& group) {
   struct Count {
     std::weak_ptr<comm::GroupImpl> group;
@@ -220,7 +222,7 @@ int next_unit_number(const Group& group) {
   return count.number++;
 }
 
-/// Why the plans cannot be carried out here, if so.
+/// Why this rank cannot carry out the plans, if so.
 std::optional<std::string> objection_to(
     const std::vector<Plan>& plans,
     const torch::nn::Module& module,
@@ -240,7 +242,7 @@ std::optional<std::string> objection_to(
   return std::nullopt;
 }
 
-/// The unit is of a module around this one, as far as that can be told.
+/// Whether the unit belongs to a module around this one, as far as names tell.
 bool is_around(const Unit& unit, const torch::nn::Module& module) {
   const auto home = unit.lock_home();
   return home == nullptr ||
@@ -248,8 +250,8 @@ bool is_around(const Unit& unit, const torch::nn::Module& module) {
           .contains(&module);
 }
 
-/// All parameters of the module are those of units around it. (Those of units
-/// beside it are tied.)
+/// Whether units around the module have all of its parameters. (Parameters of
+/// units beside the module are tied.)
 std::optional<std::string> taken_from_outside(const torch::nn::Module& module) {
   const auto inside = modules_in(module);
   const auto params = engine::distinct_parameters(module);
@@ -267,11 +269,11 @@ std::optional<std::string> taken_from_outside(const torch::nn::Module& module) {
       engine::unit_of(params.front().tensor)->name());
 }
 
-/// Units inside `module` get their place in it as a name; those without a
-/// parent get this one.
+/// Names the units inside `module` by their place in it, and makes `module` the
+/// parent of those that have none.
 void adopt(torch::nn::Module& module, const std::shared_ptr<Unit>& parent) {
   auto inner = engine::units_in(module);
-  // Not those that only a tied parameter leads to.
+  // Leaves out units that only a tied parameter leads to.
   const auto inside = modules_in(module);
   std::erase_if(inner, [&](const auto& unit) {
     return unit->home() != nullptr && !inside.contains(unit->home());
@@ -314,7 +316,7 @@ void shard_module(torch::nn::Module& module, const ShardRequest& request) {
       raise<c10::ValueError>(
           {.call = request.call},
           fmt::format(
-              "{} is no floating-point dtype to compute or reduce in.",
+              "{} is not a floating-point dtype, so it cannot be computed or reduced in.",
               c10::toString(*dtype)));
     }
   }
@@ -338,7 +340,7 @@ void shard_module(torch::nn::Module& module, const ShardRequest& request) {
 
   const auto schedule = Schedule::of(all);
   for (const Plan& plan : plans) {
-    // Called by its class until a larger module gives it a place.
+    // A unit has its class's name until a larger module gives it a place.
     auto unit = Unit::create(
         plan.module->name(),
         next_unit_number(all),
@@ -354,7 +356,7 @@ void shard_module(torch::nn::Module& module, const ShardRequest& request) {
     }
     adopt(*plan.module, unit);
   }
-  materialize(module); // buffers, and what was to be left as it is
+  materialize(module); // buffers and ignored parameters
   if (request.sync_buffers) {
     broadcast_buffers(module, all);
   }

@@ -1,4 +1,4 @@
-// What fully_shard and FSDP have in common.
+// Makes units of a module and its submodules, for fully_shard and FSDP.
 #pragma once
 
 #include <tessera/comm/mesh.h>
@@ -26,12 +26,13 @@ struct ShardRequest {
   std::optional<WrapPolicy> policy = std::nullopt;
   std::unordered_set<const c10::TensorImpl*> ignored_params = {};
   std::unordered_set<const torch::nn::Module*> ignored_modules = {};
-  /// Rank 0's buffers are taken by all; its parameters by UnitOptions.
+  /// All ranks take rank 0's buffers; UnitOptions say whether they take its
+  /// parameters.
   bool sync_buffers = false;
-  /// FSDP1 refuses several dtypes in a unit, and, with one leaf, partly frozen
-  /// ones.
+  /// As in FSDP1: a unit with several dtypes is refused and, with one leaf, a
+  /// unit that is frozen in part.
   bool uniform = false;
-  /// What state dicts of the units hold at first.
+  /// The state_dict_type that the units start with.
   StateDictType state_dict_type = StateDictType::ShardedStateDict;
 };
 
@@ -39,8 +40,8 @@ struct ShardRequest {
 /// Collective over groups.all; throws on all ranks with nothing changed.
 void shard_module(torch::nn::Module& module, const ShardRequest& request);
 
-/// The ranks of a mesh in their roles: one axis shards; of two the first
-/// replicates.
+/// The ranks of a mesh in their roles. A single axis shards; if there are two,
+/// the first replicates and the second shards.
 engine::Groups groups_of(const Mesh& mesh, const char* call);
 
 } // namespace tessera::fsdp

@@ -34,7 +34,7 @@ template <class E = c10::NotImplementedError>
   raise<E>({.call = "summon_full_params", .unit = unit.name()}, what);
 }
 
-/// What a rank sees by itself.
+/// Checks what a rank can see by itself.
 void check_moment(const Units& units) {
   for (const auto& unit : units) {
     if (unit->schedule().in_backward() || unit->schedule().in_forward(*unit)) {
@@ -50,7 +50,7 @@ void check_moment(const Units& units) {
   }
 }
 
-/// The same on all ranks, once they agree on the options.
+/// Checks with the same result on all ranks, once ranks agree on the options.
 void check_options(const Units& units, const SummonOptions& options) {
   for (const auto& unit : units) {
     if (options.writeback() && options.rank0_only()) {
@@ -96,7 +96,7 @@ void agree_on(const Units& units, const SummonOptions& options) {
 } // namespace
 
 struct SummonGuard::Data {
-  Units units; // those that are summoned
+  Units units; // summoned ones
 };
 
 SummonGuard::SummonGuard(std::unique_ptr<Data> data) : data_(std::move(data)) {}

@@ -1,4 +1,4 @@
-// Arithmetic on sizes that says so when they are too large to be counted.
+// Arithmetic on sizes that throws when they are too large to be counted.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace tessera::plan {
 
-/// What was asked for cannot be planned. what() says what to change.
+/// The request cannot be planned. what() says what to change.
 class PlanError : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;

@@ -18,7 +18,7 @@ namespace {
 
 using checkpoint::StoredTensor;
 
-/// std::regex recurses: names come from files that anyone may have written.
+/// std::regex recurses, and names come from files that anyone may have written.
 constexpr size_t kLongestName = 1000;
 
 bool is_below(std::string_view name, std::string_view prefix) {
@@ -26,7 +26,7 @@ bool is_below(std::string_view name, std::string_view prefix) {
       name[prefix.size()] == '.';
 }
 
-/// "blocks.7" of "blocks.7.norm.weight"; nothing without such a list.
+/// "blocks.7" for "blocks.7.norm.weight"; empty without a numbered list.
 std::string numbered_module(std::string_view name) {
   size_t begin = 0;
   for (size_t dot = name.find('.'); dot != std::string_view::npos;
@@ -50,8 +50,8 @@ class Grouping {
     } catch (const std::regex_error& error) {
       throw PlanError(
           "--unit " + format::in_quotes(pattern) +
-          " is no regular expression (" + error.what() +
-          "). An example: 'layers\\.[0-9]+'.");
+          " is not a regular expression (" + error.what() +
+          "). Example: 'layers\\.[0-9]+'.");
     }
   }
 
@@ -84,7 +84,7 @@ OrderKey order_key(const std::string& unit) {
   return {unit.substr(0, end), digits.size(), digits, unit};
 }
 
-/// Kinds of a model, each once.
+/// The kinds of units in a model, each once.
 class Kinds {
  public:
   size_t number_of(UnitKind kind) {

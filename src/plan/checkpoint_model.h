@@ -1,4 +1,4 @@
-// A model by the names, shapes and dtypes of its checkpoint.
+// A model as the names, shapes and dtypes of its checkpoint describe it.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,9 @@ struct CheckpointOptions {
   /// Only names that begin with this, at a dot. Empty: those below "model" in a
   /// checkpoint of a whole run, where other names begin with "optim"; else all.
   std::string select;
-  /// A regular expression; parameters in whose names it finds the same text are
-  /// a unit, the others the root. Empty: modules of a numbered list,
-  /// "blocks.7", the outermost.
+  /// A regular expression. Parameters in whose names it finds the same text
+  /// form a unit; the others form the root. Empty: each module of the outermost
+  /// numbered list is a unit, such as "blocks.7".
   std::string unit;
 };
 
@@ -25,7 +25,7 @@ struct CheckpointModel {
   size_t num_buffers = 0; // tensors of integers
 };
 
-/// Reads no data. Throws PlanError, also if nothing is left.
+/// Reads no data. Throws PlanError, also if no parameter is selected.
 CheckpointModel model_of(
     const checkpoint::Source& source,
     const CheckpointOptions& options);

@@ -9,7 +9,8 @@ namespace tessera::plan {
 namespace {
 
 constexpr int64_t kMost = int64_t{1} << 40;
-/// Ranks, where more may not be better.
+/// Numbers of ranks that are tried one by one where more ranks may need more
+/// memory.
 constexpr int64_t kTriedOneByOne = 512;
 
 /// The largest number from 1 to `most` that has a property which no number

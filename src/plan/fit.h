@@ -1,4 +1,4 @@
-// The largest that fits into a rank's memory.
+// The largest run that fits into a rank's memory.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@ struct Limit {
 
 bool fits(const Subject& subject, const TrainingSetup& setup, Limit limit);
 
-/// Sequences a rank, the rest as it is; nothing if even one is too many.
+/// The largest number of sequences per rank, with everything else unchanged;
+/// nothing if even one is too many.
 std::optional<int64_t> largest_batch(
     const GptSubject& subject,
     const TrainingSetup& setup,
@@ -23,7 +24,7 @@ std::optional<int64_t> largest_batch(
 
 enum class Grows {
   Layers,
-  Width, // by whole heads, whose size stays
+  Width, // by whole heads of the same size
 };
 /// Nothing if even one layer, or one head, is too many.
 std::optional<GptShape> largest_gpt(

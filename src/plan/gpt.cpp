@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kIdBytes = 8;
 constexpr int64_t kFloatBytes = 4;
-/// Of the CPU's generator.
+/// The state of the CPU's random number generator.
 constexpr int64_t kRandomStateBytes = 5056;
 
 /// Positions in the kinds that model_of() makes.
@@ -58,7 +58,7 @@ void check(const GptShape& shape) {
   check_size("length", shape.length, kMost);
   if (shape.width % shape.heads != 0) {
     throw PlanError(
-        "width " + std::to_string(shape.width) + " is no multiple of " +
+        "width " + std::to_string(shape.width) + " is not a multiple of " +
         std::to_string(shape.heads) +
         " heads: each head has width / heads elements. Change one of them.");
   }
@@ -158,7 +158,8 @@ void GptProgram::forward(Rank& rank, Ledger& ledger) const {
   ledger.drop(kind, logits_ + (casts_logits_ ? loss_logits_ : 0));
 }
 
-/// Its input is there, and is kept. Leaves its output and what it saves.
+/// The block's input is allocated already and stays. Adds the block's output
+/// and what the block saves for backward.
 void GptProgram::block_forward(Rank& rank, Ledger& ledger, size_t unit) const {
   constexpr Kind kind = Kind::Activations;
   rank.touch(unit);
@@ -174,8 +175,8 @@ void GptProgram::block_forward(Rank& rank, Ledger& ledger, size_t unit) const {
   ledger.drop(kind, states_);
 }
 
-/// Takes what block_forward() saved, its input too. The gradient of its output
-/// is there; leaves that of its input.
+/// Frees what block_forward() saved, and the block's input. The gradient of the
+/// output is allocated already; leaves the gradient of the input.
 void GptProgram::block_backward(Rank& rank, Ledger& ledger, size_t unit) const {
   constexpr Kind kind = Kind::Activations;
   using namespace block_param; // NOLINT: names of one enum
@@ -217,7 +218,8 @@ void GptProgram::block_backward(Rank& rank, Ledger& ledger, size_t unit) const {
   rank.finish_unit(unit);
 }
 
-/// Runs with a graph, which is then let go: the input and the output stay.
+/// Runs the block with a graph, which is then freed: the input and the output
+/// stay.
 void GptProgram::recomputed_forward(Rank& rank, Ledger& ledger, size_t unit)
     const {
   ledger.add(Kind::Activations, random_state_);

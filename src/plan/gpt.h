@@ -1,4 +1,4 @@
-// A GPT by its shape: that of examples/gpt and bench/gpt.h.
+// A GPT by its shape: the model of examples/gpt and bench/gpt.h.
 #pragma once
 
 #include <cstdint>
@@ -19,21 +19,21 @@ struct GptShape {
   int64_t heads = 12;
   int64_t vocabulary = 50257;
   int64_t length = 1024; // of a sequence
-  bool is_tied = true; // the embedding is the output layer too
+  bool is_tied = true; // the embedding is also the output layer
 };
 
-/// Sequences that a rank computes with at a time, and how.
+/// How many sequences per rank are computed at a time, and how.
 struct GptRun {
   int64_t batch = 1;
   bool recomputes = false; // each block under recompute()
-  /// Of logits in the loss; default: as they come.
+  /// The dtype of logits in the loss; default: the compute dtype.
   std::optional<format::DType> loss_dtype = std::nullopt;
 };
 
-/// Throws PlanError for what is no GPT, or none that could be planned.
+/// Throws PlanError for a shape that is not a GPT's, or too large to plan.
 void check(const GptShape& shape);
 
-/// Each block is a unit, the rest the root.
+/// Each block is a unit; the rest is the root.
 Model model_of(const GptShape& shape);
 
 /// [Note: activations of a GPT]
@@ -44,21 +44,22 @@ Model model_of(const GptShape& shape);
 ///   block  input of norm1 and of norm2     2 NW
 ///          outputs of both                 2 NW, inputs of linears
 ///          queries, keys and values        3 NW
-///          what attention gives              NW
+///          output of attention               NW
 ///          input and output of gelu        8 NW
 ///          log-sum-exp of attention        batch * heads * length floats
 ///          mean and deviation of norms     4 N
 ///   head   input and output of the norm    2 NW
 ///          log-softmax                     N * vocabulary, in the loss's dtype
 ///
-/// With recompute a block keeps its input alone, NW (and where random numbers
-/// stand), and forward and backward have the rest of one block at a time. The
-/// walk below adds what comes and goes: outputs that nobody saves, gradients of
-/// activations, logits beside their log-softmax, and three tensors like the
-/// logits at once in its backward.
+/// With recompute a block keeps only its input, NW (and the state of the random
+/// number generator); forward and backward hold the rest of one block at a
+/// time. The walk below adds what is allocated and freed on the way: outputs
+/// that nobody saves, gradients of activations, logits beside their
+/// log-softmax, and three tensors of the size of the logits at once in its
+/// backward.
 class GptProgram : public Program {
  public:
-  /// `compute`: dtype of activations.
+  /// `compute`: the dtype of activations.
   GptProgram(
       const GptShape& shape,
       const GptRun& run,

@@ -1,4 +1,4 @@
-// Memory by what it is for, and the most there was of it.
+// Memory by what it is used for, and its peak.
 #pragma once
 
 #include <array>
@@ -12,11 +12,21 @@ enum class Kind {
   Full, // gathered parameters
   Gradients, // full ones on their way, and those of the shards
   Optimizer, // its state
-  Activations, // what backward needs, and what comes and goes on the way
+  Activations, // saved for backward, and temporaries
   Buffers, // kept for the next unit; buckets of ddp; buffers of the model
 };
 constexpr size_t kNumKinds = 6;
-/// "shards".
+/// In the order in which tables show them.
+constexpr std::array<Kind, kNumKinds> all_kinds() {
+  return {
+      Kind::Shards,
+      Kind::Full,
+      Kind::Gradients,
+      Kind::Optimizer,
+      Kind::Activations,
+      Kind::Buffers};
+}
+/// For example "shards".
 const char* name_of(Kind kind);
 
 /// Bytes by kind.
@@ -29,12 +39,12 @@ struct Memory {
   int64_t total() const;
 };
 
-/// What a rank holds in one place while its steps are walked through.
+/// What a rank holds on one device, or on the host, during its steps.
 class Ledger {
  public:
   void add(Kind kind, int64_t bytes);
   void drop(Kind kind, int64_t bytes);
-  /// For what an operator has for itself alone.
+  /// For memory that an operator allocates and frees.
   void touch(Kind kind, int64_t bytes) {
     add(kind, bytes);
     drop(kind, bytes);
@@ -43,7 +53,7 @@ class Ledger {
   const Memory& now() const {
     return now_;
   }
-  /// Of the moment when the total was the highest, since reset_peak().
+  /// Memory at the moment when the total was highest, since reset_peak().
   const Memory& peak() const {
     return peak_;
   }

@@ -1,4 +1,4 @@
-// A model as its units: what is gathered and freed together.
+// A model as units: parameters that are gathered and freed together.
 #pragma once
 
 #include <cstddef>

@@ -12,12 +12,13 @@
 namespace tessera::plan {
 namespace {
 
-/// The first one has no optimizer state and foresees no gather; in the second,
-/// buffers still come that the third finds.
+/// In the first step there is no optimizer state and no gather is started
+/// ahead; in the second, buffers are allocated that the third finds in the
+/// pool.
 constexpr int kSteps = 3;
 
-/// Forwards and backwards of a step. Those in the middle are all alike: one of
-/// them stands for all.
+/// Forwards and backwards of a step. Those in the middle are all alike, so one
+/// of them stands for all.
 void walk_step(
     const Program& program,
     const TrainingSetup& setup,
@@ -42,7 +43,7 @@ void walk_step(
   rank.step();
 }
 
-/// "blocks." of "blocks.7"; empty for what is no element of a list.
+/// "blocks." for "blocks.7"; empty for a unit that is not an element of a list.
 std::string_view list_of(std::string_view unit) {
   const size_t end = unit.find_last_not_of("0123456789") + 1;
   return end < unit.size() ? unit.substr(0, end) : std::string_view();

@@ -1,4 +1,4 @@
-// What a training run takes on each rank.
+// The memory and traffic of a training run on each rank.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@
 
 namespace tessera::plan {
 
-/// A GPT by its shape: activations are derived from it.
+/// A GPT by its shape, which determines the activations.
 struct GptSubject {
   GptShape shape;
   GptRun run;
 };
 
-/// Any model: activations are what the user says, or not known.
+/// Any model; the user gives the size of activations, or it is not known.
 struct ModelSubject {
   Model model;
   std::optional<int64_t> activation_bytes = std::nullopt;
@@ -39,7 +39,7 @@ struct UnitLine {
   int64_t full_bytes = 0; // 0: full parameters are the shard itself
 };
 
-/// What a place holds at most, in a step after the first two.
+/// The most that a device or host holds, in a step after the first two.
 struct Peak {
   Memory at_peak; // when the total is the highest
   Memory highest; // each kind at its own moment
@@ -51,9 +51,9 @@ struct Plan {
   int64_t num_params = 0;
   Peak device;
   Peak host; // what offload moves there
-  // On the device, in that step.
+  // On the device, in the same step.
   Memory at_rest; // between steps
-  Memory before_forward; // the last one of the step
+  Memory before_forward; // the last forward of the step
   Memory after_forward;
   Memory after_backward;
   Wire wire; // of a step: all its forwards and backwards

@@ -1,18 +1,17 @@
 #include "plan/pool.h"
 
 namespace tessera::plan {
-namespace {
 
-/// As in engine/buffer_pool.cpp and engine/schedule.cpp.
-constexpr int kMaxIdle = 3;
-constexpr int kIdleBetweenSteps = 2;
-
-} // namespace
+int64_t Pool::idle_bytes() const {
+  int64_t total = 0;
+  idle_.for_each([&](std::monostate, size_t bytes) {
+    total += static_cast<int64_t>(bytes);
+  });
+  return total;
+}
 
 void Pool::take(int64_t bytes, Kind kind) {
-  const auto idle = idle_.find(bytes);
-  if (idle != idle_.end() && idle->second > 0) {
-    --idle->second;
+  if (idle_.take(static_cast<size_t>(bytes))) {
     ledger_.drop(Kind::Buffers, bytes);
   }
   ledger_.add(kind, bytes);
@@ -20,18 +19,15 @@ void Pool::take(int64_t bytes, Kind kind) {
 
 void Pool::give(int64_t bytes, Kind kind) {
   ledger_.drop(kind, bytes);
-  if (keeps_ && idle_[bytes] < kMaxIdle) {
-    ++idle_[bytes];
+  if (keeps_ && idle_.give(static_cast<size_t>(bytes), {})) {
     ledger_.add(Kind::Buffers, bytes);
   }
 }
 
 void Pool::trim() {
-  for (auto& [bytes, count] : idle_) {
-    for (; count > kIdleBetweenSteps; --count) {
-      ledger_.drop(Kind::Buffers, bytes);
-    }
-  }
+  const int64_t before = idle_bytes();
+  idle_.trim(engine::IdleLimits::kBetweenSteps);
+  ledger_.drop(Kind::Buffers, before - idle_bytes());
 }
 
 } // namespace tessera::plan

@@ -1,28 +1,31 @@
-// engine::BufferPool, as bytes: memory of full and gradient buffers, kept for
-// the next unit.
+// The bytes of an engine::BufferPool.
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <variant>
 
+#include "engine/idle_buffers.h"
 #include "plan/ledger.h"
 
 namespace tessera::plan {
 
 class Pool {
  public:
-  /// `keeps`: on the CPU. Elsewhere memory goes back to its allocator.
+  /// `keeps`: idle buffers stay in the pool, as on the CPU. On other devices
+  /// memory goes back to its allocator.
   Pool(Ledger& ledger, bool keeps) : ledger_(ledger), keeps_(keeps) {}
 
   void take(int64_t bytes, Kind kind);
   void give(int64_t bytes, Kind kind);
-  /// What a backward's end does.
+  /// What the end of a backward does.
   void trim();
 
  private:
+  int64_t idle_bytes() const;
+
   Ledger& ledger_;
   const bool keeps_;
-  std::map<int64_t, int> idle_; // by size
+  engine::IdleBuffers<std::monostate> idle_;
 };
 
 } // namespace tessera::plan

@@ -1,4 +1,5 @@
-// What a training step computes: which units it reads, what it keeps.
+// What a training step computes: which units it reads and which activations it
+// keeps.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,8 @@
 
 namespace tessera::plan {
 
-/// Forward and backward of a model. Writes its activations in the ledger of
-/// `rank`'s device.
+/// Forward and backward of a model. Books activations in `ledger`, that of the
+/// rank's device.
 class Program {
  public:
   virtual ~Program() = default;
@@ -17,8 +18,8 @@ class Program {
   virtual void backward(Rank& rank, Ledger& ledger) const = 0;
 };
 
-/// For a model of which only the parameters are known: each unit once in
-/// forward and once in backward, and the activations, evenly over the units.
+/// For a model of which only the parameters are known: reads each unit once in
+/// forward and once in backward, and spreads activations evenly over the units.
 class UnitsProgram : public Program {
  public:
   UnitsProgram(const Model& model, int64_t activation_bytes)

@@ -1,5 +1,4 @@
-// A rank that walks through training steps, as far as memory and the wire are
-// concerned.
+// A rank that walks through training steps and books memory and traffic.
 #pragma once
 
 #include <cstddef>
@@ -12,11 +11,11 @@
 
 namespace tessera::plan {
 
-/// What a rank holds and sends. On the CPU there is one place: the host's
-/// ledger stays empty.
+/// What a rank holds and sends. On the CPU, device and host are the same
+/// memory: the host's ledger stays empty.
 struct Account {
   Ledger device;
-  Ledger host; // what offload moves there
+  Ledger host; // what offload moves to host memory
   Wire wire;
 };
 
@@ -45,7 +44,7 @@ class Rank {
   virtual void step() = 0;
 };
 
-/// Both outlive the result. Holds the parameters already.
+/// A rank that holds its parameters already. All arguments must outlive it.
 std::unique_ptr<Rank> make_rank(
     const Model& model,
     const TrainingSetup& setup,

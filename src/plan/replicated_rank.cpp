@@ -1,10 +1,13 @@
 #include "plan/replicated_rank.h"
 
-#include <algorithm>
-#include <utility>
+#include <map>
+#include <numeric>
+#include <vector>
 
-#include "plan/buckets.h"
+#include "comm/group/broadcast_packing.h"
+#include "ddp/bucket_packing.h"
 #include "plan/checked.h"
+#include "zero/owner_assignment.h"
 
 namespace tessera::plan {
 namespace {
@@ -19,34 +22,53 @@ ReplicatedRank::ReplicatedRank(
     const TrainingSetup& setup,
     Account& account)
     : setup_(setup), account_(account) {
+  add_params(model);
+  account_.device.add(Kind::Shards, bytes_);
+  if (setup.engine == Engine::Zero) {
+    choose_owners();
+  } else {
+    owned_bytes_ = bytes_;
+    num_owned_ = static_cast<int64_t>(params_.size());
+  }
+}
+
+void ReplicatedRank::add_params(const Model& model) {
   for (size_t unit = 0; unit < model.units.size(); ++unit) {
     first_of_.push_back(params_.size());
     for (const plan::Param& param : model.kind_of(unit).params) {
-      const format::DType dtype = setup.shard_dtype(param);
+      const format::DType dtype = setup_.shard_dtype(param);
       const int64_t bytes = times(param.numel(), format::element_bytes(dtype));
-      params_.push_back({.bytes = bytes, .dtype = dtype});
-      bytes_ = plus(bytes_, bytes);
+      params_.push_back(
+          {.numel = param.numel(), .bytes = bytes, .dtype = dtype});
+      bytes_ = plus(bytes_, bytes); // no sum below is larger than this one
     }
   }
-  account_.device.add(Kind::Shards, bytes_);
-  std::vector<int64_t> sizes;
+}
+
+void ReplicatedRank::choose_owners() {
+  std::vector<int64_t> numels;
   for (const Param& param : params_) {
-    sizes.push_back(param.bytes);
+    numels.push_back(param.numel);
   }
-  if (setup.engine != Engine::Zero) {
-    owned_ = {bytes_, std::move(sizes)};
-    return;
+  std::map<int64_t, std::vector<int64_t>> owned; // bytes by owner
+  for (const auto& [param, rank] :
+       zero::OwnerAssignment(setup_.world()).add_group(numels)) {
+    owned[rank].push_back(params_[param].bytes);
   }
-  const auto parts = parts_of(std::move(sizes), setup.world());
-  const auto largest = std::max_element(
-      parts.begin(), parts.end(), [](const Part& a, const Part& b) {
-        return a.bytes < b.bytes;
-      });
-  if (largest != parts.end()) {
-    owned_ = *largest;
+  for (auto& [rank, bytes] : owned) {
+    const int64_t total =
+        std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+    if (rank == 0 || total > owned_bytes_) {
+      owned_bytes_ = total;
+      num_owned_ = static_cast<int64_t>(bytes.size());
+    }
+    std::erase(bytes, 0); // tensors without elements are not sent
+    num_sends_ += static_cast<int64_t>(comm::pack_broadcasts(bytes).size());
   }
   sent_bytes_ = bytes_;
-  num_sends_ = setup.device == Device::Cpu ? 1 : num_broadcasts(parts);
+  if (setup_.device == Device::Cpu) { // ranks read each other's memory
+    num_sends_ = 1;
+  }
 }
 
 void ReplicatedRank::add_gradient(size_t unit, size_t param) {
@@ -69,16 +91,22 @@ void ReplicatedRank::add_gradient(size_t unit, size_t param) {
 }
 
 void ReplicatedRank::end_backward() {
-  std::vector<BucketItem> items;
+  std::vector<ddp::GradientSize> gradients;
   for (const size_t param : order_) {
-    items.push_back({params_[param].bytes, params_[param].dtype});
+    gradients.push_back(
+        {.bytes = params_[param].bytes,
+         .kind = static_cast<int64_t>(params_[param].dtype)});
     params_[param].came = false;
   }
   order_.clear();
   if (!reduces_) {
     return;
   }
-  for (const int64_t bytes : buckets_of(items)) {
+  for (const auto& bucket : ddp::pack_buckets(gradients, {})) {
+    int64_t bytes = 0;
+    for (const size_t gradient : bucket) {
+      bytes += gradients[gradient].bytes;
+    }
     account_.wire.count(Operation::AllReduce, bytes, setup_.world());
   }
   account_.wire.count(
@@ -88,8 +116,6 @@ void ReplicatedRank::end_backward() {
 }
 
 void ReplicatedRank::step() {
-  const int64_t like_params = owned_.bytes;
-  const auto num_params = static_cast<int64_t>(owned_.params.size());
   account_.wire.count(
       Operation::SendParams, sent_bytes_, setup_.world(), num_sends_);
   if (!has_state_) {
@@ -97,12 +123,12 @@ void ReplicatedRank::step() {
     account_.device.add(
         Kind::Optimizer,
         plus(
-            times(like_params, states_of(setup_.optimizer)),
-            counts_steps(setup_.optimizer) ? kStepBytes * num_params : 0));
+            times(owned_bytes_, states_of(setup_.optimizer)),
+            counts_steps(setup_.optimizer) ? kStepBytes * num_owned_ : 0));
   }
   account_.device.touch(
       Kind::Optimizer,
-      times(like_params, temporaries_of(setup_.optimizer, setup_.device)));
+      times(owned_bytes_, temporaries_of(setup_.optimizer, setup_.device)));
   for (Param& param : params_) {
     if (param.has_gradient) {
       account_.device.drop(Kind::Gradients, param.bytes);

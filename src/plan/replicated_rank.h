@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "plan/partition.h"
 #include "plan/rank.h"
 
 namespace tessera::plan {
@@ -21,7 +20,7 @@ class ReplicatedRank : public Rank {
   void begin_backward(bool reduces) override {
     reduces_ = reduces;
   }
-  void touch(size_t) override {} // they are there
+  void touch(size_t) override {} // parameters are always full
   void add_gradient(size_t unit, size_t param) override;
   void finish_unit(size_t) override {}
   void end_backward() override;
@@ -29,11 +28,15 @@ class ReplicatedRank : public Rank {
 
  private:
   struct Param {
+    int64_t numel = 0;
     int64_t bytes = 0;
     format::DType dtype = format::DType::Float32;
     bool has_gradient = false;
     bool came = false; // in this backward
   };
+
+  void add_params(const Model& model);
+  void choose_owners();
 
   const TrainingSetup& setup_;
   Account& account_;
@@ -41,9 +44,12 @@ class ReplicatedRank : public Rank {
   std::vector<size_t> first_of_; // by unit: where its parameters begin
   std::vector<size_t> order_; // in which gradients came
   int64_t bytes_ = 0; // of all parameters
-  Part owned_; // what the rank that steps most has state for
-  int64_t sent_bytes_ = 0; // by owners, in num_sends_ collectives
-  int64_t num_sends_ = 0;
+  // Parameters of the rank that steps the most bytes.
+  int64_t owned_bytes_ = 0;
+  int64_t num_owned_ = 0;
+  // Parameters that owners send to the other ranks after a step.
+  int64_t sent_bytes_ = 0;
+  int64_t num_sends_ = 0; // collectives
   bool reduces_ = true;
   bool has_buckets_ = false;
   bool has_state_ = false; // the optimizer

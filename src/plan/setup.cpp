@@ -42,8 +42,9 @@ void check(const TrainingSetup& setup) {
   check_ranks("ranks", times(setup.copies, setup.shards));
   if (setup.accumulate < 1 || setup.accumulate > kMostBackwards) {
     throw PlanError(
-        std::to_string(setup.accumulate) + " backwards a step: expected 1 to " +
-        std::to_string(kMostBackwards) + ".");
+        std::to_string(setup.accumulate) +
+        " backwards per step: expected 1 to " + std::to_string(kMostBackwards) +
+        ".");
   }
   for (const auto& dtype :
        {setup.dtype, setup.param_dtype, setup.reduce_dtype}) {

@@ -1,4 +1,5 @@
-// How a model is trained: over which ranks, in which dtypes, with what.
+// How a model is trained: over which ranks, in which dtypes, with which
+// optimizer.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ enum class Engine {
 
 enum class Optimizer { AdamW, Sgd, SgdMomentum, Adagrad, RmsProp, None };
 
-/// "adamw", "sgd-momentum".
+/// For example "adamw" or "sgd-momentum".
 const char* name_of(Optimizer optimizer);
 
 enum class Device { Cpu, Cuda };
@@ -34,11 +35,11 @@ struct TrainingSetup {
   bool is_whole = false;
   bool reshard_after_forward = true;
   engine::Layout::Kind layout = engine::Layout::Kind::Flat;
-  /// Of the shards; default: as the model says.
+  /// The dtype of the shards; default: the model's own.
   std::optional<format::DType> dtype = std::nullopt;
-  /// Of full parameters and activations; default: the shards'.
+  /// The dtype of full parameters and activations; default: the shards' dtype.
   std::optional<format::DType> param_dtype = std::nullopt;
-  /// Of gradients on their way; default: the shards'.
+  /// The dtype in which gradients are reduced; default: the shards' dtype.
   std::optional<format::DType> reduce_dtype = std::nullopt;
   Optimizer optimizer = Optimizer::AdamW;
   /// Forwards and backwards for each step of the optimizer, and whether all of
@@ -57,17 +58,18 @@ struct TrainingSetup {
   }
 };
 
-/// It can have gradients, and is cast in mixed precision.
+/// True for dtypes that can have gradients and are cast in mixed precision.
 bool is_floating(format::DType dtype);
 
-/// Throws PlanError for what the engines do not have, and for absurd numbers.
+/// Throws PlanError for what the engine does not support, and for absurd
+/// numbers.
 void check(const TrainingSetup& setup);
 
-/// Tensors like the parameters that an optimizer keeps.
+/// How many tensors of the parameters' size an optimizer keeps.
 int64_t states_of(Optimizer optimizer);
-/// Tensors like the parameters that a step makes and frees.
+/// How many tensors of the parameters' size a step allocates and frees.
 int64_t temporaries_of(Optimizer optimizer, Device device);
-/// It counts its steps, in a float32 for each parameter.
+/// True for optimizers that count steps, in a float32 per parameter.
 bool counts_steps(Optimizer optimizer);
 
 } // namespace tessera::plan

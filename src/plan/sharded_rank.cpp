@@ -1,15 +1,10 @@
 #include "plan/sharded_rank.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "plan/checked.h"
 
 namespace tessera::plan {
 namespace {
 
-/// As in engine/schedule.cpp.
-constexpr int kKeptInBackward = 1;
 constexpr int64_t kStepBytes = 4;
 /// A hash and a flag from each rank, see Schedule::compare_hash().
 constexpr int64_t kOrderBytes = 16;
@@ -26,7 +21,11 @@ ShardedRank::ShardedRank(
           setup.offload && setup.device != Device::Cpu ? account.host
                                                        : account.device),
       pool_(account.device, setup.device == Device::Cpu),
-      sizes_(sizes_of(model, setup)) {
+      sizes_(sizes_of(model, setup)),
+      order_(
+          {.root = model.root(),
+           .reshards_after_forward = setup.reshard_after_forward,
+           .gathers_ahead = setup.shards > 1 || setup.offload}) {
   for (const NamedUnit& unit : model.units) {
     const UnitSizes& sizes = sizes_[unit.kind];
     units_.push_back({.sizes = &sizes});
@@ -36,38 +35,28 @@ ShardedRank::ShardedRank(
 }
 
 void ShardedRank::begin_forward() {
-  in_backward_ = false;
-  order_ = std::exchange(next_order_, {});
+  order_.begin_forward();
 }
 
 void ShardedRank::begin_backward(bool reduces) {
-  in_backward_ = true;
+  order_.begin_backward();
   reduces_ = reduces;
 }
 
 void ShardedRank::touch(size_t unit) {
-  make_room(unit);
+  const auto is_gathering = [&](size_t other) {
+    return units_[other].state == State::Gathering;
+  };
+  for (const size_t other : order_.to_reshard_before(unit, is_gathering)) {
+    reshard(other);
+  }
   if (units_[unit].state == State::Full) {
     return;
   }
   start_gather(unit);
   finish_gather(unit);
-  gather_ahead(unit);
-}
-
-void ShardedRank::make_room(size_t unit) {
-  if (!setup_.reshard_after_forward) {
-    return; // all of them stay
-  }
-  int kept = 0;
-  const std::vector<size_t> newest_first(full_.rbegin(), full_.rend());
-  for (const size_t other : newest_first) {
-    const bool needed = is_root(other) || other == unit ||
-        units_[other].state == State::Gathering;
-    if (needed || (in_backward_ && kept++ < kKeptInBackward)) {
-      continue;
-    }
-    reshard(other);
+  if (const auto next = order_.next_after(unit)) {
+    start_gather(*next);
   }
 }
 
@@ -76,14 +65,15 @@ void ShardedRank::start_gather(size_t unit) {
     return;
   }
   units_[unit].state = State::Gathering;
-  full_.push_back(unit);
+  order_.add_full(unit);
   for (const BundleSizes& bundle : units_[unit].sizes->bundles) {
     if (bundle.shows_shard) {
       continue;
     }
     pool_.take(bundle.gathered, Kind::Full);
     account_.wire.count(
-        in_backward_ ? Operation::GatherBackward : Operation::GatherForward,
+        order_.in_backward() ? Operation::GatherBackward
+                             : Operation::GatherForward,
         bundle.gathered,
         setup_.shards);
   }
@@ -102,16 +92,6 @@ void ShardedRank::finish_gather(size_t unit) {
   }
 }
 
-/// Starts the gather that followed this one in the last iteration.
-void ShardedRank::gather_ahead(size_t unit) {
-  const size_t next = next_order_.size() + 1;
-  next_order_.push_back(unit);
-  const bool is_worth_it = setup_.shards > 1 || setup_.offload;
-  if (is_worth_it && next < order_.size()) {
-    start_gather(order_[next]);
-  }
-}
-
 void ShardedRank::reshard(size_t unit) {
   finish_gather(unit); // the memory is still being written
   if (units_[unit].state != State::Full) {
@@ -123,7 +103,7 @@ void ShardedRank::reshard(size_t unit) {
       pool_.give(bundle.full, Kind::Full);
     }
   }
-  full_.erase(std::prev(std::find(full_.rbegin(), full_.rend(), unit).base()));
+  order_.remove_full(unit);
 }
 
 void ShardedRank::add_gradient(size_t unit, size_t param) {
@@ -161,7 +141,7 @@ void ShardedRank::store_gradients(Unit& unit) {
 void ShardedRank::finish_unit(size_t unit) {
   finish_reduction();
   store_gradients(units_[unit]);
-  if (!is_root(unit)) {
+  if (unit + 1 != units_.size()) { // the root stays until the end
     reshard(unit);
   }
   if (reduces_) {
@@ -207,7 +187,7 @@ void ShardedRank::finish_reduction() {
 
 void ShardedRank::end_backward() {
   finish_reduction();
-  for (const size_t unit : std::vector<size_t>(full_)) {
+  for (const size_t unit : std::vector<size_t>(order_.full())) {
     reshard(unit);
   }
   pool_.trim();

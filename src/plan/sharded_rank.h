@@ -1,11 +1,12 @@
-// A rank of fully_shard or FSDP: the states of engine::Unit and the decisions
-// of engine::Schedule, see [Note: schedule] there.
+// A rank of fully_shard or FSDP: the states of engine::Unit, with bytes in
+// place of tensors.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <vector>
 
+#include "plan/gather_order.h"
 #include "plan/pool.h"
 #include "plan/rank.h"
 #include "plan/unit_sizes.h"
@@ -35,13 +36,8 @@ class ShardedRank : public Rank {
     bool has_shard_gradient = false;
   };
 
-  bool is_root(size_t unit) const {
-    return unit + 1 == units_.size();
-  }
-  void make_room(size_t unit);
   void start_gather(size_t unit);
   void finish_gather(size_t unit);
-  void gather_ahead(size_t unit);
   void reshard(size_t unit);
   void store_gradients(Unit& unit);
   void start_reduction(size_t unit);
@@ -53,11 +49,8 @@ class ShardedRank : public Rank {
   Pool pool_;
   const std::vector<UnitSizes> sizes_; // by kind
   std::vector<Unit> units_;
-  std::vector<size_t> full_; // Full or Gathering, oldest first
+  GatherOrder order_;
   std::optional<size_t> reducing_;
-  std::vector<size_t> order_; // of gathers in the last iteration
-  std::vector<size_t> next_order_; // in this one
-  bool in_backward_ = false;
   bool reduces_ = true;
   bool has_state_ = false; // the optimizer
 };

@@ -12,8 +12,8 @@ namespace {
 using engine::Layout;
 using format::DType;
 
-/// engine::Layout does not look for overflow; what passes here cannot cause it:
-/// each of its sums is below this one.
+/// engine::Layout does not check for overflow. Shapes that pass this check
+/// cannot cause one: each sum in the layout is below the sum here.
 void check_layout(const std::vector<engine::Shape>& shapes, int64_t ranks) {
   int64_t bound = 0;
   for (const engine::Shape& shape : shapes) {

@@ -1,4 +1,4 @@
-// What a unit takes on a rank in each of its states.
+// The memory of a unit on a rank, in each of its states.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 
 namespace tessera::plan {
 
-/// Parameters of one dtype in a unit, as engine::Bundle has them; in bytes.
+/// Parameters of one dtype in a unit, like an engine::Bundle; in bytes.
 struct BundleSizes {
   int64_t shard = 0;
-  int64_t gathered = 0; // what an all-gather fills, in the compute dtype
-  int64_t full = 0; // what faces view; Flat: the same memory
-  int64_t gradients = 0; // what a reduce-scatter takes, in the reduce dtype
-  int64_t reduced = 0; // this rank's part of that
+  int64_t gathered = 0; // the output of an all-gather, in the compute dtype
+  int64_t full = 0; // what faces view; with Flat the same memory
+  int64_t gradients = 0; // the input of a reduce-scatter, in the reduce dtype
+  int64_t reduced = 0; // this rank's part of the reduced gradients
   int64_t shard_gradient = 0; // the same in the shard's dtype
-  int64_t own = 0; // of the shard, without padding, of the fullest rank
-  int64_t num_own = 0; // parameters that rank has something of
+  int64_t own = 0; // the shard without padding, on the rank that has most
+  int64_t num_own = 0; // parameters that this rank has elements of
   /// Full parameters are the shard itself: one rank, one dtype, no offload.
   bool shows_shard = false;
   /// A reduced gradient is copied to become the shard's.
@@ -27,7 +27,7 @@ struct BundleSizes {
 
 struct UnitSizes {
   std::vector<BundleSizes> bundles;
-  /// Of each parameter's gradient as backward makes it.
+  /// The size of each parameter's gradient as backward computes it.
   std::vector<int64_t> full_gradients;
 
   int64_t shard() const;

@@ -13,19 +13,29 @@ enum class Operation {
   ReduceScatter, // of gradients
   AllReduce, // of gradients: over the copies, or of ddp's buckets
   SendParams, // zero: owners send what they stepped
-  Agreement, // that ranks did the same: a few bytes a backward
+  Agreement, // ranks check that they did the same: a few bytes per backward
 };
 constexpr size_t kNumOperations = 6;
-/// "all-gather, forward".
+/// In the order in which tables show them.
+constexpr std::array<Operation, kNumOperations> all_operations() {
+  return {
+      Operation::GatherForward,
+      Operation::GatherBackward,
+      Operation::ReduceScatter,
+      Operation::AllReduce,
+      Operation::SendParams,
+      Operation::Agreement};
+}
+/// For example "all-gather, forward".
 const char* name_of(Operation operation);
-/// "all_gather_forward", for JSON.
+/// The key in JSON, for example "all_gather_forward".
 const char* key_of(Operation operation);
 
 struct Traffic {
   int64_t collectives = 0;
-  /// Of the whole tensors that are gathered or reduced, padding included.
+  /// The size of the whole tensors that are gathered or reduced, with padding.
   int64_t tensor_bytes = 0;
-  /// That each rank sends, and receives, in an algorithm that sends no byte
+  /// What each rank sends, and receives, in an algorithm that sends no byte
   /// twice, such as a ring: (n - 1) / n of the tensors, and twice that in an
   /// all-reduce.
   int64_t sent_bytes = 0;
@@ -33,14 +43,14 @@ struct Traffic {
 
 class Wire {
  public:
-  /// Tensors that go over `ranks` ranks in so many collectives; nothing where
-  /// there is one rank.
+  /// Counts tensors that are exchanged by `ranks` ranks in that many
+  /// collectives; nothing if there is one rank.
   void count(
       Operation operation,
       int64_t tensor_bytes,
       int64_t ranks,
       int64_t collectives = 1);
-  /// What is counted from now on happens so often.
+  /// Everything counted from now on counts `repeats` times.
   void set_repeats(int64_t repeats) {
     repeats_ = repeats;
   }

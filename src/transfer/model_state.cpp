@@ -9,6 +9,8 @@
 #include "engine/unit.h"
 #include "state/part_of.h"
 #include "transfer/model_params.h"
+#include "transfer/param_parts.h"
+#include "transfer/state_entries.h"
 #include "transfer/state_settings.h"
 #include "transfer/write_model_state.h"
 
@@ -17,14 +19,15 @@ namespace {
 
 using engine::Unit;
 
-/// A tensor of a plain module, or one that no unit has. Statistics that a rank
-/// takes of its own inputs are in buffers.
+/// A tensor that no unit has. Buffers may differ between ranks, since they hold
+/// statistics of each rank's inputs.
 StateValue plain_value(at::Tensor tensor, bool is_buffer) {
   return is_buffer ? StateValue::of_any_rank(std::move(tensor))
                    : StateValue(std::move(tensor));
 }
 
-/// What optimizers have, under the names of tessera::named_parameters.
+/// The tensors that optimizers step, under the names of
+/// tessera::named_parameters.
 StateDict local_state(torch::nn::Module& module, bool offload_to_cpu) {
   const auto shown = [&](const at::Tensor& tensor) {
     return offload_to_cpu ? tensor.detach().cpu() : tensor.detach();
@@ -101,7 +104,7 @@ StateDict full_state(
       const at::Tensor tensor = entry.tensor.detach();
       const bool moves = config.offload_to_cpu() && !tensor.is_cpu();
       const at::Tensor shown = moves ? tensor.cpu()
-          : gathered.empty()         ? tensor // a plain module's own
+          : gathered.empty()         ? tensor // of a plain module
                                      : tensor.clone();
       result.set(entry.name, plain_value(shown, entry.is_buffer));
     }

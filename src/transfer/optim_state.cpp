@@ -5,21 +5,20 @@
 
 #include <c10/util/Exception.h>
 
-#define FMT_HEADER_ONLY
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <unordered_map>
-
-#include "engine/parameters.h"
-#include "state/nearest.h"
-#include "transfer/optim_transfer.h"
+#include "transfer/load_optim_state.h"
+#include "transfer/load_together.h"
+#include "transfer/model_params.h"
+#include "transfer/optim_dict_form.h"
+#include "transfer/optim_state_keys.h"
+#include "transfer/optim_tensors.h"
+#include "transfer/save_optim_state.h"
 #include "transfer/state_settings.h"
 
 namespace tessera {
 namespace {
 
 using transfer::LoadFrom;
+using transfer::NumbersAndNames;
 using transfer::TensorGroups;
 
 void warn_of_optim_input(const char* call) {
@@ -28,7 +27,7 @@ void warn_of_optim_input(const char* call) {
       ": The `optim_input` argument is deprecated. Pass the optimizer, or leave it out.");
 }
 
-/// The tensors whose numbers are meant.
+/// The tensors that numbers in the state dict refer to.
 TensorGroups groups_from(
     const char* call,
     torch::nn::Module& model,
@@ -45,108 +44,6 @@ TensorGroups groups_from(
     return transfer::tensors_of(*options.optim());
   }
   return {parameters(model)};
-}
-
-/// Numbers come in ascending order, as Python's functions return them.
-void sort_ids(StateList& params) {
-  const bool are_ids =
-      std::all_of(params.begin(), params.end(), [](const StateValue& param) {
-        return param.is_int();
-      });
-  if (are_ids) {
-    std::sort(
-        params.begin(),
-        params.end(),
-        [](const StateValue& a, const StateValue& b) {
-          return a.to_int() < b.to_int();
-        });
-  }
-}
-
-/// Changes keys and "params" of a dictionary by `change`.
-template <class Change>
-StateDict with_keys(const StateDict& osd, const Change& change) {
-  StateDict result = osd;
-  StateDict state;
-  for (const auto& [key, entry] : osd.at("state").dict()) {
-    state.set(change(key), entry);
-  }
-  result.set("state", std::move(state));
-  if (StateValue* groups = result.find("param_groups")) {
-    for (StateValue& group : groups->list()) {
-      for (StateValue& param : group.dict().at("params").list()) {
-        const StateKey key = change(transfer::key_of(param));
-        param = key.is_id() ? StateValue(key.id()) : StateValue(key.name());
-      }
-      sort_ids(group.dict().at("params").list());
-    }
-  }
-  return result;
-}
-
-/// An optimizer's numbers and the names that go with them.
-class NumbersAndNames {
- public:
-  explicit NumbersAndNames(const char* call) : call_(call) {}
-
-  void add(int64_t id, const std::string& name) {
-    ids_.emplace(name, id);
-    names_.emplace(id, name);
-    known_.push_back(name);
-  }
-
-  /// Keys that are of that kind already stay.
-  StateKey change(const StateKey& key, bool to_ids) const {
-    if (key.is_id() == to_ids) {
-      return key;
-    }
-    if (to_ids) {
-      if (const auto id = ids_.find(key.name()); id != ids_.end()) {
-        return id->second;
-      }
-    } else if (const auto name = names_.find(key.id()); name != names_.end()) {
-      return name->second;
-    }
-    raise<c10::ValueError>(
-        {.call = call_},
-        fmt::format(
-            "the optimizer has no parameter {}.{}",
-            key.is_id() ? key.text() : "\"" + key.text() + "\"",
-            state::did_you_mean(key.text(), known_)));
-  }
-
- private:
-  const char* call_;
-  std::unordered_map<std::string, int64_t> ids_;
-  std::unordered_map<int64_t, std::string> names_;
-  std::vector<std::string> known_;
-};
-
-/// What LocalStateDict has as keys: the names of this rank's own tensors.
-NumbersAndNames local_names(
-    const char* call,
-    torch::nn::Module& model,
-    const torch::optim::Optimizer& optim) {
-  std::unordered_map<const c10::TensorImpl*, std::string> names;
-  for (const auto& [name, tensor] : engine::list_parameters(model)) {
-    names.emplace(tensor.unsafeGetTensorImpl(), name);
-  }
-  NumbersAndNames result(call);
-  int64_t id = 0;
-  for (const auto& group : optim.param_groups()) {
-    for (const at::Tensor& tensor : group.params()) {
-      const auto name = names.find(tensor.unsafeGetTensorImpl());
-      if (name == names.end()) {
-        raise<c10::ValueError>(
-            {.call = call},
-            fmt::format(
-                "the optimizer's parameter {} is not of this model. Build the optimizer on tessera::parameters(model).",
-                id));
-      }
-      result.add(id++, name->second);
-    }
-  }
-  return result;
 }
 
 StateDict to_cpu(const StateDict& osd) {
@@ -168,8 +65,8 @@ StateDict local_to_load(
     const torch::optim::Optimizer& optim,
     const StateDict& osd,
     const OptimStateToLoadOptions& options) {
-  const NumbersAndNames names = local_names(call, model, optim);
-  return with_keys(osd, [&](const StateKey& key) {
+  const NumbersAndNames names = transfer::local_names(call, model, optim);
+  return transfer::with_keys(osd, [&](const StateKey& key) {
     return names.change(key, /*to_ids=*/!options.is_named_optimizer());
   });
 }
@@ -289,7 +186,7 @@ StateDict rekey_optim_state_dict(
       names.add(one.id, one.members.front()->name);
     }
   }
-  return with_keys(optim_state_dict, [&](const StateKey& key) {
+  return transfer::with_keys(optim_state_dict, [&](const StateKey& key) {
     return names.change(key, to_ids);
   });
 }
@@ -304,8 +201,8 @@ StateDict optim_state_dict(
   const StateDict osd = options.optim_state_dict() ? *options.optim_state_dict()
                                                    : optim::state_dict(optim);
   if (settings.type == StateDictType::LocalStateDict) {
-    const NumbersAndNames names = local_names(kCall, model, optim);
-    const StateDict local = with_keys(osd, [&](const StateKey& key) {
+    const NumbersAndNames names = transfer::local_names(kCall, model, optim);
+    const StateDict local = transfer::with_keys(osd, [&](const StateKey& key) {
       return names.change(key, /*to_ids=*/false);
     });
     return std::get<LocalOptimStateDictConfig>(settings.optim_config)

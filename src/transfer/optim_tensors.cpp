@@ -10,7 +10,7 @@ namespace tessera::transfer {
 
 OptimTensors::OptimTensors(
     const ModelParams& model,
-    const std::vector<std::vector<at::Tensor>>& groups,
+    const TensorGroups& groups,
     std::string_view call) {
   int64_t id = 0;
   for (const auto& tensors : groups) {
@@ -51,9 +51,8 @@ const OptimTensor* OptimTensors::holder_of(const ModelParam& param) const {
       : &groups_[found->second.first][found->second.second];
 }
 
-std::vector<std::vector<at::Tensor>> tensors_of(
-    const torch::optim::Optimizer& optim) {
-  std::vector<std::vector<at::Tensor>> groups;
+TensorGroups tensors_of(const torch::optim::Optimizer& optim) {
+  TensorGroups groups;
   for (const auto& group : optim.param_groups()) {
     groups.push_back(group.params());
   }

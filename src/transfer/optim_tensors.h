@@ -15,11 +15,15 @@
 
 namespace tessera::transfer {
 
-/// One of them.
+/// The parameters of an optimizer, by group.
+using TensorGroups = std::vector<std::vector<at::Tensor>>;
+
+/// One tensor of an optimizer.
 struct OptimTensor {
   int64_t id = 0; // counted through all groups
   at::Tensor tensor;
-  /// One parameter of the model, or all of a flat one's.
+  /// The parameter of the model that the tensor holds, or all parameters that
+  /// make up a flat one.
   std::vector<const ModelParam*> members;
 
   bool is_sharded() const {
@@ -27,20 +31,20 @@ struct OptimTensor {
   }
 };
 
-/// All of them, by group, in the optimizer's order.
+/// All tensors of an optimizer, by group, in the optimizer's order.
 class OptimTensors {
  public:
   /// Throws c10::ValueError for a tensor that is not of the model, or comes
   /// twice.
   OptimTensors(
       const ModelParams& model,
-      const std::vector<std::vector<at::Tensor>>& groups,
+      const TensorGroups& groups,
       std::string_view call);
 
   const std::vector<std::vector<OptimTensor>>& groups() const {
     return groups_;
   }
-  /// The one that holds this parameter, or null.
+  /// The tensor that holds this parameter, or null.
   const OptimTensor* holder_of(const ModelParam& param) const;
 
  private:
@@ -49,7 +53,6 @@ class OptimTensors {
       by_leaf_;
 };
 
-std::vector<std::vector<at::Tensor>> tensors_of(
-    const torch::optim::Optimizer& optim);
+TensorGroups tensors_of(const torch::optim::Optimizer& optim);
 
 } // namespace tessera::transfer

@@ -28,7 +28,7 @@ bool is_within(const Group& inner, const Group& outer) {
       });
 }
 
-/// Boxes that are what this rank needs of the parameter.
+/// Whether the pieces are the boxes that this rank needs of the parameter.
 bool lies_here(const ModelParam& param, const ShardedTensor& tensor) {
   const auto& pieces = tensor.pieces();
   if (pieces.size() == 1 && pieces[0].box.sizes == tensor.sizes()) {
@@ -47,7 +47,7 @@ bool lies_here(const ModelParam& param, const ShardedTensor& tensor) {
       });
 }
 
-/// This rank's part of the parameter, flattened, if it lies here.
+/// This rank's part of the parameter, flattened, if this rank has it.
 std::optional<at::Tensor> local_part(
     const ModelParam& param,
     const ShardedTensor& tensor) {
@@ -68,7 +68,7 @@ std::optional<at::Tensor> local_part(
   return parts.size() == 1 ? parts.front() : at::cat(parts);
 }
 
-/// Of each item whether all ranks say that it lies there.
+/// For each item whether all ranks say that they have what they need.
 std::vector<bool> all_say(const Group& group, const Bytes& is_here) {
   std::vector<bool> result(is_here.size(), true);
   for (const Bytes& theirs : group.all_gather_bytes(is_here, "what moves")) {
@@ -100,7 +100,7 @@ void ShardedSources::add(
   }
 }
 
-/// Nothing is sharded here: the tensors' own ranks decide.
+/// If no unit of the model is sharded, the ranks of each tensor decide.
 void ShardedSources::agree_by_tensor() {
   std::map<std::string, std::vector<const Item*>> by_group;
   std::vector<Group> groups; // in the order of the tensors, as on all ranks

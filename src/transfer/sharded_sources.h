@@ -1,4 +1,4 @@
-// Sharded tensors that a model takes over, whatever their layout.
+// Sharded tensors of any layout, as sources for a model's parameters.
 #pragma once
 
 #include <tessera/comm/group.h>
@@ -15,13 +15,14 @@
 
 namespace tessera::transfer {
 
-/// Decides which of them must be put together by all ranks, because on some
-/// rank the pieces are not what that rank needs; the others are taken where
-/// they lie. All ranks add the same ones in the same order, then agree, then
-/// take them in the same order.
+/// Decides which tensors must be put together by all ranks, because some rank
+/// needs elements that it does not have; ranks take the other tensors from
+/// their own memory. All ranks add the same tensors in the same order, then
+/// agree, then take them in the same order.
 class ShardedSources {
  public:
-  /// `tensor` must outlive this. `is_needed`: by this rank; ranks may differ.
+  /// `tensor` must outlive the sources. `is_needed`: this rank needs the
+  /// tensor; ranks may differ.
   void add(
       const ModelParam& param,
       const ShardedTensor& tensor,
@@ -32,8 +33,8 @@ class ShardedSources {
   /// the tensors' own.
   void agree(const std::vector<Group>& groups, std::string_view call);
   /// This rank's part of the parameter, flattened; may share the tensor's
-  /// memory. Undefined where it is not needed and nobody must put it together.
-  /// Collective where ranks must.
+  /// memory. Undefined if this rank does not need the tensor and ranks need not
+  /// put it together. Collective if they must.
   at::Tensor take(const ModelParam& param, const ShardedTensor& tensor) const;
 
  private:

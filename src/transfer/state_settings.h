@@ -1,4 +1,4 @@
-// Where units keep their state_dict_type.
+// The state_dict_type of a unit.
 #pragma once
 
 #include <tessera/transfer/state_dict_type.h>
@@ -13,8 +13,8 @@ namespace tessera::transfer {
 const StateDictSettings& settings_of(engine::Unit& unit);
 void set_settings(engine::Unit& unit, const StateDictSettings& settings);
 
-/// That of all units in the module, or nothing if it has none. Throws
-/// c10::ValueError if they differ.
+/// The settings of all units in the module, or nothing if it has no units.
+/// Throws c10::ValueError if units differ.
 std::optional<StateDictSettings> settings_in(
     const torch::nn::Module& module,
     std::string_view call);

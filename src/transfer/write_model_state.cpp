@@ -19,21 +19,23 @@
 #include "engine/parameters.h"
 #include "engine/start.h"
 #include "state/describe.h"
-#include "state/nearest.h"
+#include "transfer/incompatible_keys.h"
 #include "transfer/model_params.h"
+#include "transfer/param_parts.h"
 #include "transfer/sharded_sources.h"
+#include "transfer/state_entries.h"
 
 namespace tessera::transfer {
 namespace {
 
-/// One value and where it goes: a parameter, or a buffer seen as one.
+/// A value and where it goes: a parameter, or a buffer seen as one.
 struct Target {
   std::string name;
   ModelParam to;
   bool is_buffer = false;
   const StateValue* value = nullptr;
 
-  /// `part`: this rank's, flattened.
+  /// `part`: this rank's part of the value, flattened.
   void write(const at::Tensor& part) const {
     if (to.is_sharded()) {
       to.own_part().copy_(part);
@@ -44,7 +46,7 @@ struct Target {
 };
 
 /// `dict` with sharded tensors of no pieces in place of tensors: what the other
-/// ranks need to know of it before its values come.
+/// ranks need to know about `dict` before its values come.
 StateDict skeleton_of(const StateDict& dict, const Group& group) {
   StateDict skeleton;
   for (const auto& [key, value] : dict) {
@@ -200,7 +202,7 @@ class Writer {
     }
   }
 
-  /// What must be the same on all ranks.
+  /// Lines that must be the same on all ranks.
   std::vector<std::string> lines() const {
     std::vector<std::string> result;
     for (const Target& target : targets_) {
@@ -227,7 +229,7 @@ class Writer {
 
   void move() {
     at::NoGradGuard no_grad;
-    std::unordered_set<const c10::TensorImpl*> written; // tied ones once
+    std::unordered_set<const c10::TensorImpl*> written; // tied parameters once
     std::vector<const Target*> once;
     for (const Target& target : targets_) {
       if (written.insert(target.to.face.unsafeGetTensorImpl()).second) {
@@ -280,7 +282,7 @@ class Writer {
   torch::nn::Module& module_;
   const WriteRequest& request_;
   const ModelParams params_;
-  Group group_; // of from_rank0
+  Group group_; // with from_rank0: the group that rank 0 is of
   bool receives_ = false;
   StateDict skeleton_;
   std::vector<Target> targets_;
@@ -288,35 +290,6 @@ class Writer {
 };
 
 } // namespace
-
-void refuse_incompatible(
-    std::string_view call,
-    const IncompatibleKeys& keys,
-    const std::vector<std::string>& expected) {
-  if (keys.missing.empty() && keys.unexpected.empty()) {
-    return;
-  }
-  // A name that is wrong is most likely one that is missing.
-  const auto suggest = [](const std::string& name,
-                          const std::vector<std::string>& likely,
-                          const std::vector<std::string>& others) {
-    const std::string first = state::did_you_mean(name, likely);
-    return first.empty() ? state::did_you_mean(name, others) : first;
-  };
-  std::string text = "the state dict does not fit the model.";
-  for (const std::string& name : keys.missing) {
-    text += fmt::format(
-        "\n  missing \"{}\".{}", name, suggest(name, keys.unexpected, {}));
-  }
-  for (const std::string& name : keys.unexpected) {
-    text += fmt::format(
-        "\n  unexpected \"{}\".{}",
-        name,
-        suggest(name, keys.missing, expected));
-  }
-  raise<c10::ValueError>(
-      {.call = call}, text + "\nCorrect the names, or load without strict.");
-}
 
 IncompatibleKeys write_model_state(
     torch::nn::Module& module,

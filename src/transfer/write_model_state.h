@@ -16,9 +16,9 @@ struct WriteRequest {
   bool strict = true;
   /// `dict` is in the form of LocalStateDict.
   bool is_local = false;
-  /// Only rank 0's `dict` counts, and has full tensors.
+  /// Only rank 0's `dict` is used, and it has full tensors.
   bool from_rank0 = false;
-  /// Parameters that do not require gradients need not be in it.
+  /// Parameters that do not require gradients may be missing in `dict`.
   bool ignore_frozen = false;
 };
 
@@ -26,12 +26,5 @@ struct WriteRequest {
 IncompatibleKeys write_model_state(
     torch::nn::Module& module,
     const WriteRequest& request);
-
-/// Throws c10::ValueError that names all of them, with the name that may have
-/// been meant for each; returns if there are none.
-void refuse_incompatible(
-    std::string_view call,
-    const IncompatibleKeys& keys,
-    const std::vector<std::string>& expected);
 
 } // namespace tessera::transfer

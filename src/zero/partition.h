@@ -1,25 +1,23 @@
-// Which rank steps which parameter.
+// The parameters that each rank steps.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <unordered_map>
 #include <vector>
 
+#include "zero/owner_assignment.h"
+
 namespace tessera::zero {
 
-/// Parameters of all groups by their owners. A group's parameters are sorted by
-/// size, the largest first and equal ones in their order; each goes to the rank
-/// that has the fewest elements so far, the lowest on a tie. Elements of
-/// earlier groups count, and their parameters keep their owners, so the result
-/// depends only on sizes and order.
+/// Parameters of all groups by their owners, which an OwnerAssignment chooses.
+/// A new group does not move parameters of earlier groups.
 class Partition {
  public:
   explicit Partition(int num_ranks)
-      : by_rank_(num_ranks), owned_(num_ranks), num_elements_(num_ranks, 0) {}
+      : by_rank_(num_ranks), owned_(num_ranks), owners_(num_ranks) {}
 
   void add_group(const std::vector<at::Tensor>& params);
 
@@ -48,7 +46,7 @@ class Partition {
   std::vector<std::vector<at::Tensor>> owned_; // by rank
   std::vector<std::vector<at::Tensor>> groups_;
   std::unordered_map<const c10::TensorImpl*, Place> places_;
-  std::vector<int64_t> num_elements_;
+  OwnerAssignment owners_;
 };
 
 } // namespace tessera::zero

@@ -115,7 +115,7 @@ TEST(FsdpTest, AParameterUsedOnOneRankTrainsOnAll) {
   };
   on_ranks(2, [](const Group& world) {
     for (const auto strategy :
-         {ShardingStrategy::FULL_SHARD, ShardingStrategy::NO_SHARD}) {
+         {ShardingStrategy::FullShard, ShardingStrategy::NoShard}) {
       auto experts = std::make_shared<Experts>();
       const FSDP model(
           experts,

@@ -25,8 +25,8 @@ class FsdpStrategyTest : public ::testing::TestWithParam<StrategyCase> {
     auto result = by_block()
                       .sharding_strategy(GetParam().strategy)
                       .use_orig_params(GetParam().orig);
-    if (GetParam().strategy == ShardingStrategy::HYBRID_SHARD ||
-        GetParam().strategy == ShardingStrategy::HYBRID_SHARD_ZERO2) {
+    if (GetParam().strategy == ShardingStrategy::HybridShard ||
+        GetParam().strategy == ShardingStrategy::HybridShardZero2) {
       result.device_mesh(make_mesh({2, GetParam().size / 2}));
     }
     return result;
@@ -95,12 +95,12 @@ TEST_P(FsdpStrategyTest, IssuesExactlyTheCollectivesOfTheStrategy) {
   on_ranks(GetParam().size, [&](const Group& world) {
     auto module = make_stack();
     const FSDP model(module, options());
-    auto& schedule = fsdp_modules(*model).at(0).unit()->schedule();
+    auto& schedule = fsdp_units(*model).at(0).unit()->schedule();
     const int64_t units = 1 + kDepth;
-    const bool shards = model.sharding_strategy() != ShardingStrategy::NO_SHARD;
+    const bool shards = model.sharding_strategy() != ShardingStrategy::NoShard;
     const bool reshards =
-        model.sharding_strategy() == ShardingStrategy::FULL_SHARD ||
-        model.sharding_strategy() == ShardingStrategy::HYBRID_SHARD;
+        model.sharding_strategy() == ShardingStrategy::FullShard ||
+        model.sharding_strategy() == ShardingStrategy::HybridShard;
     for (int step = 0; step < 3; ++step) {
       schedule.reset_counts();
       loss_of(module, tokens(world.rank(), step)).backward();
@@ -118,16 +118,16 @@ std::vector<StrategyCase> strategy_cases() {
   std::vector<StrategyCase> cases;
   for (const bool orig : {false, true}) {
     for (const int size : {1, 2, 3, 4}) {
-      cases.push_back({ShardingStrategy::FULL_SHARD, "FullShard", orig, size});
+      cases.push_back({ShardingStrategy::FullShard, "FullShard", orig, size});
     }
     for (const int size : {2, 4}) {
       cases.push_back(
-          {ShardingStrategy::SHARD_GRAD_OP, "ShardGradOp", orig, size});
-      cases.push_back({ShardingStrategy::NO_SHARD, "NoShard", orig, size});
+          {ShardingStrategy::ShardGradOp, "ShardGradOp", orig, size});
+      cases.push_back({ShardingStrategy::NoShard, "NoShard", orig, size});
     }
-    cases.push_back({ShardingStrategy::HYBRID_SHARD, "Hybrid", orig, 4});
+    cases.push_back({ShardingStrategy::HybridShard, "Hybrid", orig, 4});
     cases.push_back(
-        {ShardingStrategy::HYBRID_SHARD_ZERO2, "HybridZero2", orig, 4});
+        {ShardingStrategy::HybridShardZero2, "HybridZero2", orig, 4});
   }
   return cases;
 }

@@ -286,7 +286,7 @@ TEST(PlanCommandTest, RejectsWithReasons) {
       {{}, "give a checkpoint, or --layers and --width"},
       {{bad}, "bad.safetensors"},
       {{folder / "nothing"}, "nothing"},
-      {{bad, "--batch", "4"}, "do not go with it"},
+      {{bad, "--batch", "4"}, "leave out the flags of a GPT"},
       {{"--layers", "2", "--width", "100"}, "Give --heads"},
       {{"--layers", "2", "--width", "128", "--strategy", "hybrid"},
        "needs --mesh"},
@@ -324,7 +324,7 @@ TEST(PlanCommandTest, RejectsAPatternThatIsNone) {
   write_safetensors(folder / "m.safetensors", {{"w", "F32", {2}}});
   const auto result = run({folder / "m.safetensors", "--unit", "(["});
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.output, HasSubstr("is no regular expression"));
+  EXPECT_THAT(result.output, HasSubstr("is not a regular expression"));
 }
 
 } // namespace

@@ -1,12 +1,12 @@
 // The pieces that plans are made of.
-#include "plan/buckets.h"
+#include <tessera/ddp/distributed_data_parallel.h>
+
+#include "ddp/bucket_packing.h"
 #include "plan/checked.h"
 #include "plan/ledger.h"
-#include "plan/partition.h"
 #include "plan/pool.h"
 #include "plan/unit_sizes.h"
 #include "plan/wire.h"
-#include "zero/partition.h"
 
 namespace tessera::plan {
 namespace {
@@ -76,50 +76,12 @@ TEST(WireTest, RanksSendAllButTheirOwnPart) {
   EXPECT_EQ(wire.total().collectives, 2);
 }
 
-TEST(BucketsTest, TheFirstIsSmallAndDtypesHaveTheirOwn) {
-  constexpr int64_t kMb = 1 << 20;
-  const DType half = DType::BFloat16;
-  EXPECT_THAT(
-      buckets_of(
-          {{kMb / 2},
-           {kMb},
-           {20 * kMb},
-           {1, half},
-           {10 * kMb},
-           {5},
-           {2, half}}),
-      ElementsAre(kMb + kMb / 2, 30 * kMb, 3, 5));
-}
-
-TEST(PartitionTest, IsThatOfTheOptimizer) {
-  torch::manual_seed(3);
-  std::vector<at::Tensor> tensors;
-  std::vector<int64_t> sizes;
-  for (int i = 0; i < 40; ++i) {
-    sizes.push_back(torch::randint(1, 50, {1}).item<int64_t>());
-    tensors.push_back(torch::empty({sizes.back()}));
-  }
-  for (const int ranks : {1, 3, 7, 60}) {
-    zero::Partition real(ranks);
-    real.add_group(tensors);
-    const auto parts = parts_of(sizes, ranks);
-    for (size_t rank = 0; rank < real.owned().size(); ++rank) {
-      std::vector<int64_t> owned;
-      for (const at::Tensor& tensor : real.owned()[rank]) {
-        owned.push_back(tensor.numel());
-      }
-      EXPECT_EQ(
-          rank < parts.size() ? parts[rank].params : std::vector<int64_t>(),
-          owned)
-          << rank << " of " << ranks;
-    }
-  }
-}
-
-TEST(PartitionTest, SmallTensorsArePacked) {
-  constexpr int64_t kMb = 1 << 20;
-  EXPECT_EQ(num_broadcasts({{0, {3 * kMb, 2 * kMb, 10, 5}}, {0, {7}}}), 4);
-  EXPECT_EQ(num_broadcasts({{0, std::vector<int64_t>(26, kMb - 1)}}), 2);
+TEST(ReplicatedRankTest, BucketsHaveTheDefaultSizesOfDdp) {
+  const DDPOptions options;
+  const ddp::BucketLimits limits;
+  constexpr double kMb = 1 << 20;
+  EXPECT_EQ(options.first_bucket_mb() * kMb, limits.first_bucket_bytes);
+  EXPECT_EQ(options.bucket_cap_mb() * kMb, limits.bucket_bytes);
 }
 
 UnitKind kind_of(std::vector<engine::Shape> shapes) {

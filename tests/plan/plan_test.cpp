@@ -166,7 +166,7 @@ TEST(PlanTest, RejectsAbsurdInput) {
   };
   EXPECT_THAT(
       error(shaped([](auto& s) { s.shape.heads = 3; }), {}),
-      HasSubstr("width 128 is no multiple of 3 heads"));
+      HasSubstr("width 128 is not a multiple of 3 heads"));
   EXPECT_THAT(
       error(shaped([](auto& s) { s.shape.layers = 0; }), {}),
       HasSubstr("layers is 0: expected 1 to 10000"));
@@ -189,7 +189,7 @@ TEST(PlanTest, RejectsAbsurdInput) {
       HasSubstr("ranks: expected 1 to 16777216"));
   EXPECT_THAT(error(small(), {.shards = 0}), HasSubstr("expected 1 to"));
   EXPECT_THAT(
-      error(small(), {.accumulate = 0}), HasSubstr("0 backwards a step"));
+      error(small(), {.accumulate = 0}), HasSubstr("0 backwards per step"));
   EXPECT_THAT(
       error(small(), {.dtype = DType::Int64}),
       HasSubstr("int64 has no gradients"));

@@ -1,3 +1,5 @@
+#include "checkpoint/disk/block_reader.h"
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -6,7 +8,6 @@
 
 #include "checkpoint/disk/checksums.h"
 #include "checkpoint/disk/input.h"
-#include "checkpoint/disk/source.h"
 #include "checkpoint/format/bytes.h"
 
 namespace tessera::checkpoint {

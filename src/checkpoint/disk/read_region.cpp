@@ -1,10 +1,11 @@
+#include "checkpoint/disk/read_region.h"
+
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
-#include "checkpoint/disk/source.h"
 #include "checkpoint/format/dtype.h"
 
 namespace tessera::checkpoint {

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/disk/block_reader.h"
 #include "checkpoint/disk/input.h"
 #include "checkpoint/disk/openers.h"
 #include "checkpoint/disk/source.h"

@@ -174,37 +174,4 @@ class Source {
   std::map<std::string_view, size_t> value_index_;
 };
 
-/// Reads bytes of a source's files and compares every block it touches with its
-/// checksum, if there are checksums. Keeps one block, so that neighbours in a
-/// file, read in their order, cost one read. For use by one thread.
-class BlockReader {
- public:
-  explicit BlockReader(const Source& source, bool verify = true);
-  ~BlockReader();
-
-  /// Throws DamageError with the file and the block's range, FileError for
-  /// files that cannot be read or end too early.
-  void read(size_t file, uint64_t offset, uint8_t* to, uint64_t bytes);
-  /// Compares the blocks that hold these bytes, unless this reader has done so
-  /// already.
-  void check(size_t file, uint64_t begin, uint64_t end);
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
-
-/// Copies the part of `box` of `tensor` that begins at `begin` (in the tensor)
-/// and has `sizes` to `to`, whose strides are in bytes. `place` is the place of
-/// the box.
-void read_region(
-    BlockReader& reader,
-    const StoredTensor& tensor,
-    const StoredBox& box,
-    const Place& place,
-    const std::vector<int64_t>& begin,
-    const std::vector<int64_t>& sizes,
-    uint8_t* to,
-    const std::vector<int64_t>& strides);
-
 } // namespace tessera::checkpoint

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/disk/read_region.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/extent.h"
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "checkpoint/disk/block_reader.h"
 #include "checkpoint/disk/source.h"
 #include "checkpoint/format/bytes.h"
 

@@ -1,3 +1,5 @@
+#include "checkpoint/tools/write_dcp.h"
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -7,7 +9,8 @@
 #include "checkpoint/disk/folder_writer.h"
 #include "checkpoint/disk/item_file.h"
 #include "checkpoint/format/dcp_metadata.h"
-#include "checkpoint/tools/targets.h"
+#include "checkpoint/tools/entry_reader.h"
+#include "checkpoint/tools/plain_value.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -1,3 +1,5 @@
+#include "checkpoint/tools/write_safetensors.h"
+
 #include <cstdio>
 #include <map>
 #include <string>
@@ -10,8 +12,8 @@
 #include "checkpoint/format/error.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/format/safetensors_index.h"
+#include "checkpoint/tools/entry_reader.h"
 #include "checkpoint/tools/new_file.h"
-#include "checkpoint/tools/targets.h"
 #include "checkpoint/tools/text.h"
 
 namespace tessera::checkpoint {

@@ -1,3 +1,5 @@
+#include "checkpoint/tools/write_torch_file.h"
+
 #include <caffe2/serialize/inline_container.h>
 
 #include <algorithm>
@@ -14,8 +16,9 @@
 #include "checkpoint/format/error.h"
 #include "checkpoint/format/pickle_writer.h"
 #include "checkpoint/format/value.h"
+#include "checkpoint/tools/entry_reader.h"
 #include "checkpoint/tools/new_file.h"
-#include "checkpoint/tools/targets.h"
+#include "checkpoint/tools/plain_value.h"
 #include "checkpoint/tools/value_tree.h"
 
 namespace tessera::checkpoint {

@@ -7,13 +7,12 @@
 #include <deque>
 #include <utility>
 
+#include "comm/group/broadcast_packing.h"
+
 namespace tessera::comm {
 namespace {
 
 constexpr const char* kLabel = "tensors of their owners";
-constexpr size_t kPackBytes = 25 << 20;
-/// Copying less than this costs less than a broadcast of its own.
-constexpr size_t kSmallBytes = 1 << 20;
 constexpr size_t kInFlight = 4;
 
 /// A tensor of a rank, without gaps.
@@ -83,23 +82,16 @@ class Broadcasts {
   explicit Broadcasts(const Group& group) : group_(group) {}
 
   void add(int owner, const std::vector<Piece>& pieces) {
-    std::vector<Piece> small;
-    size_t bytes = 0;
+    std::vector<int64_t> bytes;
     for (const Piece& piece : pieces) {
-      const size_t size = piece.dense.nbytes();
-      if (size >= kSmallBytes) {
-        send(owner, {piece});
-        continue;
-      }
-      if (bytes + size > kPackBytes) {
-        send(owner, std::exchange(small, {}));
-        bytes = 0;
-      }
-      small.push_back(piece);
-      bytes += size;
+      bytes.push_back(static_cast<int64_t>(piece.dense.nbytes()));
     }
-    if (!small.empty()) {
-      send(owner, std::move(small));
+    for (const std::vector<size_t>& pack : pack_broadcasts(bytes)) {
+      std::vector<Piece> together;
+      for (const size_t piece : pack) {
+        together.push_back(pieces[piece]);
+      }
+      send(owner, std::move(together));
     }
   }
 

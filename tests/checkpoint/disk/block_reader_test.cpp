@@ -1,3 +1,5 @@
+#include "checkpoint/disk/block_reader.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

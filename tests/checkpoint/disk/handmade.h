@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/disk/block_reader.h"
 #include "checkpoint/disk/checksums.h"
+#include "checkpoint/disk/read_region.h"
 #include "checkpoint/disk/source.h"
 #include "checkpoint/format/bytes.h"
 #include "checkpoint/format/dcp_metadata.h"

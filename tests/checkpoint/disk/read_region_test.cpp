@@ -1,8 +1,11 @@
+#include "checkpoint/disk/read_region.h"
+
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <vector>
 
+#include "checkpoint/disk/block_reader.h"
 #include "checkpoint/disk/handmade.h"
 #include "checkpoint/disk/scratch_folder.h"
 #include "checkpoint/disk/source.h"

@@ -1,0 +1,126 @@
+#include "plan/requested_model.h"
+
+#include <optional>
+#include <utility>
+
+#include "checkpoint/disk/source.h"
+#include "checkpoint/format/error.h"
+#include "plan/checked.h"
+#include "plan/checkpoint_model.h"
+
+namespace tessera::plan {
+namespace {
+
+using Notes = std::vector<std::string>;
+
+constexpr int64_t kUsualHeadSize = 64;
+
+bool has_gpt_flags(const Request& request) {
+  return request.layers || request.width || request.heads ||
+      request.vocabulary || request.length || request.batch || request.tied ||
+      request.untied || request.recompute || request.loss_dtype;
+}
+
+void check_gpt_flags(const Request& request) {
+  if (request.activation_bytes || !request.grouping.select.empty() ||
+      !request.grouping.unit.empty()) {
+    throw PlanError(
+        "--activations, --select and --unit belong to a checkpoint, and none was given.");
+  }
+  if (!request.layers || !request.width) {
+    throw PlanError(
+        "no model: give a checkpoint, or --layers and --width of a GPT.");
+  }
+  if (request.tied && request.untied) {
+    throw PlanError("--tied and --untied exclude each other.");
+  }
+  if (!request.heads && *request.width % kUsualHeadSize != 0) {
+    throw PlanError(
+        "width " + std::to_string(*request.width) +
+        " is not a multiple of 64, the usual size of a head. Give --heads.");
+  }
+}
+
+/// The value of a flag, or the usual one with a note.
+int64_t value_or_usual(
+    const std::optional<int64_t>& given,
+    int64_t usual,
+    const char* flag,
+    Notes& notes) {
+  if (!given) {
+    notes.push_back(std::string(flag) + " " + std::to_string(usual));
+  }
+  return given.value_or(usual);
+}
+
+GptSubject gpt_of(const Request& request, Notes& notes) {
+  check_gpt_flags(request);
+  GptSubject subject;
+  GptShape& shape = subject.shape;
+  shape.layers = *request.layers;
+  shape.width = *request.width;
+  shape.is_tied = !request.untied;
+  shape.heads = value_or_usual(
+      request.heads, *request.width / kUsualHeadSize, "--heads", notes);
+  shape.vocabulary =
+      value_or_usual(request.vocabulary, 50257, "--vocabulary", notes);
+  shape.length = value_or_usual(request.length, 1024, "--length", notes);
+  subject.run.batch = value_or_usual(request.batch, 1, "--batch", notes);
+  subject.run.recomputes = request.recompute;
+  subject.run.loss_dtype = request.loss_dtype.value_or(format::DType::kFloat32);
+  if (!request.loss_dtype) {
+    notes.emplace_back("--loss-dtype float32: the loss is computed in float32");
+  }
+  if (!request.tied && !request.untied) {
+    notes.emplace_back("--tied: the embedding is also the output layer");
+  }
+  check(shape);
+  return subject;
+}
+
+std::string count_tensors(size_t count) {
+  return std::to_string(count) + (count == 1 ? " tensor" : " tensors");
+}
+
+ModelSubject checkpoint_of(const Request& request, Notes& notes) {
+  if (has_gpt_flags(request)) {
+    throw PlanError(
+        "the checkpoint determines the model's shape; leave out the flags of a GPT (--layers, --batch, --recompute, ...).");
+  }
+  const auto source = checkpoint::Source::open(request.checkpoint);
+  CheckpointModel found = model_of(*source, request.grouping);
+  if (!request.activation_bytes) {
+    notes.emplace_back(
+        "activations: not known from a checkpoint; give --activations BYTES");
+  }
+  if (found.num_left_out > 0) {
+    const std::string& select = request.grouping.select;
+    notes.push_back(
+        count_tensors(found.num_left_out) +
+        " of the checkpoint left out: not below " +
+        format::in_quotes(select.empty() ? "model" : select));
+  }
+  if (found.num_buffers > 0) {
+    notes.push_back(
+        count_tensors(found.num_buffers) +
+        " without gradient: whole on every rank, as buffers");
+  }
+  notes.emplace_back(
+      request.grouping.unit.empty()
+          ? "units: each module of a numbered list (blocks.7); the rest is the root"
+          : "units: what --unit finds; the rest is the root");
+  return {
+      .model = std::move(found.model),
+      .activation_bytes = request.activation_bytes};
+}
+
+} // namespace
+
+Subject subject_of(const Request& request, Notes& notes) {
+  if (request.checkpoint.empty()) {
+    return gpt_of(request, notes);
+  }
+  return checkpoint_of(request, notes);
+}
+
+} // namespace tessera::plan
