@@ -67,7 +67,7 @@ GptSubject gpt_of(const Request& request, Notes& notes) {
   shape.length = value_or_usual(request.length, 1024, "--length", notes);
   subject.run.batch = value_or_usual(request.batch, 1, "--batch", notes);
   subject.run.recomputes = request.recompute;
-  subject.run.loss_dtype = request.loss_dtype.value_or(format::DType::kFloat32);
+  subject.run.loss_dtype = request.loss_dtype.value_or(format::DType::Float32);
   if (!request.loss_dtype) {
     notes.emplace_back("--loss-dtype float32: the loss is computed in float32");
   }

@@ -10,7 +10,7 @@ namespace tessera::transfer {
 Snapshots load_together(
     const std::vector<Group>& groups,
     std::string_view call,
-    const Optimizers& optimizers,
+    const OptimizerRefs& optimizers,
     const std::vector<StateDict>& dicts) {
   Snapshots before;
   try {

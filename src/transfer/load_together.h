@@ -20,7 +20,7 @@ using Snapshots = std::vector<std::function<void()>>;
 Snapshots load_together(
     const std::vector<Group>& groups,
     std::string_view call,
-    const Optimizers& optimizers,
+    const OptimizerRefs& optimizers,
     const std::vector<StateDict>& dicts);
 
 /// Puts the earlier state back.

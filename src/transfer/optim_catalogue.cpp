@@ -77,8 +77,8 @@ StateDict OptimCatalogue::describe(
 void OptimCatalogue::exchange(const Group& group) {
   std::vector<StateDict> by_rank;
   for (const Bytes& bytes :
-       group.all_gather_bytes(to_bytes(own_), "optimizer state")) {
-    by_rank.push_back(state_from_bytes(bytes));
+       group.all_gather_bytes(state_dict_to_bytes(own_), "optimizer state")) {
+    by_rank.push_back(state_dict_from_bytes(bytes));
   }
   check_flat(group, by_rank);
   for (const ModelParam& param : model_.all()) {

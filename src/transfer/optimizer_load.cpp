@@ -18,7 +18,7 @@ namespace tessera::transfer {
 OptimizerLoad::OptimizerLoad(
     const char* call,
     torch::nn::Module& model,
-    const Optimizers& optimizers,
+    const OptimizerRefs& optimizers,
     const StateDict& dict,
     const StateDictOptions& options)
     : call_(call), optimizers_(optimizers) {

@@ -23,7 +23,7 @@ class OptimizerLoad {
   OptimizerLoad(
       const char* call,
       torch::nn::Module& model,
-      const Optimizers& optimizers,
+      const OptimizerRefs& optimizers,
       const StateDict& dict,
       const StateDictOptions& options);
 
@@ -40,7 +40,7 @@ class OptimizerLoad {
       const StateDictOptions& options) const;
 
   const char* call_;
-  const Optimizers& optimizers_;
+  const OptimizerRefs& optimizers_;
   std::vector<Group> groups_;
   std::vector<StateDict> to_load_; // by optimizer
   Snapshots before_;

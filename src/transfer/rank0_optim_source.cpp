@@ -48,9 +48,9 @@ StateDict Rank0OptimSource::broadcast_skeleton() const {
         }
       }
     }
-    bytes = to_bytes(skeleton);
+    bytes = state_dict_to_bytes(skeleton);
   }
-  return state_from_bytes(
+  return state_dict_from_bytes(
       group_.broadcast_bytes(bytes, 0, "optimizer state to load"), group_);
 }
 

@@ -12,7 +12,7 @@ namespace tessera::transfer {
 SubmoduleSelection::SubmoduleSelection(
     std::string_view call,
     torch::nn::Module& model,
-    const Submodules& submodules,
+    const ModuleRefs& submodules,
     bool keep_prefixes)
     : keep_prefixes_(keep_prefixes), takes_all_(submodules.empty()) {
   for (torch::nn::Module& submodule : submodules) {

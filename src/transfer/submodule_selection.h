@@ -20,7 +20,7 @@ class SubmoduleSelection {
   SubmoduleSelection(
       std::string_view call,
       torch::nn::Module& model,
-      const Submodules& submodules,
+      const ModuleRefs& submodules,
       bool keep_prefixes);
 
   /// The name to use, or nothing if the name is not selected.
