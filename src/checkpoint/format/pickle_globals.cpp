@@ -3,7 +3,8 @@
 namespace tessera::format {
 namespace {
 
-constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata";
+constexpr std::string_view kMetadataModule =
+    "torch.distributed.checkpoint.metadata";
 constexpr std::string_view kFileSystem =
     "torch.distributed.checkpoint.filesystem";
 // Until torch 1.13, and still written by programs that import from there.
@@ -23,32 +24,35 @@ struct ClassRow {
 };
 // In the order of the enum.
 constexpr ClassRow kClasses[] = {
-    {Class::kMetadata, kMetadata, kOldMetadata, "Metadata"},
+    {Class::kMetadata, kMetadataModule, kOldMetadata, "Metadata"},
     {Class::kTensorStorageMetadata,
-     kMetadata,
+     kMetadataModule,
      kOldMetadata,
      "TensorStorageMetadata"},
     {Class::kBytesStorageMetadata,
-     kMetadata,
+     kMetadataModule,
      kOldMetadata,
      "BytesStorageMetadata"},
     {Class::kChunkStorageMetadata,
-     kMetadata,
+     kMetadataModule,
      kOldMetadata,
      "ChunkStorageMetadata"},
-    {Class::kTensorProperties, kMetadata, kShardedTensor, "TensorProperties"},
-    {Class::kMetadataIndex, kMetadata, kOldMetadata, "MetadataIndex"},
+    {Class::kTensorProperties,
+     kMetadataModule,
+     kShardedTensor,
+     "TensorProperties"},
+    {Class::kMetadataIndex, kMetadataModule, kOldMetadata, "MetadataIndex"},
     {Class::kStorageInfo, kFileSystem, kOldFileSystem, "_StorageInfo"},
-    {Class::kStorageMeta, kMetadata, kOldMetadata, "StorageMeta"},
+    {Class::kStorageMeta, kMetadataModule, kOldMetadata, "StorageMeta"},
 };
 
-struct Row {
+struct GlobalRow {
   std::string_view module;
   std::string_view name;
   Global global;
 };
-constexpr Row kRows[] = {
-    {kMetadata, "_MEM_FORMAT_ENCODING", Global::kMemoryFormat},
+constexpr GlobalRow kRows[] = {
+    {kMetadataModule, "_MEM_FORMAT_ENCODING", Global::kMemoryFormat},
     {kShardedTensor, "MEM_FORMAT_ENCODING", Global::kMemoryFormat},
     {"torch", "Size", Global::kSize},
     {"torch", "device", Global::kDevice},
