@@ -6,6 +6,8 @@
 #   make fuzz RUNS=10000000   so many inputs for each fuzzer, however long it takes
 #   make soak KILLS=500 SEED=7
 #   make parity DEVICE=cuda:0
+#   make lint BASE=HEAD~3     clang-tidy on sources that changed since (default: origin/main)
+#   make tidy FILES="src/base/xxh3.cpp"
 
 SHELL := /bin/bash
 JOBS ?= $(shell nproc)
@@ -15,13 +17,15 @@ RUNS ?=
 KILLS ?= 20
 SEED ?=
 DEVICE ?= cpu
+BASE ?= origin/main
+FILES ?=
 
 RELEASE := build/release
 
 .DEFAULT_GOAL := help
 # Two builds in one folder at a time would fight over it.
 .NOTPARALLEL:
-.PHONY: help setup build demo test docs bench record format lint asan tsan fuzz soak parity offline-deps clean
+.PHONY: help setup build demo test docs bench record format lint tidy asan tsan fuzz soak parity offline-deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,7 +41,7 @@ build: ## the library, the command line and the examples, in build/release
 demo: ## train a small GPT on 2 ranks, kill it, resume it on 4
 	@scripts/setup.sh build
 	@scripts/configure.sh release
-	cmake --build $(RELEASE) -j $(JOBS) --target tessera_cli gpt
+	@JOBS=$(JOBS) scripts/build_for_demo.sh $(RELEASE)
 	@examples/gpt/demo.py --build $(RELEASE)
 
 test: ## lint, build and run every test; the last line is the count
@@ -61,13 +65,18 @@ format: ## lay out the sources with clang-format 14
 	@scripts/setup.sh test
 	@scripts/format.sh
 
-lint: ## layout, include direction, and each public header compiled alone
-	@scripts/setup.sh test
+lint: ## layout, include direction, public headers alone, clang-tidy on what changed since BASE
+	@scripts/setup.sh lint
 	scripts/format.sh --check
 	scripts/check_includes.py --self-test
 	scripts/check_includes.py
-	@scripts/configure.sh release
-	cmake --build $(RELEASE) -j $(JOBS) --target all_verify_interface_header_sets
+	scripts/check_headers.py --self-test
+	scripts/check_headers.py --jobs $(JOBS)
+	@JOBS=$(JOBS) scripts/tidy.sh --changed $(BASE)
+
+tidy: ## clang-tidy 14 on every source (an hour on 2 cores); FILES="src/a.cpp ..." on some
+	@scripts/setup.sh lint
+	@JOBS=$(JOBS) scripts/tidy.sh $(FILES)
 
 # detect_leaks=0: LibTorch keeps registries and thread pools until the process
 # ends, on purpose, and they would drown a leak of ours.
@@ -94,7 +103,6 @@ tsan: ## shared memory, store, async save and the launcher's threads, under TSan
 
 fuzz: ## libFuzzer on the formats of checkpoints; FOR=seconds or RUNS=inputs for each
 	@scripts/setup.sh fuzz
-	@scripts/configure.sh fuzz tests
 	@FOR=$(FOR) RUNS=$(RUNS) JOBS=$(JOBS) scripts/fuzz.sh
 
 soak: ## kill training runs at random, resume them otherwise, compare bits; KILLS=, SEED=

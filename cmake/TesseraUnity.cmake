@@ -1,17 +1,30 @@
-# tessera_compile_together(TARGET COUNT): compiles COUNT sources of a folder at a
-# time, as one.
+# tessera_compile_together(TARGET COUNT): compiles the sources of a folder as one,
+# COUNT of them at most, in groups of even size.
 function(tessera_compile_together target count)
   get_target_property(sources ${target} SOURCES)
+  set(folders)
   foreach(source IN LISTS sources)
-    if(source MATCHES "^\\$<") # one of two sources: compiled by itself
+    if(source MATCHES "^\\$<" OR IS_ABSOLUTE ${source}) # one of two, or generated
       continue()
     endif()
     get_filename_component(folder ${source} DIRECTORY)
     string(MAKE_C_IDENTIFIER "${folder}" folder)
-    math(EXPR number "${_number_of_${folder}} + 0")
-    math(EXPR group "${number} / ${count}")
-    math(EXPR _number_of_${folder} "${number} + 1")
-    set_source_files_properties(${source} PROPERTIES UNITY_GROUP "${folder}_${group}")
+    list(APPEND folders ${folder})
+    list(APPEND _sources_of_${folder} ${source})
+  endforeach()
+  list(REMOVE_DUPLICATES folders)
+  foreach(folder IN LISTS folders)
+    list(LENGTH _sources_of_${folder} size)
+    math(EXPR groups "(${size} + ${count} - 1) / ${count}")
+    set(number 0)
+    foreach(source IN LISTS _sources_of_${folder})
+      math(EXPR group "${number} * ${groups} / ${size}")
+      math(EXPR number "${number} + 1")
+      set_source_files_properties(${source} PROPERTIES UNITY_GROUP "${folder}_${group}")
+    endforeach()
   endforeach()
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+  # g++ takes what a source has for itself for a header's, and warns.
+  target_compile_options(${target} PRIVATE
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
 endfunction()

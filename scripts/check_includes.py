@@ -51,10 +51,10 @@ INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*(\S.*?)[ \t]*(?://.*)?$", re.M
 BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.S)
 
 # LibTorch headers below its documented surface, and where they may be used.
-# The precompiled header serves every source, so it may name c10d.
+# The precompiled header serves every source, so it may name c10d and autograd.
 HOMES = [
     ("torch/csrc/distributed/", ("src/comm/", "src/cli/", "src/pch.h"), "c10d"),
-    ("torch/csrc/autograd/", ("src/engine/", "src/deferred/", "src/recompute/", "src/libtorch/", "src/train/trace.cpp"), "autograd"),
+    ("torch/csrc/autograd/", ("src/engine/", "src/deferred/", "src/recompute/", "src/libtorch/", "src/train/trace.cpp", "src/pch.h"), "autograd"),
     ("ATen/core/dispatch/", ("src/engine/", "src/deferred/", "src/recompute/", "src/libtorch/"), "dispatcher"),
     ("torch/library.h", ("src/engine/", "src/deferred/", "src/recompute/", "src/libtorch/"), "dispatcher"),
 ]

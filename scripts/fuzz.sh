@@ -3,8 +3,9 @@
 #        RUNS=inputs scripts/fuzz.sh
 #
 # Builds the fuzzers in build/fuzz and runs them all at once, each over its part
-# of the corpus and then for FOR seconds, or until it has tried RUNS inputs. Input that reaches new code is kept in
-# build/fuzz/corpus; input that fails is left in build/fuzz and named.
+# of the corpus and then for FOR seconds, or until it has tried RUNS inputs. Input
+# that reaches new code is kept in build/fuzz/corpus; input that fails is left in
+# build/fuzz and named.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -20,7 +21,11 @@ else
   limit_text="${FOR:-30} s"
 fi
 
-cmake --build "$folder" -j "${JOBS:-$(nproc)}" --target "${targets[@]/#/fuzz_}"
+if ! grep -qs "^CMAKE_HOME_DIRECTORY:INTERNAL=$PWD/tests/fuzz$" "$folder/CMakeCache.txt"; then
+  cmake --fresh -S tests/fuzz -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+    -DCMAKE_CXX_COMPILER=clang++-14
+fi
+cmake --build "$folder" -j "${JOBS:-$(nproc)}"
 
 fuzz() {
   local found="$folder/corpus/$1"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Usage: scripts/setup.sh build|test|bench|fuzz|docs
+# Usage: scripts/setup.sh build|test|bench|lint|fuzz|docs
 #
 # Makes sure that what the profile needs is there: Debian packages, then
-# LibTorch (not for docs). Silent when nothing is to do. Everything is looked at before
+# LibTorch (not for fuzz and docs). Silent when nothing is to do. Everything is looked at before
 # anything is changed, and the user's own Python is never changed.
 #
 # Leaves behind, each rewritten only when it changes:
@@ -15,9 +15,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 profile="${1:-}"
 case "$profile" in
-  build | test | bench | fuzz | docs) ;;
+  build | test | bench | lint | fuzz | docs) ;;
   *)
-    echo "usage: scripts/setup.sh build|test|bench|fuzz|docs" >&2
+    echo "usage: scripts/setup.sh build|test|bench|lint|fuzz|docs" >&2
     exit 2
     ;;
 esac
@@ -90,14 +90,21 @@ list_missing() {
     need nlohmann-json3-dev "JSON, in checkpoints" has_header nlohmann/json.hpp
     need libcli11-dev "the command line" has_header CLI/CLI.hpp
   fi
-  if [[ "$profile" == test || "$profile" == fuzz ]]; then
+  if [[ "$profile" == test || "$profile" == lint ]]; then
     need libgtest-dev "the tests" has_header gtest/gtest.h
     need libgmock-dev "the tests" has_header gmock/gmock.h
     need librapidcheck-dev "property tests" has_header rapidcheck.h
     need clang-format-14 "the layout check" has_command clang-format-14
+  fi
+  if [[ "$profile" == lint ]]; then
+    need clang-tidy-14 "the look for mistakes" has_command clang-tidy-14
+  fi
+  if [[ "$profile" == test ]]; then
     need openmpi-bin "tests under mpirun" has_command mpirun
     need chromium-headless-shell "tests of the report, in a browser" has_chromium
     need iproute2 "tests with network namespaces" has_command ip
+  fi
+  if [[ "$profile" == test || "$profile" == fuzz ]]; then
     need clang-14 "libFuzzer" has_command clang++-14
     need libclang-rt-14-dev "libFuzzer's library" has_libfuzzer
   fi
@@ -363,9 +370,11 @@ record() {
   mv "$1.new" "$1"
 }
 
-# The documentation is built without it.
+# The documentation and the fuzzers are built without it.
+wants_torch() { [[ "$profile" != docs && "$profile" != fuzz ]]; }
+
 look_for_torch() {
-  if [[ "$profile" != docs ]]; then
+  if wants_torch; then
     find_torch
   fi
 }
@@ -383,7 +392,7 @@ if ((${#missing[@]})); then
     give_up "apt-get installed them, and they still do not work from this PATH."
   fi
 fi
-if [[ "$profile" == docs ]]; then
+if ! wants_torch; then
   exit
 fi
 if [[ "$torch_from" == new-venv ]]; then

@@ -57,12 +57,16 @@ finish() {
 
 # Scripts that check are shown able to fail before their word is taken.
 check_includes() {
-  scripts/check_parity.py --self-test &&
+  scripts/check_parity.py --self-test && scripts/build_times.py --self-test &&
     scripts/check_includes.py --self-test && scripts/check_includes.py
 }
 
+# Where the time went is shown after a failure, too.
 build() {
-  scripts/configure.sh release tests bench && cmake --build "$release" -j "$jobs"
+  local status=0
+  scripts/configure.sh release tests bench && cmake --build "$release" -j "$jobs" || status=$?
+  scripts/build_times.py "$release" || true
+  return "$status"
 }
 
 # One test at a time: each runs several ranks of its own.
@@ -111,7 +115,7 @@ check_docs() {
 }
 
 check_headers() {
-  cmake --build "$release" -j "$jobs" --target all_verify_interface_header_sets
+  scripts/check_headers.py --self-test && scripts/check_headers.py --jobs "$jobs"
 }
 
 # Each benchmark once, short, so that it never rots; and what the documents say
@@ -123,7 +127,7 @@ check_bench() {
 
 # All formats of checkpoints at once, half a minute each.
 run_fuzzers() {
-  scripts/configure.sh fuzz tests && JOBS="$jobs" scripts/fuzz.sh
+  JOBS="$jobs" scripts/fuzz.sh
 }
 
 counted format scripts/format.sh --check

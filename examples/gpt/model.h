@@ -6,16 +6,9 @@
 
 #include <cstdint>
 
-namespace gpt {
+#include "model_config.h"
 
-struct GptConfig {
-  int64_t vocabulary = 256;
-  int64_t length = 128; // the most tokens the model looks at
-  int64_t layers = 4;
-  int64_t heads = 4;
-  int64_t width = 128;
-  double dropout = 0.0;
-};
+namespace gpt {
 
 /// Attention, then a perceptron, each added to its input.
 struct BlockImpl : torch::nn::Module {

@@ -30,7 +30,7 @@ using checkpoint::bytes_text;
 using checkpoint::count_text;
 using checkpoint::Source;
 
-constexpr int kError = 2;
+constexpr int kCannotDoIt = 2;
 constexpr int kUnsupported = 3;
 
 // ---- inspect and verify ----------------------------------------------------
@@ -362,7 +362,7 @@ Action add_ckpt(CLI::App& app) {
       end_by(interrupted);
     } catch (const std::exception& error) {
       std::cerr << "tessera ckpt " << name << ": " << error.what() << "\n";
-      return kError;
+      return kCannotDoIt;
     }
   };
 }

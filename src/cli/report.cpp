@@ -16,12 +16,12 @@ namespace {
 
 constexpr const char* kLog = "log.jsonl";
 
-struct Settings {
+struct ReportSettings {
   std::string run;
   std::string output;
 };
 
-int make_report(const Settings& settings) {
+int make_report(const ReportSettings& settings) {
   std::filesystem::path folder = settings.run;
   if (folder.filename() == kLog) { // the log itself may be given
     folder = folder.parent_path();
@@ -39,7 +39,7 @@ int make_report(const Settings& settings) {
 } // namespace
 
 Action add_report(CLI::App& app) {
-  auto settings = std::make_shared<Settings>();
+  auto settings = std::make_shared<ReportSettings>();
   auto* command = app.add_subcommand(
       "report", "Make a page that shows a training run from its log");
   command->add_option("RUN", settings->run, "Folder with log.jsonl")

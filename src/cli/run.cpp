@@ -12,25 +12,17 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "comm/host.h"
-#include "comm/store/bounded_store.h"
-#include "comm/store/store.h"
-#include "launch/channel.h"
+#include "cli/hosted_run.h"
 #include "launch/signals.h"
 #include "launch/supervisor.h"
 
 namespace tessera::cli {
 namespace {
 
-using comm::Milliseconds;
-using comm::StoreEndpoint;
-using comm::StorePtr;
-
-constexpr Milliseconds kStoreTimeout = std::chrono::minutes(10);
 /// The longest timeout: more means for ever, and would overflow.
 constexpr double kLongestSeconds = 365.0 * 24 * 3600;
 
-struct Settings {
+struct RunSettings {
   launch::RunOptions options;
   std::string endpoint; // HOST:PORT, with several nodes
   std::optional<int> cpu_threads;
@@ -38,76 +30,7 @@ struct Settings {
   double stop_timeout_seconds = 60;
 };
 
-StoreEndpoint parse_endpoint(const std::string& text) {
-  if (const auto endpoint = StoreEndpoint::parse(text)) {
-    return *endpoint;
-  }
-  throw launch::InvalidRunOptions(fmt::format(
-      "--rdzv-endpoint \"{}\" is not HOST:PORT. Give the address of node 0 as the other nodes reach it, with a free port: --rdzv-endpoint node0:29400, or [fd00::1]:29400 with an IPv6 address.",
-      text));
-}
-
-int run_on_one_node(const Settings& settings) {
-  StorePtr store; // of the attempt under way
-  return launch::run(settings.options, [&store](int) {
-    StoreEndpoint endpoint{"127.0.0.1", 0};
-    store = comm::host_store(endpoint, kStoreTimeout);
-    return launch::Endpoint{endpoint.address, endpoint.port};
-  });
-}
-
-constexpr const char* kConnectAdvice =
-    "Is the launcher of node 0 running there, and is --rdzv-endpoint the same everywhere?";
-
-/// The launchers' channel, in a store that node 0 hosts. Neither launch nor
-/// comm may know the other, so the two meet here.
-class StoreChannel : public launch::Channel {
- public:
-  /// On node 0, which hosts the store.
-  explicit StoreChannel(StorePtr store) : store_(std::move(store)) {}
-  /// On the other nodes.
-  explicit StoreChannel(StoreEndpoint endpoint)
-      : store_(std::move(endpoint), kConnectAdvice) {}
-
-  std::optional<std::string> connect() override {
-    return store_.connect();
-  }
-  void set(const std::string& key, const std::string& bytes) override {
-    store_.set(key, bytes);
-  }
-  void set_unless_set(const std::string& key, const std::string& bytes)
-      override {
-    store_.set_unless_set(key, bytes);
-  }
-  std::optional<std::string> get(const std::string& key) override {
-    try {
-      return store_.get(key);
-    } catch (const comm::StoreSlow&) {
-      throw launch::ChannelSlow();
-    }
-  }
-
- private:
-  comm::BoundedStore store_;
-};
-
-int run_on_several_nodes(const Settings& settings) {
-  StoreEndpoint endpoint = parse_endpoint(settings.endpoint);
-  StoreChannel channel = settings.options.node_rank == 0
-      ? StoreChannel(comm::host_store(endpoint, kStoreTimeout))
-      : StoreChannel(endpoint);
-  StorePtr store; // of the attempt under way, on node 0
-  return launch::run(
-      settings.options,
-      [&](int) {
-        StoreEndpoint fresh{endpoint.address, 0};
-        store = comm::host_store(fresh, kStoreTimeout);
-        return launch::Endpoint{fresh.address, fresh.port};
-      },
-      &channel);
-}
-
-Milliseconds to_timeout(const char* flag, double seconds) {
+std::chrono::milliseconds to_timeout(const char* flag, double seconds) {
   if (!(seconds >= 0 && seconds <= kLongestSeconds)) { // nan neither
     throw launch::InvalidRunOptions(fmt::format(
         "{} {} is not a valid timeout: give seconds, {:.0f} (a year) at most.",
@@ -115,10 +38,10 @@ Milliseconds to_timeout(const char* flag, double seconds) {
         seconds,
         kLongestSeconds));
   }
-  return Milliseconds(static_cast<int64_t>(seconds * 1000));
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
-int run(Settings settings, std::vector<std::string> command) {
+int run(RunSettings settings, std::vector<std::string> command) {
   if (command.empty()) {
     throw launch::InvalidRunOptions(
         "no program was given. Example: tessera run -n 4 ./train --lr 1e-3");
@@ -151,8 +74,9 @@ int run(Settings settings, std::vector<std::string> command) {
   }
   // Stores have threads; none of them may take the launcher's signals.
   launch::block_supervised_signals();
-  return options.num_nodes == 1 ? run_on_one_node(settings)
-                                : run_on_several_nodes(settings);
+  return options.num_nodes == 1
+      ? run_on_one_node(options)
+      : run_on_several_nodes(options, settings.endpoint);
 }
 
 } // namespace
@@ -177,7 +101,7 @@ void drop_separator(std::vector<std::string>& words) {
 }
 
 Action add_run(CLI::App& app) {
-  auto settings = std::make_shared<Settings>();
+  auto settings = std::make_shared<RunSettings>();
   launch::RunOptions& options = settings->options;
   auto* command = app.add_subcommand(
       "run", "Start the ranks of a program and supervise them");

@@ -18,7 +18,6 @@ constexpr milliseconds kOrphanCheckInterval{20};
 // A process that is stuck in the kernel cannot be killed; after this long it
 // is left behind and named.
 constexpr milliseconds kUnkillableAfter{10000};
-constexpr int kExitLauncherError = 1;
 
 double to_seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();

@@ -20,6 +20,9 @@
 
 namespace tessera::launch {
 
+/// Exit code where the launcher itself failed, not a rank.
+inline constexpr int kExitLauncherError = 1;
+
 /// What one attempt is made of.
 struct AttemptPlan {
   int attempt = 0;

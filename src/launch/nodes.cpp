@@ -12,19 +12,18 @@ namespace tessera::launch {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 
 constexpr const char* kProtocol = "tessera-run-2";
 constexpr const char* kInterrupted = "interrupted";
 constexpr const char* kFailed = "failed";
 constexpr milliseconds kPollInterval{50};
-constexpr seconds kBeatInterval{2};
-constexpr seconds kInterruptPatience{2};
+constexpr std::chrono::seconds kBeatInterval{2};
+constexpr std::chrono::seconds kInterruptPatience{2};
 // Node 0 may wait before an attempt, and need some time to begin it.
-constexpr milliseconds kStartTimeout = kLongestDelay + seconds(60);
+constexpr milliseconds kStartTimeout = kLongestDelay + std::chrono::seconds(60);
 // What a node may need beyond the stop grace: SIGKILL, logs, the network.
-constexpr seconds kAnswerSlack{20};
-constexpr seconds kLeaveSlack{5};
+constexpr std::chrono::seconds kAnswerSlack{20};
+constexpr std::chrono::seconds kLeaveSlack{5};
 
 std::string node_key(int node) {
   return "node/" + std::to_string(node);
@@ -45,7 +44,9 @@ std::string make_identity() {
 }
 
 std::string seconds_text(std::chrono::steady_clock::duration duration) {
-  return std::to_string(std::chrono::ceil<seconds>(duration).count()) + " s";
+  return std::to_string(
+             std::chrono::ceil<std::chrono::seconds>(duration).count()) +
+      " s";
 }
 
 NodeReport lost_report(const std::string& text) {

@@ -22,8 +22,6 @@
 namespace tessera::launch {
 namespace {
 
-constexpr int kExitLauncherError = 1;
-
 /// "0.5 s", "16 s".
 std::string seconds_text(std::chrono::milliseconds duration) {
   const auto tenths = duration.count() / 100;

@@ -308,10 +308,10 @@ bool is(const torch::optim::Optimizer& optimizer) {
   return dynamic_cast<const T*>(&optimizer) != nullptr;
 }
 
-using torch::optim::AdamOptions;
-using torch::optim::AdamParamState;
-using torch::optim::AdamWOptions;
-using torch::optim::AdamWParamState;
+using LibTorchAdamTable =
+    AdamTable<torch::optim::AdamOptions, torch::optim::AdamParamState>;
+using LibTorchAdamWTable =
+    AdamTable<torch::optim::AdamWOptions, torch::optim::AdamWParamState>;
 
 } // namespace
 
@@ -352,12 +352,10 @@ std::unique_ptr<LibTorchAccess> libtorch_access_to(
     return std::make_unique<TableAccess<SGDTable>>();
   }
   if (is<torch::optim::Adam>(optimizer)) {
-    return std::make_unique<
-        TableAccess<AdamTable<AdamOptions, AdamParamState>>>();
+    return std::make_unique<TableAccess<LibTorchAdamTable>>();
   }
   if (is<torch::optim::AdamW>(optimizer)) {
-    return std::make_unique<
-        TableAccess<AdamTable<AdamWOptions, AdamWParamState>>>();
+    return std::make_unique<TableAccess<LibTorchAdamWTable>>();
   }
   if (is<torch::optim::Adagrad>(optimizer)) {
     return std::make_unique<TableAccess<AdagradTable>>();

@@ -10,7 +10,9 @@ namespace {
 
 constexpr size_t kChunkBytes = 1 << 20;
 
-[[noreturn]] void fail(const std::filesystem::path& path, const char* what) {
+[[noreturn]] void fail_to_read(
+    const std::filesystem::path& path,
+    const char* what) {
   throw ReportError(
       "\"" + path.string() + "\" " + what + ": " + std::strerror(errno) + ".");
 }
@@ -22,7 +24,7 @@ LineReader::LineReader(const std::filesystem::path& path, size_t max_bytes)
       max_bytes_(max_bytes),
       file_(std::fopen(path.c_str(), "rbe")) {
   if (!file_) {
-    fail(path_, "cannot be opened");
+    fail_to_read(path_, "cannot be opened");
   }
 }
 
@@ -35,7 +37,7 @@ bool LineReader::fill() {
       std::fread(buffer_.data() + had, 1, kChunkBytes, file_.get());
   buffer_.resize(had + got);
   if (got == 0 && std::ferror(file_.get()) != 0) {
-    fail(path_, "cannot be read");
+    fail_to_read(path_, "cannot be read");
   }
   return got > 0;
 }

@@ -15,10 +15,10 @@ namespace {
 
 // JSON inside a script element: without '<' nothing in it can end the element
 // or begin a comment. Outside strings JSON has no '<'.
-std::string safe_in_html(const std::string& json) {
+std::string safe_in_html(const std::string& text) {
   std::string safe;
-  safe.reserve(json.size());
-  for (const char c : json) {
+  safe.reserve(text.size());
+  for (const char c : text) {
     if (c == '<') {
       safe += "\\u003c";
     } else if (c == '>') {

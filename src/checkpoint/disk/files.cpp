@@ -186,6 +186,10 @@ void make_folder(const fs::path& path) {
   }
 }
 
+bool is_there(const fs::path& path) {
+  return fs::exists(fs::symlink_status(path));
+}
+
 bool make_folder_if_missing(const fs::path& path) {
   before(FileOp::MakeFolder, path);
   if (::mkdir(path.c_str(), 0777) == 0) {

@@ -54,6 +54,8 @@ void write_all(
     std::vector<iovec>& parts);
 /// Writes a whole small file and syncs it.
 void write_file(const fs::path& path, std::string_view bytes);
+/// True for a link that leads nowhere, too.
+bool is_there(const fs::path& path);
 void sync_file(const UniqueFd& file, const fs::path& path);
 void sync_folder(const fs::path& path);
 void make_folder(const fs::path& path); // its parent must exist

@@ -35,10 +35,6 @@ bool can_exchange_in(const fs::path& partial) {
   return can;
 }
 
-bool is_there(const fs::path& path) {
-  return fs::exists(fs::symlink_status(path));
-}
-
 /// True if the old folder has its name again. The place is locked.
 bool recover_aside(const fs::path& folder) {
   const fs::path aside = FolderWriter::aside_of(folder);

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/disk/files.h"
 #include "checkpoint/disk/input.h"
 #include "checkpoint/disk/openers.h"
 #include "checkpoint/disk/source.h"
@@ -16,10 +17,6 @@ constexpr const char* kWhatIsRead =
     "A checkpoint is a folder with .metadata (DCP), a folder with "
     "model.safetensors.index.json or one .safetensors file, or a file of "
     "safetensors or torch.save.";
-
-bool is_there(const fs::path& path) {
-  return fs::exists(fs::symlink_status(path));
-}
 
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> names;

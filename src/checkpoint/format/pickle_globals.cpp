@@ -3,7 +3,8 @@
 namespace tessera::format {
 namespace {
 
-constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata";
+constexpr std::string_view kMetadataModule =
+    "torch.distributed.checkpoint.metadata";
 constexpr std::string_view kFileSystem =
     "torch.distributed.checkpoint.filesystem";
 // The names until torch 1.13, still written by programs that import from there.
@@ -23,32 +24,35 @@ struct ClassRow {
 };
 // In the order of the enum.
 constexpr ClassRow kClasses[] = {
-    {Class::Metadata, kMetadata, kOldMetadata, "Metadata"},
+    {Class::Metadata, kMetadataModule, kOldMetadata, "Metadata"},
     {Class::TensorStorageMetadata,
-     kMetadata,
+     kMetadataModule,
      kOldMetadata,
      "TensorStorageMetadata"},
     {Class::BytesStorageMetadata,
-     kMetadata,
+     kMetadataModule,
      kOldMetadata,
      "BytesStorageMetadata"},
     {Class::ChunkStorageMetadata,
-     kMetadata,
+     kMetadataModule,
      kOldMetadata,
      "ChunkStorageMetadata"},
-    {Class::TensorProperties, kMetadata, kShardedTensor, "TensorProperties"},
-    {Class::MetadataIndex, kMetadata, kOldMetadata, "MetadataIndex"},
+    {Class::TensorProperties,
+     kMetadataModule,
+     kShardedTensor,
+     "TensorProperties"},
+    {Class::MetadataIndex, kMetadataModule, kOldMetadata, "MetadataIndex"},
     {Class::StorageInfo, kFileSystem, kOldFileSystem, "_StorageInfo"},
-    {Class::StorageMeta, kMetadata, kOldMetadata, "StorageMeta"},
+    {Class::StorageMeta, kMetadataModule, kOldMetadata, "StorageMeta"},
 };
 
-struct Row {
+struct GlobalRow {
   std::string_view module;
   std::string_view name;
   Global global;
 };
-constexpr Row kRows[] = {
-    {kMetadata, "_MEM_FORMAT_ENCODING", Global::MemoryFormat},
+constexpr GlobalRow kRows[] = {
+    {kMetadataModule, "_MEM_FORMAT_ENCODING", Global::MemoryFormat},
     {kShardedTensor, "MEM_FORMAT_ENCODING", Global::MemoryFormat},
     {"torch", "Size", Global::Size},
     {"torch", "device", Global::Device},

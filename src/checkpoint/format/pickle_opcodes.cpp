@@ -5,12 +5,12 @@
 namespace tessera::format {
 namespace {
 
-struct Row {
+struct OpcodeRow {
   uint8_t code;
   std::string_view name;
 };
 // All of protocol 5: a message names what it refuses.
-constexpr Row kNames[] = {
+constexpr OpcodeRow kOpcodeNames[] = {
     {0x28, "MARK"},         {0x29, "EMPTY_TUPLE"},
     {0x2e, "STOP"},         {0x30, "POP"},
     {0x31, "POP_MARK"},     {0x32, "DUP"},
@@ -50,7 +50,7 @@ constexpr Row kNames[] = {
 } // namespace
 
 std::string opcode_name(uint8_t code) {
-  for (const auto& row : kNames) {
+  for (const auto& row : kOpcodeNames) {
     if (row.code == code) {
       return std::string(row.name);
     }

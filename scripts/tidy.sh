@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Usage: scripts/tidy.sh [--changed BASE | FILE...]
+#
+# Runs clang-tidy 14 with .clang-tidy on every source, on those that changed since
+# BASE, or on FILEs. A changed header is looked at through the source of its name.
+# How each source is compiled, alone, is in build/tidy, which is configured and never
+# built: precompiled headers are read as text there.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+if ! command -v clang-tidy-14 >/dev/null; then
+  echo "tidy: clang-tidy 14 is needed. Install clang-tidy-14." >&2
+  exit 1
+fi
+
+folders=(src tests examples bench)
+case "${1:-}" in
+  "") mapfile -t files < <(git ls-files -- "${folders[@]/%//*.cpp}") ;;
+  --changed)
+    base="${2:?usage: scripts/tidy.sh --changed BASE}"
+    if ! since="$(git merge-base "$base" HEAD 2>/dev/null)"; then
+      echo "tidy: there is no $base here to compare with; nothing was looked at. Give BASE=commit."
+      exit 0
+    fi
+    mapfile -t files < <({
+      git diff --name-only --diff-filter=d "$since" -- include "${folders[@]}"
+      git ls-files --others --exclude-standard -- include "${folders[@]}"
+    } | sed -nE 's|^include/tessera/|src/|; s/\.(h|cpp)$/.cpp/p' | sort -u)
+    ;;
+  -*)
+    echo "usage: scripts/tidy.sh [--changed BASE | FILE...]" >&2
+    exit 2
+    ;;
+  *) files=("$@") ;;
+esac
+
+database=build/tidy
+if [[ ! -e "$database/compile_commands.json" || -n "$(find CMakeLists.txt cmake ./*/CMakeLists.txt -newer "$database/compile_commands.json")" ]]; then
+  cmake -S . -B "$database" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_UNITY=OFF \
+    -DCMAKE_EXPORT_COMPILE_COMMANDS=ON "-DTESSERA_TORCH_ROOT=$(<build/torch-root)" >/dev/null
+  touch "$database/compile_commands.json"
+fi
+
+# Sources that this build has: not those of another backend, nor of other projects.
+known="$(sed -n "s|^ *\"file\": \"$PWD/\(.*\)\",\{0,1\}$|\1|p" "$database/compile_commands.json" | sort -u)"
+mapfile -t files < <(printf '%s\n' "${files[@]}" | grep -Fx "$known" || true)
+if ((${#files[@]} == 0)); then
+  echo "tidy: nothing to look at"
+  exit 0
+fi
+
+# The flags are g++'s; clang does not know all of its warnings.
+if ! printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P "${JOBS:-$(nproc)}" \
+  clang-tidy-14 --quiet -p "$database" --extra-arg=-Wno-unknown-warning-option 2>/dev/null; then
+  echo "tidy: mend the places above, or say there why they are right: NOLINT(check): reason" >&2
+  exit 1
+fi
+echo "tidy: ${#files[@]} sources are clean"

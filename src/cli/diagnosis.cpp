@@ -1,0 +1,231 @@
+#include "cli/diagnosis.h"
+
+#include <tessera/comm/init.h>
+#include <tessera/error.h>
+#include <tessera/version.h>
+
+#include <ATen/Version.h>
+#include <ATen/ops/full.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/cuda.h>
+
+#include <dlfcn.h>
+#include <poll.h>
+#include <signal.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include "comm/backends/backends.h"
+#include "comm/environment.h"
+#include "comm/host.h"
+#include "comm/store/peer_owner.h"
+#include "launch/environment.h"
+#include "launch/process.h"
+#include "launch/summary.h"
+
+namespace tessera::cli {
+namespace {
+
+using comm::BackendConfig;
+using comm::BackendPtr;
+using comm::Milliseconds;
+using comm::StorePtr;
+
+constexpr Milliseconds kPatience{5000};
+/// For two processes that load LibTorch, on a busy host.
+constexpr Milliseconds kLaunchPatience{120000};
+
+void print_fact(const std::string& name, const std::string& value) {
+  std::cout << fmt::format("  {:<14}{}\n", name, value);
+}
+
+/// One thing that is tried out. Throws if it does not work, else returns what
+/// to say of it.
+struct Check {
+  std::string name;
+  std::function<std::string()> try_it;
+  std::string fix;
+};
+
+std::string ok(const std::function<void()>& try_it) {
+  try_it();
+  return "ok";
+}
+
+/// Two ranks as threads of this process, talking through `make`.
+void all_reduce_between_two(BackendPtr (*make)(const BackendConfig&)) {
+  StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  auto one_rank = [&](int rank) {
+    BackendPtr backend = make(
+        {.store = store,
+         .rank = rank,
+         .global_ranks = {0, 1},
+         .timeout = kPatience,
+         .address = "127.0.0.1",
+         .ranks_on_host = 2});
+    std::vector<at::Tensor> tensors{at::full({4}, rank + 1.0)};
+    backend->allreduce(tensors)->wait();
+    return tensors[0].sum().item<double>();
+  };
+  auto other = std::async(std::launch::async, one_rank, 1);
+  const double sum = one_rank(0);
+  if (sum != 12 || other.get() != 12) {
+    throw std::runtime_error("an all-reduce gave a wrong sum");
+  }
+}
+
+void meet_on_loopback() {
+  comm::StoreEndpoint endpoint{"127.0.0.1", 0};
+  StorePtr server = comm::host_store(endpoint, kPatience);
+  StorePtr client = comm::connect_store(endpoint, kPatience);
+  client->set("doctor", "here");
+  if (server->get_to_str("doctor") != "here") {
+    throw std::runtime_error("the store lost a value");
+  }
+}
+
+std::string read_all(std::FILE* file) {
+  std::rewind(file);
+  std::string text;
+  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file)) {
+    text.push_back(static_cast<char>(c));
+  }
+  return text;
+}
+
+/// What a user does next: `tessera run` with a program that calls init(), in
+/// the environment that this process has.
+void run_two_ranks() {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> output(
+      std::tmpfile(), std::fclose);
+  if (!output) {
+    throw std::runtime_error("no file could be made for the ranks' output");
+  }
+  const std::string program =
+      std::filesystem::read_symlink("/proc/self/exe").string();
+  launch::SpawnRequest request{
+      .argv = {program, "run", "-n", "2", program, "doctor", kAsRank},
+      .environment = launch::current_environment(),
+      .stdout_fd = fileno(output.get()),
+      .stderr_fd = fileno(output.get())};
+  sigemptyset(&request.signal_mask);
+  launch::Process launcher = launch::Process::spawn(request);
+  pollfd ended{launcher.pidfd(), POLLIN, 0};
+  if (poll(&ended, 1, static_cast<int>(kLaunchPatience.count())) != 1) {
+    launcher.signal_group(SIGKILL);
+    throw std::runtime_error("two ranks did not end in time");
+  }
+  const auto status = launcher.poll_exit();
+  launcher.reap();
+  if (!status || !status->ok()) {
+    throw std::runtime_error(fmt::format(
+        "`tessera run -n 2` ended with {}:\n{}",
+        status ? launch::status_text(*status) : "an unknown status",
+        read_all(output.get())));
+  }
+}
+
+/// What tessera::init() makes of this process's environment.
+std::string describe_place() {
+  const comm::Environment place = comm::read_environment(std::getenv);
+  if (place.launcher == "none") {
+    return "ok: a program is alone here, unless a launcher starts it";
+  }
+  return fmt::format(
+      "ok: a program is rank {} of {} here, by the variables of {}",
+      place.rank,
+      place.world_size,
+      place.launcher);
+}
+
+std::string torch_folder() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<void*>(&at::show_config), &info) == 0) {
+    return "?";
+  }
+  const std::string path = info.dli_fname;
+  return path.substr(0, path.rfind('/'));
+}
+
+std::string describe_devices() {
+  const auto count = torch::cuda::device_count();
+  if (count > 0) {
+    return fmt::format("{} CUDA device(s)", count);
+  }
+  return "no CUDA device (CPU training works)";
+}
+
+} // namespace
+
+int diagnose() {
+  std::cout << "tessera " << version() << "\n";
+  print_fact(
+      "LibTorch", fmt::format("{} in {}", libtorch_version(), torch_folder()));
+  print_fact("cores", std::to_string(comm::available_cores()));
+  print_fact("devices", describe_devices());
+  print_fact(
+      "NCCL",
+      comm::nccl_is_built()
+          ? "built in"
+          : "not built in (needs a LibTorch with CUDA, and nccl.h, when Tessera is built)");
+  print_fact("neighbours", comm::describe_owner_check());
+
+  const Check checks[] = {
+      {"environment",
+       describe_place,
+       "A launcher around this shell set variables that contradict each other. Correct or unset them; docs/environment.md lists them."},
+      {"rendezvous",
+       [] { return ok(meet_on_loopback); },
+       "Ranks meet through TCP on 127.0.0.1. Bring the interface up (`ip link set lo up`) and allow connections to it."},
+      {"gloo",
+       [] {
+         return ok([] { all_reduce_between_two(comm::make_gloo_backend); });
+       },
+       "Gloo connects ranks over TCP. Allow connections between local ports; across hosts set TESSERA_SOCKET_ADDR to the right interface's address."},
+      {"shm",
+       [] {
+         return ok([] { all_reduce_between_two(comm::make_shm_backend); });
+       },
+       "Ranks of one host share memory through memfd and /proc/PID/fd. Mount this process namespace's own /proc and allow memfd_create, or set TESSERA_BACKEND=gloo. Ranks that cannot share memory use Gloo, which is slower, with a warning."},
+      {"launch",
+       [] { return ok(run_two_ranks); },
+       "`tessera run` starts ranks that meet in tessera::init(). What it printed above says what stopped them."},
+  };
+  int failures = 0;
+  for (const Check& check : checks) {
+    try {
+      print_fact(check.name, check.try_it());
+    } catch (const std::exception& error) {
+      ++failures;
+      print_fact(check.name, fmt::format("FAILS: {}", error.what()));
+      print_fact("", "fix: " + check.fix);
+    }
+  }
+  std::cout
+      << (failures == 0
+              ? "All is well. Next: tessera run -n 2 PROGRAM\n"
+              : fmt::format(
+                    "{} of {} checks failed.\n", failures, std::size(checks)));
+  return failures == 0 ? 0 : 1;
+}
+
+int be_a_rank_of_the_diagnosis() {
+  const Group world = init();
+  const at::Tensor sum = at::full({4}, world.rank() + 1.0);
+  world.all_reduce(sum);
+  const double expected = world.size() * (world.size() + 1) / 2.0;
+  return world.size() == 2 && (sum == expected).all().item<bool>() ? 0 : 1;
+}
+
+} // namespace tessera::cli
