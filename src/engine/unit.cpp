@@ -15,7 +15,6 @@
 #include "engine/first_touch.h"
 #include "engine/gather_node.h"
 #include "engine/owners.h"
-#include "engine/schedule.h"
 #include "engine/start.h"
 #include "engine/unit_parts.h"
 #include "libtorch/alias.h"
@@ -77,26 +76,16 @@ Unit::Unit(
       groups_.all.size() > 1) {
     start_.emplace();
   }
-  schedule_->add(*this);
 }
 
-std::shared_ptr<Unit> Unit::create(
-    std::string name,
-    int number,
-    const std::vector<NamedParam>& params,
-    const Groups& groups,
-    const UnitOptions& options,
-    std::shared_ptr<Schedule> schedule) {
+void Unit::shard(const std::vector<NamedParam>& params, BufferPool& pool) {
   enable_first_touch();
   check_before_pickling(refuse_to_pickle_sharded);
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
-  std::shared_ptr<Unit> unit(
-      new Unit(std::move(name), number, groups, options, std::move(schedule)));
-  unit->make_bundles(params);
-  unit->make_leaves();
-  unit->make_faces(params);
-  return unit;
+  make_bundles(params, pool);
+  make_leaves();
+  make_faces(params);
 }
 
 Unit::~Unit() {
@@ -108,7 +97,6 @@ Unit::~Unit() {
       bundle.free_full(raw_access_error_); // a view must not outlive the shard
     }
   }
-  schedule_->forget(*this);
 }
 
 void Unit::set_name(std::string name) {
@@ -155,7 +143,9 @@ void Unit::fail(
 }
 
 /// Sorts the parameters by dtype and cuts this rank's shards out of them.
-void Unit::make_bundles(const std::vector<NamedParam>& params) {
+void Unit::make_bundles(
+    const std::vector<NamedParam>& params,
+    BufferPool& pool) {
   std::vector<at::ScalarType> dtypes;
   std::vector<std::vector<size_t>> members;
   for (const NamedParam& param : params) {
@@ -215,7 +205,7 @@ void Unit::make_bundles(const std::vector<NamedParam>& params) {
           .copy_(whole.reshape({-1}).narrow(0, run.param_begin, run.numel));
     }
     bundles_.emplace_back(
-        std::move(layout), shard, device, groups_, options_, schedule_->pool());
+        std::move(layout), shard, device, groups_, options_, pool);
     set_owner(bundles_.back().storage(), {this, false});
     set_owner(storage_of(shard), {this, true});
   }
@@ -494,9 +484,9 @@ void Unit::check_faces(const char* call) const {
   }
 }
 
-void Unit::start_gather() {
+bool Unit::start_gather() {
   if (state_ != UnitState::Sharded) {
-    return;
+    return false;
   }
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
@@ -516,7 +506,6 @@ void Unit::start_gather() {
   }
   state_ = UnitState::Gathering;
   gathered_at_ = num_writes();
-  schedule_->note_gather(*this);
   if (changed) {
     // A graph of the old values must not run backward with the new ones.
     for (const Param& param : params_) {
@@ -525,17 +514,14 @@ void Unit::start_gather() {
       }
     }
   }
+  return true;
 }
 
 void Unit::finish_gather() {
-  if (state_ != UnitState::Gathering) {
-    return;
-  }
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   state_ = UnitState::Full;
   try {
-    const auto waiting = schedule_->watch(ShardEvent::Kind::GatherWait, *this);
     for (Bundle& bundle : bundles_) {
       bundle.finish_gather();
     }
@@ -543,24 +529,20 @@ void Unit::finish_gather() {
     for (Bundle& bundle : bundles_) {
       bundle.settle();
     }
-    reshard(); // garbage must not look Full
     throw;
   }
 }
 
-void Unit::reshard() {
-  if (state_ == UnitState::Gathering) {
-    finish_gather(); // the memory is still being written
-  }
+bool Unit::reshard() {
   if (state_ != UnitState::Full) {
-    return;
+    return false;
   }
   state_ = UnitState::Sharded;
   is_pinned_ = false;
   for (Bundle& bundle : bundles_) {
     bundle.free_full(raw_access_error_);
   }
-  schedule_->note_reshard(*this);
+  return true;
 }
 
 bool Unit::shows_shard() const {

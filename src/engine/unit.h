@@ -10,6 +10,7 @@
 #include <any>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -57,6 +58,12 @@ struct SummonOptions {
   bool with_grads = false;
 };
 
+/// How a summon ended.
+struct SummonEnd {
+  bool changed = false; // a rank's edits were written back: gather again
+  std::exception_ptr failure;
+};
+
 /// What this rank began with, until the ranks have compared it; see
 /// [Note: equal starts].
 struct UnitStart {
@@ -83,16 +90,17 @@ struct UnitStart {
 /// alike.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
-  /// Shards `params`, which must be leaves of their module and not sharded yet.
-  /// Deferred ones are replayed, one at a time. `number` tells units of a group
-  /// apart, the same on all ranks.
-  static std::shared_ptr<Unit> create(
+  /// `number` tells units of a group apart, the same on all ranks. Made by
+  /// Schedule::add_unit().
+  Unit(
       std::string name,
       int number,
-      const std::vector<NamedParam>& params,
       const Groups& groups,
       const UnitOptions& options,
       std::shared_ptr<Schedule> schedule);
+  /// Shards `params`, which must be leaves of their module and not sharded yet.
+  /// Deferred ones are replayed, one at a time. Once, before anything else.
+  void shard(const std::vector<NamedParam>& params, BufferPool& pool);
   ~Unit();
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
@@ -113,6 +121,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   UnitState state() const {
     return state_;
   }
+  /// Who drives this unit. For those who found the unit from a tensor; the
+  /// unit itself never calls it.
   Schedule& schedule() const {
     return *schedule_;
   }
@@ -234,18 +244,21 @@ class Unit : public std::enable_shared_from_this<Unit> {
     return is_pinned_;
   }
 
-  void start_gather();
+  /// Returns whether it started one: not unless it was Sharded.
+  bool start_gather();
+  /// While Gathering. If this throws, the unit is Full of garbage: reshard().
   void finish_gather();
-  void reshard();
+  /// Returns whether it freed the full parameters: not unless it was Full. Not
+  /// while Gathering.
+  bool reshard();
 
-  /// See UnitState::Summoned. Collective over the shard group; not while
-  /// Summoned. Ranks that are not shown anything take part.
+  /// See Schedule. Not while Gathering.
   void summon(const SummonOptions& options);
-  /// Writes back, if asked, and shows what was shown before. Collective.
-  void end_summon();
+  SummonEnd end_summon();
 
-  /// Takes the gradients of all faces, by position; called by the node.
-  void take_gradients(std::vector<at::Tensor>&& gradients);
+  /// Takes the gradients of all faces, by position. Returns whether any of them
+  /// is trainable.
+  bool add_gradients(std::vector<at::Tensor>&& gradients);
   /// The engine visits the leaves behind the node with undefined gradients and
   /// would call their hooks with these. Until release_hooks(), at the end of
   /// the backward, the unit keeps the hooks and calls them with the average.
@@ -254,15 +267,20 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Gradients of backwards without synchronisation wait here.
   bool has_waiting_gradients() const;
   void start_reduction();
+  bool is_reducing() const;
+  /// How a reduction ended.
+  struct Reduction {
+    /// By position: this rank had a gradient. Where it had none and the leaf
+    /// had none before either, zeros stand in until drop_unused_gradients().
+    std::vector<bool> used;
+    std::exception_ptr failure; // of a user's hook
+  };
   /// Waits for the reduction and adds the result to the leaves' gradients.
-  /// Returns by position whether this rank had a gradient; where it had none
-  /// and the leaf had none before either, zeros stand in until
-  /// drop_gradients().
-  std::vector<bool> finish_reduction();
-  /// No rank had a gradient for these: undefined again, since zeros would make
+  Reduction finish_reduction();
+  /// Makes gradients undefined again that no rank had, since zeros would make
   /// optimizers act.
-  void drop_gradients(const std::vector<bool>& by_position);
-  /// The same, but returns it, by position.
+  void drop_unused_gradients(const std::vector<bool>& used_by_any);
+  /// Waits for the reduction and returns the result, by position.
   std::vector<at::Tensor> finish_reduction_apart();
   void drop_reduction() noexcept;
 
@@ -283,13 +301,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   struct Param;
   struct Summoning;
 
-  Unit(
-      std::string name,
-      int number,
-      const Groups& groups,
-      const UnitOptions& options,
-      std::shared_ptr<Schedule> schedule);
-  void make_bundles(const std::vector<NamedParam>& params);
+  void make_bundles(const std::vector<NamedParam>& params, BufferPool& pool);
   void make_faces(const std::vector<NamedParam>& params);
   void make_leaves();
   at::Tensor face_alias(const Param& param) const;
@@ -302,12 +314,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
       const at::Tensor& full,
       const at::Tensor& grad);
   std::vector<at::Tensor> gather_gradients();
-  struct Reduced {
+  struct Average {
     std::vector<at::Tensor> gradients; // by position
     std::vector<bool> used; // by position: this rank had one
   };
-  Reduced wait_for_reduction();
-  at::Tensor after_hooks(const Param& param, const at::Tensor& gradient);
+  Average wait_for_reduction();
   std::optional<std::string> objection_to_faces() const;
   bool was_written() const;
   void write_back();

@@ -4,15 +4,31 @@
 #include <algorithm>
 #include <exception>
 
-#include "engine/schedule.h"
 #include "engine/shard_gradient.h"
 #include "engine/unit_parts.h"
 
 namespace tessera::engine {
 
-void Unit::take_gradients(std::vector<at::Tensor>&& gradients) {
-  check_faces("backward");
-  schedule_->finish_reductions(); // its buffer serves these gradients
+namespace {
+
+using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
+
+/// What the hooks of a leaf make of its gradient. The engine would call them,
+/// but it adds nothing to leaves here.
+at::Tensor after_hooks(const Hooks& hooks, const at::Tensor& gradient) {
+  if (hooks.empty()) {
+    return gradient;
+  }
+  torch::autograd::variable_list values{gradient};
+  for (const auto& hook : hooks) {
+    values = (*hook)(values);
+  }
+  return values.front();
+}
+
+} // namespace
+
+bool Unit::add_gradients(std::vector<at::Tensor>&& gradients) {
   bool any = false;
   for (size_t number = 0; number < bundles_.size(); ++number) {
     std::vector<at::Tensor> mine;
@@ -30,12 +46,7 @@ void Unit::take_gradients(std::vector<at::Tensor>&& gradients) {
     }
   }
   gradients.clear();
-  if (!is_root()) {
-    reshard();
-  }
-  if (any && syncs_gradients_) {
-    start_reduction();
-  }
+  return any;
 }
 
 bool Unit::has_waiting_gradients() const {
@@ -46,7 +57,6 @@ bool Unit::has_waiting_gradients() const {
 }
 
 void Unit::start_reduction() {
-  schedule_->note_reduction(*this); // first: it must be dropped if this throws
   for (Bundle& bundle : bundles_) {
     if (bundle.has_waiting(all_reduces_)) {
       bundle.start_reduction(all_reduces_, label_);
@@ -54,8 +64,8 @@ void Unit::start_reduction() {
   }
 }
 
-Unit::Reduced Unit::wait_for_reduction() {
-  Reduced result{
+Unit::Average Unit::wait_for_reduction() {
+  Average result{
       std::vector<at::Tensor>(params_.size()),
       std::vector<bool>(params_.size(), true)}; // frozen ones: not in doubt
   for (size_t number = 0; number < bundles_.size(); ++number) {
@@ -63,7 +73,6 @@ Unit::Reduced Unit::wait_for_reduction() {
     if (!bundle.is_reducing()) {
       continue;
     }
-    const auto waiting = schedule_->watch(ShardEvent::Kind::ReduceWait, *this);
     const auto [mean, used] = bundle.finish_reduction(label_);
     if (!mean.defined()) {
       continue;
@@ -114,43 +123,33 @@ void Unit::release_hooks() noexcept {
   }
 }
 
-/// What the hooks of a leaf make of its gradient. The engine would call them,
-/// but it adds nothing to leaves here.
-at::Tensor Unit::after_hooks(const Param& param, const at::Tensor& gradient) {
-  const auto& hooks = param.held_hooks.empty()
-      ? torch::autograd::impl::hooks(param.leaf)
-      : param.held_hooks;
-  if (hooks.empty()) {
-    return gradient;
-  }
-  try {
-    torch::autograd::variable_list values{gradient};
-    for (const auto& hook : hooks) {
-      values = (*hook)(values);
-    }
-    return values.front();
-  } catch (...) {
-    schedule_->note_failure(std::current_exception()); // for all ranks
-    return gradient;
-  }
+bool Unit::is_reducing() const {
+  return std::any_of(
+      bundles_.begin(), bundles_.end(), [](const Bundle& bundle) {
+        return bundle.is_reducing();
+      });
 }
 
-std::vector<bool> Unit::finish_reduction() {
-  if (std::none_of(bundles_.begin(), bundles_.end(), [](const Bundle& bundle) {
-        return bundle.is_reducing();
-      })) {
-    return {};
-  }
+Unit::Reduction Unit::finish_reduction() {
   std::vector<at::Tensor> sums;
   std::vector<at::Tensor> terms;
   auto [gradients, used] = wait_for_reduction();
+  std::exception_ptr failure; // the other gradients are there all the same
   zeros_stand_in_.resize(params_.size(), false);
   for (size_t position = 0; position < params_.size(); ++position) {
     if (!gradients[position].defined()) {
       continue;
     }
-    gradients[position] = after_hooks(params_[position], gradients[position]);
-    at::Tensor& sum = params_[position].leaf.mutable_grad();
+    const Param& param = params_[position];
+    try {
+      gradients[position] = after_hooks(
+          param.held_hooks.empty() ? torch::autograd::impl::hooks(param.leaf)
+                                   : param.held_hooks,
+          gradients[position]);
+    } catch (...) {
+      failure = failure ? failure : std::current_exception();
+    }
+    at::Tensor& sum = param.leaf.mutable_grad();
     if (sum.defined()) {
       sums.push_back(sum);
       terms.push_back(gradients[position]);
@@ -163,12 +162,12 @@ std::vector<bool> Unit::finish_reduction() {
   if (!sums.empty()) {
     at::_foreach_add_(sums, terms);
   }
-  return used;
+  return {std::move(used), std::move(failure)};
 }
 
-void Unit::drop_gradients(const std::vector<bool>& by_position) {
+void Unit::drop_unused_gradients(const std::vector<bool>& used_by_any) {
   for (size_t position = 0; position < zeros_stand_in_.size(); ++position) {
-    if (zeros_stand_in_[position] && by_position[position]) {
+    if (zeros_stand_in_[position] && !used_by_any[position]) {
       params_[position].leaf.mutable_grad().reset();
     }
   }

@@ -8,7 +8,6 @@
 #include <exception>
 #include <sstream>
 
-#include "engine/schedule.h"
 #include "engine/unit_parts.h"
 #include "libtorch/alias.h"
 
@@ -86,18 +85,9 @@ void Unit::show_summoned(
 }
 
 void Unit::summon(const SummonOptions& options) {
-  c10::InferenceMode no_inference(false);
-  at::NoGradGuard no_grad;
-  check_faces("summon_full_params");
-  schedule_->begin_use(*this);
-  follow_requires_grad();
-  finish_gather();
   auto summoning = std::make_unique<Summoning>();
   summoning->options = options;
   summoning->shown = !options.rank0_only || groups_.shard.rank() == 0;
-  if (options_.param_dtype || is_stale()) {
-    reshard();
-  }
   summoning->before = state_;
   summoning->node = node_.lock();
   const bool exposes = exposes_shard();
@@ -128,7 +118,6 @@ void Unit::summon(const SummonOptions& options) {
           face.defined() ? static_cast<uint32_t>(face._version()) : 0);
     }
   }
-  schedule_->note_summon(*this);
   state_ = UnitState::Summoned;
   summoned_ = std::move(summoning);
 }
@@ -237,45 +226,47 @@ void Unit::hide_summoned() {
   }
 }
 
-void Unit::end_summon() {
+SummonEnd Unit::end_summon() {
   if (state_ != UnitState::Summoned) {
-    return;
+    return {};
   }
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   const SummonOptions options = summoned_->options;
   const bool exposes = exposes_shard();
   std::optional<std::string> objection;
-  bool changed = false;
-  std::exception_ptr failure;
+  SummonEnd end;
   try {
     if (summoned_->shown && (exposes || options.writeback)) {
       objection = objection_to_faces();
-      changed = !objection && was_written();
+      end.changed = !objection && was_written();
     }
     if ((exposes || options.writeback) && groups_.all.size() > 1) {
       // One rank's change makes every rank gather again, those of other copies
       // too, and one rank's error is everyone's.
       at::Tensor any = at::zeros({1}, at::kByte);
-      any.mutable_data_ptr<uint8_t>()[0] = objection ? 2 : changed ? 1 : 0;
+      any.mutable_data_ptr<uint8_t>()[0] = objection ? 2 : end.changed ? 1 : 0;
       groups_.all.all_reduce(any, ReduceOp::Max, label_);
       const auto worst = any.item<uint8_t>();
-      changed = worst == 1;
+      end.changed = worst == 1;
       if (worst == 2 && !objection) {
         objection = "another rank could not keep its changes.";
       }
     }
-    if (changed) {
+    if (end.changed) {
       state_ = summoned_->before; // no longer refused
       count_write();
       write_back();
     }
-    if (options.with_grads && (options.writeback || exposes) && !objection &&
+    if (objection) {
+      fail("summon_full_params", "", *objection + " Nothing was written back.");
+    }
+    if (options.with_grads && (options.writeback || exposes) &&
         summoned_->shown) {
       write_back_gradients();
     }
   } catch (...) {
-    failure = std::current_exception();
+    end.failure = std::current_exception();
   }
   // Whatever happened, nothing stays summoned.
   const auto summoned = std::move(summoned_);
@@ -283,15 +274,7 @@ void Unit::end_summon() {
   if (summoned->shown) {
     hide_summoned();
   }
-  if (changed) {
-    reshard();
-  }
-  if (failure) {
-    std::rethrow_exception(failure);
-  }
-  if (objection) {
-    fail("summon_full_params", "", *objection + " Nothing was written back.");
-  }
+  return end;
 }
 
 } // namespace tessera::engine

@@ -13,8 +13,8 @@
 
 #include "engine/module_units.h"
 #include "engine/plain_params.h"
-#include "engine/schedule.h"
 #include "engine/unit.h"
+#include "fsdp/open_forwards.h"
 #include "fsdp/shard_module.h"
 #include "libtorch/alias.h"
 
@@ -288,14 +288,14 @@ FsdpHandle::FsdpHandle(
 
 FsdpHandle::ForwardScope::ForwardScope(const FsdpHandle& handle) {
   if (auto unit = engine::unit_at(*handle.module_)) {
-    unit->schedule().enter_forward(*unit);
+    fsdp::enter_forward(*unit);
     units_.push_back(std::move(unit));
   }
 }
 
 FsdpHandle::ForwardScope::~ForwardScope() {
   for (const auto& unit : units_) {
-    unit->schedule().leave_forward(*unit);
+    fsdp::leave_forward(*unit);
   }
 }
 

@@ -114,14 +114,16 @@ TEST_P(FsdpStrategyTest, IssuesExactlyTheCollectivesOfTheStrategy) {
         model.sharding_strategy() == ShardingStrategy::FULL_SHARD ||
         model.sharding_strategy() == ShardingStrategy::HYBRID_SHARD;
     for (int step = 0; step < 3; ++step) {
-      schedule.reset_counts();
+      schedule.probe_for_tests().counts = {};
       loss_of(module, tokens(world.rank(), step)).backward();
       EXPECT_EQ(
-          schedule.counts().gathers,
+          schedule.probe_for_tests().counts.gathers,
           !shards        ? 0
               : reshards ? units + kDepth // blocks again in backward
                          : units);
-      EXPECT_EQ(schedule.counts().reductions, world.size() == 1 ? 0 : units);
+      EXPECT_EQ(
+          schedule.probe_for_tests().counts.reductions,
+          world.size() == 1 ? 0 : units);
     }
   });
 }
@@ -259,9 +261,9 @@ TEST(FsdpTest, AUnitOutlivesTheModuleThatNamedIt) {
     }
     fully_shard(*model);
     auto& schedule = *engine::Schedule::of(world);
-    schedule.reset_counts();
+    schedule.probe_for_tests().counts = {};
     loss_of(model, tokens(world.rank(), 0)).backward();
-    EXPECT_EQ(schedule.counts().gathers, 1 + 2 * kDepth);
+    EXPECT_EQ(schedule.probe_for_tests().counts.gathers, 1 + 2 * kDepth);
     for (auto& leaf : parameters(*model)) {
       leaf.mutable_grad().reset();
     }
@@ -524,9 +526,9 @@ TEST(FsdpTest, RanksTalkOfUseOnlyWhereOneIsInDoubt) {
   on_ranks(2, [](const Group& world) {
     const auto exchanges = [&](Stack& module) {
       auto& schedule = *engine::Schedule::of(world);
-      schedule.reset_counts();
+      schedule.probe_for_tests().counts = {};
       loss_of(module, tokens(world.rank(), 0)).backward();
-      return schedule.counts().use_exchanges;
+      return schedule.probe_for_tests().counts.use_exchanges;
     };
     auto flat = make_stack();
     const FSDP handle(flat, by_block()); // one leaf for many parameters
@@ -657,13 +659,13 @@ TEST(FsdpTest, UnshardLastsUntilReshard) {
     shard_blocks(module);
     unshard(*module);
     auto& schedule = *engine::Schedule::of(world);
-    schedule.reset_counts();
+    schedule.probe_for_tests().counts = {};
     torch::NoGradGuard no_grad;
     loss_of(module, tokens(0, 0));
-    EXPECT_EQ(schedule.counts().gathers, 0);
-    EXPECT_EQ(schedule.counts().reshards, 0);
+    EXPECT_EQ(schedule.probe_for_tests().counts.gathers, 0);
+    EXPECT_EQ(schedule.probe_for_tests().counts.reshards, 0);
     reshard(*module);
-    EXPECT_EQ(schedule.counts().reshards, 1 + kDepth);
+    EXPECT_EQ(schedule.probe_for_tests().counts.reshards, 1 + kDepth);
   });
 }
 
@@ -768,17 +770,17 @@ TEST(FsdpTest, TheObserverSeesWhatHappens) {
     std::map<engine::ShardEvent::Kind, int> seen;
     int ahead = 0;
     int64_t gathered = 0;
-    schedule.set_observer([&](const engine::ShardEvent& event) {
+    schedule.probe_for_tests().observer = [&](const engine::ShardEvent& event) {
       ++seen[event.kind];
       ahead += event.ahead ? 1 : 0;
       gathered +=
           event.kind == engine::ShardEvent::Kind::Gather ? event.bytes : 0;
-    });
+    };
     using Kind = engine::ShardEvent::Kind;
     for (int step = 0; step < 2; ++step) {
       loss_of(module, tokens(world.rank(), step)).backward();
     }
-    schedule.set_observer(nullptr);
+    schedule.probe_for_tests().observer = nullptr;
     EXPECT_EQ(seen[Kind::Gather], 2 * (1 + 2 * kDepth));
     EXPECT_EQ(seen[Kind::GatherWait], seen[Kind::Gather]);
     EXPECT_EQ(seen[Kind::Reshard], seen[Kind::Gather]);

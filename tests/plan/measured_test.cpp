@@ -160,12 +160,12 @@ class TrainingRun {
     optim::AdamW optimizer(params, 1e-3);
     const auto schedule = engine::Schedule::of(world_);
     double full = 0;
-    schedule->set_observer(
-        [&](const engine::ShardEvent& event) { observe(event, full); });
+    schedule->probe_for_tests().observer =
+        [&](const engine::ShardEvent& event) { observe(event, full); };
     train(*model, params, optimizer, [&](bool syncs) {
       set_requires_gradient_sync(*model, syncs);
     });
-    schedule->set_observer({});
+    schedule->probe_for_tests().observer = nullptr;
     measured_.optimizer = state_bytes(optimizer, params);
   }
 
