@@ -1,6 +1,6 @@
 #include "engine/probe.h"
 
-#include "engine/unit.h"
+#include "engine/unit_memory.h"
 #include "libtorch/backward_hooks.h"
 
 namespace tessera::engine {
@@ -12,7 +12,7 @@ void ScheduleProbe::tell(const ShardEvent& event) const {
 }
 
 void ScheduleProbe::gathers(const Unit& unit, bool ahead) {
-  const auto bytes = static_cast<int64_t>(unit.full_bytes());
+  const auto bytes = static_cast<int64_t>(full_bytes(unit));
   if (bytes == 0) {
     return; // it shows the shard
   }
@@ -44,7 +44,7 @@ void ScheduleProbe::reduces(const Unit& unit) {
   tell(
       {.kind = ShardEvent::Kind::Reduce,
        .unit = unit,
-       .bytes = static_cast<int64_t>(unit.gradient_bytes()),
+       .bytes = static_cast<int64_t>(gradient_bytes(unit)),
        .in_backward = in_backward()});
 }
 

@@ -65,27 +65,23 @@ std::shared_ptr<Unit> Schedule::add_unit(
     const Groups& groups,
     const UnitOptions& options) {
   const auto schedule = shared_from_this();
+  const auto forget = [schedule](Unit* gone) {
+    schedule->units_.erase(gone->number());
+    schedule->order_.forget(gone->number());
+    std::erase(schedule->reductions_.in_flight, gone);
+    std::erase_if(schedule->reductions_.finished, [gone](const auto& finished) {
+      return finished.unit == gone;
+    });
+    if (schedule->last_touched_ == gone) {
+      schedule->last_touched_ = nullptr;
+    }
+    delete gone;
+  };
   const std::shared_ptr<Unit> unit(
-      new Unit(std::move(name), number, groups, options, schedule),
-      [schedule](Unit* gone) {
-        schedule->forget(*gone);
-        delete gone;
-      });
+      new Unit(std::move(name), number, groups, options, schedule), forget);
   units_.emplace(number, unit.get());
   unit->shard(params, pool_);
   return unit;
-}
-
-void Schedule::forget(const Unit& unit) {
-  units_.erase(unit.number());
-  order_.forget(unit.number());
-  std::erase(reductions_.in_flight, &unit);
-  std::erase_if(reductions_.finished, [&](const Reduced& reduced) {
-    return reduced.first == &unit;
-  });
-  if (last_touched_ == &unit) {
-    last_touched_ = nullptr;
-  }
 }
 
 void Schedule::touch(std::span<Unit* const> units) {
@@ -123,7 +119,7 @@ void Schedule::touch(std::span<Unit* const> units) {
 void Schedule::gather(Unit& unit) {
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
-  unit.check_faces("unshard"); // also where it is Full already
+  unit.params().check_faces("unshard"); // also where it is Full already
   begin_use(unit, units_);
   ensure_full(unit);
   unit.pin();
@@ -148,7 +144,7 @@ void Schedule::make_room(std::span<Unit* const> units) {
 
 void Schedule::ensure_full(Unit& unit) {
   if (!in_backward() && unit.state() != UnitState::Sharded) {
-    unit.follow_requires_grad(); // a gather does so by itself
+    unit.params().follow_requires_grad(); // a gather does so by itself
   }
   if (unit.state() == UnitState::Full && !unit.is_stale()) {
     return;
@@ -216,9 +212,9 @@ void Schedule::reshard(Unit& unit) {
 void Schedule::summon(Unit& unit, const SummonOptions& options) {
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
-  unit.check_faces("summon_full_params");
+  unit.params().check_faces("summon_full_params");
   begin_use(unit, units_);
-  unit.follow_requires_grad();
+  unit.params().follow_requires_grad();
   finish_gather(unit);
   if (unit.options().param_dtype || unit.is_stale()) {
     reshard(unit);

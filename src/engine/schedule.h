@@ -23,6 +23,16 @@
 
 namespace tessera::engine {
 
+/// The reductions of one backward.
+struct Reductions {
+  struct Finished {
+    Unit* unit;
+    std::vector<bool> used; // by position, see UnitGradients
+  };
+  std::deque<Unit*> in_flight; // oldest first
+  std::vector<Finished> finished; // in order
+};
+
 /// Drives the units of one group.
 ///
 /// [Note: schedule]
@@ -103,14 +113,6 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   }
 
  private:
-  /// A unit, and what this rank used of its parameters, by position.
-  using Reduced = std::pair<Unit*, std::vector<bool>>;
-  /// The reductions of one backward.
-  struct Reductions {
-    std::deque<Unit*> in_flight; // oldest first
-    std::vector<Reduced> finished; // in order
-  };
-
   void make_room(std::span<Unit* const> units);
   void ensure_full(Unit& unit);
   void start_gather(Unit& unit, bool ahead);
@@ -118,9 +120,6 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void start_reduction(Unit& unit);
   void finish_reductions();
   void end_backward();
-  void reduce_what_waits();
-  void compare_order_and_use();
-  void forget(const Unit& unit);
 
   std::mutex mutex_; // held by touch(), to notice a second thread
 

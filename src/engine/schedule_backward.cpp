@@ -13,6 +13,47 @@ namespace {
 /// Buffers of one size that a forward needs: the touched unit's and the next.
 constexpr size_t kIdleBetweenSteps = 2;
 
+/// Units with gradients of earlier backwards without synchronisation that this
+/// backward did not use: they belong to this step all the same.
+std::vector<Unit*> waiting_units(
+    const std::map<int, Unit*>& units,
+    const Reductions& reductions) {
+  std::unordered_set<const UnitIdentity*> models;
+  for (const auto& [unit, used] : reductions.finished) {
+    models.insert(&unit->root());
+  }
+  std::vector<Unit*> waiting;
+  for (const auto& [number, unit] : units) {
+    if (unit->gradients().syncs() && unit->gradients().has_waiting() &&
+        models.contains(&unit->root())) {
+      waiting.push_back(unit);
+    }
+  }
+  return waiting;
+}
+
+/// What this rank used of all units, one after the other.
+std::vector<bool> used_by_this_rank(
+    const std::vector<Reductions::Finished>& finished) {
+  std::vector<bool> all;
+  for (const auto& [unit, used] : finished) {
+    all.insert(all.end(), used.begin(), used.end());
+  }
+  return all;
+}
+
+/// Gradients of parameters that no rank used become undefined again.
+void drop_unused(
+    const std::vector<Reductions::Finished>& finished,
+    const std::vector<bool>& used_by_any) {
+  auto next = used_by_any.begin();
+  for (const auto& [unit, used] : finished) {
+    const auto end = next + static_cast<std::ptrdiff_t>(used.size());
+    unit->gradients().drop_unused(std::vector<bool>(next, end));
+    next = end;
+  }
+}
+
 } // namespace
 
 std::vector<at::Tensor> Schedule::take_gradients(
@@ -21,28 +62,28 @@ std::vector<at::Tensor> Schedule::take_gradients(
     Destination destination) {
   const size_t count = gradients.size();
   backwards_.enter(shared_from_this());
-  unit.check_faces("backward");
+  unit.params().check_faces("backward");
   finish_reductions(); // the buffer of the unit before serves these gradients
-  const bool any = unit.add_gradients(std::move(gradients));
+  const bool any = unit.gradients().add(std::move(gradients));
   if (!unit.is_root()) {
     reshard(unit);
   }
-  if (any && unit.syncs_gradients()) {
+  if (any && unit.gradients().syncs()) {
     start_reduction(unit);
   }
   if (destination == Destination::Leaves) {
-    unit.hold_hooks();
+    unit.gradients().hold_hooks();
     return std::vector<at::Tensor>(count);
   }
   const ScheduleProbe::Wait wait(probe_, ShardEvent::Kind::ReduceWait, unit);
-  return unit.finish_reduction_apart();
+  return unit.gradients().finish_reduction_apart();
 }
 
 void Schedule::start_reduction(Unit& unit) {
   check_.note(OrderCheck::Event::Reduction, unit.number());
   reductions_.in_flight.push_back(&unit); // to be dropped if this throws
   probe_.reduces(unit);
-  unit.start_reduction();
+  unit.gradients().start_reduction();
 }
 
 /// The one place where averages get to the leaves.
@@ -50,13 +91,13 @@ void Schedule::finish_reductions() {
   while (!reductions_.in_flight.empty()) {
     Unit& oldest = *reductions_.in_flight.front();
     reductions_.in_flight.pop_front();
-    if (!oldest.is_reducing()) {
+    if (!oldest.gradients().is_reducing()) {
       continue; // the engine got its average
     }
     const ScheduleProbe::Wait wait(
         probe_, ShardEvent::Kind::ReduceWait, oldest);
-    auto [used, failure] = oldest.finish_reduction();
-    reductions_.finished.emplace_back(&oldest, std::move(used));
+    auto [used, failure] = oldest.gradients().finish_reduction();
+    reductions_.finished.push_back({&oldest, std::move(used)});
     if (failure) {
       check_.note_failure(std::move(failure));
     }
@@ -66,53 +107,23 @@ void Schedule::finish_reductions() {
 void Schedule::end_backward() {
   at::NoGradGuard no_grad;
   finish_reductions();
-  reduce_what_waits();
+  for (Unit* unit : waiting_units(units_, reductions_)) {
+    start_reduction(*unit);
+    finish_reductions();
+  }
   for (const int number : std::vector<int>(order_.held())) {
     reshard(*units_.at(number));
   }
   for (const auto& [number, unit] : units_) {
-    unit->release_hooks();
+    unit->gradients().release_hooks();
   }
   pool_.trim(kIdleBetweenSteps);
   last_touched_ = nullptr;
   order_.end_iteration();
-  compare_order_and_use();
-}
-
-/// Gradients of earlier backwards without synchronisation whose units this
-/// backward did not use: they belong to this step all the same.
-void Schedule::reduce_what_waits() {
-  std::unordered_set<const Unit*> models;
-  for (const auto& [unit, used] : reductions_.finished) {
-    models.insert(&unit->root());
-  }
-  for (const auto& [number, unit] : units_) {
-    if (unit->syncs_gradients() && unit->has_waiting_gradients() &&
-        models.contains(&unit->root())) {
-      start_reduction(*unit);
-      finish_reductions();
-    }
-  }
-}
-
-/// Throws on all ranks unless they did the same. Gradients of parameters that
-/// no rank used become undefined again.
-void Schedule::compare_order_and_use() {
-  const auto reduced = std::exchange(reductions_.finished, {});
-  std::vector<bool> used;
-  for (const auto& [unit, by_position] : reduced) {
-    used.insert(used.end(), by_position.begin(), by_position.end());
-  }
-  const auto used_by_any = check_.compare_with_use(used);
-  if (!used_by_any) {
-    return;
-  }
-  probe_.counts.use_exchanges += check_.is_alone() ? 0 : 1;
-  auto next = used_by_any->begin();
-  for (const auto& [unit, by_position] : reduced) {
-    const auto end = next + static_cast<std::ptrdiff_t>(by_position.size());
-    unit->drop_unused_gradients(std::vector<bool>(next, end));
-    next = end;
+  const auto finished = std::exchange(reductions_.finished, {});
+  if (const auto used = check_.compare_with_use(used_by_this_rank(finished))) {
+    probe_.counts.use_exchanges += check_.is_alone() ? 0 : 1;
+    drop_unused(finished, *used);
   }
 }
 
@@ -120,8 +131,8 @@ void Schedule::recover() {
   check_.reset();
   reductions_ = {};
   for (const auto& [number, unit] : units_) {
-    unit->drop_reduction();
-    unit->release_hooks();
+    unit->gradients().drop_reduction();
+    unit->gradients().release_hooks();
   }
   for (const int number : std::vector<int>(order_.held())) {
     try {

@@ -14,6 +14,7 @@
 #include "engine/module_units.h"
 #include "engine/plain_params.h"
 #include "engine/unit.h"
+#include "engine/unit_memory.h"
 #include "fsdp/open_forwards.h"
 #include "fsdp/shard_module.h"
 #include "libtorch/alias.h"
@@ -196,7 +197,7 @@ int64_t FsdpUnit::unsharded_numel() const {
 }
 
 int64_t FsdpUnit::allocated_numel() const {
-  return unit_->allocated_numel();
+  return engine::allocated_numel(*unit_);
 }
 
 std::vector<FsdpUnit> fsdp_modules(torch::nn::Module& module, bool root_only) {

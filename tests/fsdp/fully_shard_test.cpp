@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "engine/schedule.h"
-#include "engine/unit.h"
+#include "engine/unit_memory.h"
 #include "fsdp/models.h"
 #include "fsdp/training.h"
 #include "libtorch/alias.h"
@@ -149,7 +149,7 @@ TEST_P(FullyShardTest, HoldsNothingButShardsBetweenSteps) {
     shard_blocks(model, options());
     loss_of(model, tokens(world.rank(), 0)).backward();
     for (const auto& parameter : model->parameters()) {
-      EXPECT_EQ(engine::unit_of(parameter)->allocated_numel(), 0);
+      EXPECT_EQ(allocated_numel(*engine::unit_of(parameter)), 0);
       EXPECT_EQ(
           engine::unit_of(parameter)->state(), engine::UnitState::Sharded);
     }

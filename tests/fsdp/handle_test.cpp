@@ -414,7 +414,8 @@ TEST(FsdpTest, FrozenParametersCanBeThawedAndBack) {
     auto module = make_stack();
     shard_blocks(module);
     const auto leaf_of = [](const at::Tensor& face) {
-      return engine::unit_of(face)->leaf_of(face.unsafeGetTensorImpl());
+      return engine::unit_of(face)->params().leaf_of(
+          face.unsafeGetTensorImpl());
     };
     const at::Tensor weight = module->blocks[0]->as<Block>()->up->weight;
     const at::Tensor leaf = leaf_of(weight);
@@ -746,7 +747,7 @@ TEST(FsdpTest, ShardedValuesAreThePlainParameters) {
       for (const auto& item : module->named_parameters()) {
         const at::Tensor& face = item.value();
         const ShardedTensor value =
-            engine::unit_of(face)->sharded(face.unsafeGetTensorImpl());
+            engine::unit_of(face)->params().sharded(face.unsafeGetTensorImpl());
         EXPECT_TRUE(torch::equal(value.full_tensor(), theirs[item.key()]))
             << item.key();
       }

@@ -9,7 +9,7 @@
 #include <set>
 
 #include "engine/schedule.h"
-#include "engine/unit.h"
+#include "engine/unit_memory.h"
 #include "plan/trained_gpt.h"
 #include "support/memory_meter.h"
 #include "support/ranks.h"
@@ -181,7 +181,7 @@ class TrainingRun {
             event.bytes);
       }
     } else if (event.kind == EventKind::Reshard) {
-      full -= static_cast<double>(event.unit.full_bytes());
+      full -= static_cast<double>(full_bytes(event.unit));
     } else if (event.kind == EventKind::Reduce) {
       if (case_.setup.shards > 1) {
         count(Operation::ReduceScatter, event.bytes);
