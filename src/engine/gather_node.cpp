@@ -20,15 +20,14 @@ torch::autograd::variable_list GatherNode::apply(
         "a backward with create_graph=true through sharded parameters is not supported. Gradients of inputs, torch::autograd::grad(output, {input}, ..., create_graph=true), are.");
   }
   at::NoGradGuard no_grad;
-  unit_->schedule().enter_backward();
-  unit_->take_gradients(std::move(gradients));
   // Only grad(loss, leaves) and backward(inputs = leaves) want results here.
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
-  if (wanted == nullptr || wanted->empty()) {
-    unit_->hold_hooks();
-    return torch::autograd::variable_list(num_outputs());
-  }
-  return unit_->finish_reduction_apart();
+  const bool to_engine = wanted != nullptr && !wanted->empty();
+  return unit_->schedule().take_gradients(
+      *unit_,
+      std::move(gradients),
+      to_engine ? Schedule::Destination::Engine
+                : Schedule::Destination::Leaves);
 }
 
 } // namespace tessera::engine

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "engine/names.h"
+#include "engine/schedule.h"
 
 namespace tessera::engine {
 namespace {
@@ -114,7 +115,7 @@ std::vector<std::shared_ptr<Unit>> units_not_summoned(
 
 void reshard_units(const torch::nn::Module& module, std::string_view call) {
   for (const auto& unit : units_not_summoned(module, call)) {
-    unit->reshard();
+    unit->schedule().reshard(*unit);
   }
 }
 

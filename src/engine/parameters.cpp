@@ -80,7 +80,7 @@ NamedTensors engine::list_parameters(
       [&](torch::nn::Module& one, const std::string& path) {
         if (const auto home = flat.find(&one); home != flat.end()) {
           result.emplace_back(
-              path + "_flat_param", home->second->leaves().front());
+              path + "_flat_param", home->second->params().leaves().front());
         }
         for (const auto& item : one.named_parameters(/*recurse=*/false)) {
           const at::Tensor& tensor = item.value();
@@ -92,7 +92,8 @@ NamedTensors engine::list_parameters(
             result.emplace_back(path + item.key(), tensor);
           } else if (!unit->options().one_leaf) {
             result.emplace_back(
-                path + item.key(), unit->leaf_of(tensor.unsafeGetTensorImpl()));
+                path + item.key(),
+                unit->params().leaf_of(tensor.unsafeGetTensorImpl()));
           }
         }
       });
@@ -137,7 +138,7 @@ std::vector<at::Tensor> parameters(ModuleRef module) {
 
 void set_requires_grad(const at::Tensor& parameter, bool on) {
   if (Unit* unit = engine::unit_of(parameter)) {
-    unit->set_requires_grad(parameter.unsafeGetTensorImpl(), on);
+    unit->params().set_requires_grad(parameter.unsafeGetTensorImpl(), on);
     return;
   }
   at::Tensor plain = parameter;

@@ -44,25 +44,8 @@ std::string list_of(const std::vector<int>& ranks) {
       "rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-} // namespace
-
-uint64_t digest_of(const at::Tensor& values) {
-  const at::Tensor flat = values.detach().contiguous().view({-1});
-  if (flat.is_cpu() || flat.numel() < 2 * kSums) {
-    return hash_of(flat.cpu());
-  }
-  const at::Tensor bits = bits_of(flat);
-  const int64_t even = bits.numel() / kSums * kSums;
-  const at::Tensor sums =
-      bits.narrow(0, 0, even).view({kSums, -1}).sum(1, false, at::kLong);
-  const uint64_t parts[] = {
-      hash_of(sums.cpu()),
-      hash_of(bits.narrow(0, even, bits.numel() - even).cpu())};
-  static const Xxh3 xxh3 = best_xxh3();
-  return xxh3(parts, sizeof parts);
-}
-
-void compare_starts(std::span<Unit* const> units, const Group& group) {
+/// The same units in the same order on all ranks of `group`.
+void compare_starts(const std::vector<Unit*>& units, const Group& group) {
   int64_t count = 0;
   for (const Unit* unit : units) {
     count += 1 + static_cast<int64_t>(unit->start()->digests.size());
@@ -107,6 +90,40 @@ void compare_starts(std::span<Unit* const> units, const Group& group) {
               list_of(others),
               group.global_ranks().front()));
     }
+  }
+}
+
+} // namespace
+
+uint64_t digest_of(const at::Tensor& values) {
+  const at::Tensor flat = values.detach().contiguous().view({-1});
+  if (flat.is_cpu() || flat.numel() < 2 * kSums) {
+    return hash_of(flat.cpu());
+  }
+  const at::Tensor bits = bits_of(flat);
+  const int64_t even = bits.numel() / kSums * kSums;
+  const at::Tensor sums =
+      bits.narrow(0, 0, even).view({kSums, -1}).sum(1, false, at::kLong);
+  const uint64_t parts[] = {
+      hash_of(sums.cpu()),
+      hash_of(bits.narrow(0, even, bits.numel() - even).cpu())};
+  static const Xxh3 xxh3 = best_xxh3();
+  return xxh3(parts, sizeof parts);
+}
+
+void begin_use(const Unit& unit, const std::map<int, Unit*>& units) {
+  if (!unit.start()) {
+    return;
+  }
+  std::vector<Unit*> fresh; // of the same model, in an order that ranks share
+  for (const auto& [number, other] : units) {
+    if (other->start() && &other->root() == &unit.root()) {
+      fresh.push_back(other);
+    }
+  }
+  compare_starts(fresh, unit.groups().all);
+  for (Unit* other : fresh) {
+    other->forget_start();
   }
 }
 

@@ -1,12 +1,10 @@
 // Checks that all ranks begin with the same values.
 #pragma once
 
-#include <tessera/comm/group.h>
-
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <span>
+#include <map>
 
 namespace tessera::engine {
 
@@ -27,9 +25,10 @@ class Unit;
 /// on the host.
 uint64_t digest_of(const at::Tensor& values);
 
-/// Compares the values that the ranks of `group` began with in these units, the
-/// same units in the same order on all ranks. Throws DisagreementError on all
-/// ranks, which names the first parameter that differs and whose. Collective.
-void compare_starts(std::span<Unit* const> units, const Group& group);
+/// A model is about to be used through `unit`. The first time, the ranks
+/// compare what they began with in its units, which are among `units` (by
+/// number). Throws DisagreementError on all ranks, which names the first
+/// parameter that differs and whose. Collective the first time.
+void begin_use(const Unit& unit, const std::map<int, Unit*>& units);
 
 } // namespace tessera::engine

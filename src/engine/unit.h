@@ -1,14 +1,8 @@
 // Parameters that are gathered and freed together.
 #pragma once
 
-#include <tessera/comm/group.h>
-#include <tessera/engine/sharded_tensor.h>
-
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/function.h>
 
-#include <any>
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -17,13 +11,13 @@
 #include <vector>
 
 #include "engine/bundle.h"
-#include "engine/options.h"
-#include "engine/owners.h"
-#include "libtorch/autograd_compat.h"
+#include "engine/unit_gradients.h"
+#include "engine/unit_identity.h"
+#include "engine/unit_params.h"
+#include "engine/unit_summon.h"
 
 namespace tessera::engine {
 
-class GatherNode;
 class Schedule;
 
 enum class UnitState {
@@ -44,19 +38,6 @@ enum class UnitState {
   Summoned,
 };
 
-/// A parameter as the module registered it.
-struct NamedParam {
-  std::string name; // below the unit's module
-  at::Tensor tensor;
-};
-
-struct SummonOptions {
-  bool writeback = true;
-  bool rank0_only = false;
-  bool offload_to_cpu = false;
-  bool with_grads = false;
-};
-
 /// What this rank began with, until the ranks have compared it; see
 /// [Note: equal starts].
 struct UnitStart {
@@ -65,152 +46,91 @@ struct UnitStart {
   bool was_written = false; // since
 };
 
-/// A unit stands between the module's parameters and this rank's shards; see
-/// [Note: storage identity] for how parameters become faces.
+/// A unit stands between the module's parameters and this rank's shards. The
+/// parts of a unit are nouns of their own: who it is (UnitIdentity), its faces
+/// and leaves (UnitParams), what travels (Bundle), its gradients
+/// (UnitGradients), and a summon (UnitSummon). What is left is its state.
 ///
-/// A shard is an ordinary tensor with a leaf for each parameter that views this
-/// rank's part of it (or one leaf for all of it, UnitOptions::one_leaf). Leaves
-/// are what optimizers get. They carry the key of faces too, so that writes to
-/// them are seen: fused optimizers do not bump version counters.
+/// A unit never calls the Schedule that drives it: it tells by what it returns
+/// what happened.
 ///
-/// Faces own their unit: trainable ones through their gradient edge, frozen
-/// ones through a hook of their autograd metadata that never runs. The unit
-/// knows its faces only weakly; it dies with the module. A unit without
-/// parameters is kept by the units below it.
-///
-/// Writes to shards are counted for all units of a model together: which of its
-/// leaves a rank writes depends on what it has, but ranks must gather again
-/// alike.
-class Unit : public std::enable_shared_from_this<Unit> {
+/// Thread safety: one thread at a time, the one that runs the model; any thread
+/// may call count_write().
+class Unit : public UnitIdentity, public std::enable_shared_from_this<Unit> {
  public:
-  /// Shards `params`, which must be leaves of their module and not sharded yet.
-  /// Deferred ones are replayed, one at a time. `number` tells units of a group
-  /// apart, the same on all ranks.
-  static std::shared_ptr<Unit> create(
+  /// Made by Schedule::add_unit().
+  Unit(
       std::string name,
       int number,
-      const std::vector<NamedParam>& params,
       const Groups& groups,
       const UnitOptions& options,
       std::shared_ptr<Schedule> schedule);
   ~Unit();
-  Unit(const Unit&) = delete;
-  Unit& operator=(const Unit&) = delete;
+  /// Shards `params`, which must be leaves of their module and not sharded yet.
+  /// Deferred ones are replayed, one at a time. Once, before anything else.
+  void shard(const std::vector<NamedParam>& params, BufferPool& pool);
 
-  const std::string& name() const {
-    return name_;
-  }
-  void set_name(std::string name);
-  int number() const {
-    return number_;
-  }
-  const Groups& groups() const {
-    return groups_;
-  }
-  const UnitOptions& options() const {
-    return options_;
-  }
-  UnitState state() const {
-    return state_;
-  }
+  /// Who drives this unit: for those who found the unit from a tensor.
   Schedule& schedule() const {
     return *schedule_;
   }
-
-  /// The module that was sharded, to be recognized by; never followed. Null
-  /// once it is gone: its address may be another's by then. `alive` is empty
-  /// for a module that no shared_ptr owns.
-  const void* home() const {
-    return is_home_tracked_ && home_alive_.expired() ? nullptr : home_;
+  UnitParams& params() {
+    return params_;
   }
-  /// Null if it is gone, or if no shared_ptr owns it.
-  std::shared_ptr<const void> lock_home() const {
-    return home_alive_.lock();
+  const UnitParams& params() const {
+    return params_;
   }
-  void set_home(const void* module, std::weak_ptr<const void> alive) {
-    home_ = module;
-    is_home_tracked_ = !alive.expired();
-    home_alive_ = std::move(alive);
+  UnitGradients& gradients() {
+    return gradients_;
   }
-  /// The unit whose module contains this one's.
-  void set_parent(std::shared_ptr<Unit> parent) {
-    parent_ = std::move(parent);
-  }
-  bool is_root() const {
-    return parent_ == nullptr;
-  }
-  bool contains(const Unit& other) const;
-  /// The unit that contains this one and is contained in none.
-  const Unit& root() const;
-  Unit& root();
-
-  /// What the front end keeps with the unit; nothing to the unit itself.
-  std::any& attachment() {
-    return attachment_;
-  }
-
-  /// Off: gradients of a backward wait here for the next one that has it on.
-  void set_syncs_gradients(bool on) {
-    syncs_gradients_ = on;
-  }
-  bool syncs_gradients() const {
-    return syncs_gradients_;
-  }
-  /// Off: gradients are averaged over the shard group only, and wait.
-  void set_all_reduces(bool on) {
-    all_reduces_ = on;
-  }
-
-  /// The leaf of the parameter whose face has this TensorImpl. With one leaf
-  /// for all, that.
-  at::Tensor leaf_of(const c10::TensorImpl* face) const;
-  /// All leaves, in the order of the parameters, for life.
-  std::vector<at::Tensor> leaves() const;
-  /// In which bundle that parameter is, and where in its layout.
-  struct Place {
-    size_t bundle = 0;
-    size_t index = 0;
-  };
-  Place place_of(const c10::TensorImpl* face) const;
-  /// The parameter that a leaf holds alone.
-  struct LeafParam {
-    std::string name; // below the module of the root unit
-    std::vector<int64_t> sizes; // of the whole parameter
-    std::vector<ShardedTensor::Box>
-        boxes; // this rank's, in the order of the leaf's elements
-  };
-  /// Nothing for a tensor that is no leaf of the unit, and for the one leaf of
-  /// all parameters.
-  std::optional<LeafParam> find_leaf(const c10::TensorImpl* leaf) const;
-  /// This rank's part of that parameter, with its place. Shares the leaf's
-  /// memory.
-  ShardedTensor sharded(const c10::TensorImpl* face) const;
-  bool has_params() const {
-    return !bundles_.empty();
+  std::vector<Bundle>& bundles() {
+    return bundles_;
   }
   const std::vector<Bundle>& bundles() const {
     return bundles_;
   }
-  /// What faces show is writable and whole on this rank now.
-  bool shows_summoned() const;
+  bool has_params() const {
+    return !bundles_.empty();
+  }
+  /// True where faces show the shard itself and nothing is ever moved.
+  bool shows_shard() const;
   /// The flat shard of a unit of one dtype; while Summoned the flat full
   /// parameters, without padding if they have one leaf.
   at::Tensor flat_param() const;
 
-  /// Freezes or thaws a parameter: its gradient edge, its leaf, a stale
-  /// gradient.
-  void set_requires_grad(const c10::TensorImpl* face, bool on);
-
-  /// Writes to shards of the whole model that were seen so far.
-  int64_t num_writes() const {
-    return root().writes_;
+  UnitState state() const {
+    return state_;
   }
-  /// True if there were any since this unit was gathered last.
+  /// Returns whether it started a gather: not unless the unit was Sharded.
+  bool start_gather();
+  /// While Gathering. If this throws, the unit is Full of garbage: reshard().
+  void finish_gather();
+  /// Returns whether it freed the full parameters: not unless the unit was
+  /// Full. Not while Gathering.
+  bool reshard();
+  /// Kept gathered by the user until reshard() or the end of backward.
+  void pin() {
+    is_pinned_ = true;
+  }
+  bool is_pinned() const {
+    return is_pinned_;
+  }
+
+  /// See Schedule. Not while Gathering.
+  void summon(const SummonOptions& options);
+  SummonEnd end_summon();
+  /// What faces show is writable and whole on this rank now.
+  bool shows_summoned() const {
+    return summoned_ != nullptr && summoned_->is_shown();
+  }
+
+  /// True if a shard of the model was written since this unit was gathered
+  /// last.
   bool is_stale() const {
     return gathered_at_ != -1 && gathered_at_ != num_writes();
   }
   /// Somebody is about to write to a shard of the unit's. Throws where the end
-  /// of a summon would undo it. Several threads may call it at once: a
+  /// of a summon would undo the write. Several threads may call it at once: a
   /// checkpoint is read by more than one.
   void count_write();
 
@@ -222,135 +142,25 @@ class Unit : public std::enable_shared_from_this<Unit> {
     start_.reset();
   }
 
-  /// Throws if something replaced the data of a face behind the unit's back.
-  void check_faces(const char* call) const;
-  /// Freezes and thaws what a user froze or thawed through a face or a leaf.
-  void follow_requires_grad();
-
-  /// Kept gathered by the user until reshard() or the end of backward.
-  void pin() {
-    is_pinned_ = true;
-  }
-  bool is_pinned() const {
-    return is_pinned_;
-  }
-
-  void start_gather();
-  void finish_gather();
-  void reshard();
-
-  /// See UnitState::Summoned. Collective over the shard group; not while
-  /// Summoned. Ranks that are not shown anything take part.
-  void summon(const SummonOptions& options);
-  /// Writes back, if asked, and shows what was shown before. Collective.
-  void end_summon();
-
-  /// Takes the gradients of all faces, by position; called by the node.
-  void take_gradients(std::vector<at::Tensor>&& gradients);
-  /// The engine visits the leaves behind the node with undefined gradients and
-  /// would call their hooks with these. Until release_hooks(), at the end of
-  /// the backward, the unit keeps the hooks and calls them with the average.
-  void hold_hooks();
-  void release_hooks() noexcept;
-  /// Gradients of backwards without synchronisation wait here.
-  bool has_waiting_gradients() const;
-  void start_reduction();
-  /// Waits for the reduction and adds the result to the leaves' gradients.
-  /// Returns by position whether this rank had a gradient; where it had none
-  /// and the leaf had none before either, zeros stand in until
-  /// drop_gradients().
-  std::vector<bool> finish_reduction();
-  /// No rank had a gradient for these: undefined again, since zeros would make
-  /// optimizers act.
-  void drop_gradients(const std::vector<bool>& by_position);
-  /// The same, but returns it, by position.
-  std::vector<at::Tensor> finish_reduction_apart();
-  void drop_reduction() noexcept;
-
-  /// True where faces show the shard itself and nothing is ever moved.
-  bool shows_shard() const;
-  /// Bytes of the full buffers while they have memory of their own.
-  size_t full_bytes() const;
-  /// Elements of full buffers that have memory now, padding included.
-  int64_t allocated_numel() const;
-  size_t shard_bytes() const;
-  /// Bytes of the full gradients as they are averaged, padding included.
-  size_t gradient_bytes() const;
-  /// See Bundle.
-  size_t full_bytes_now() const;
-  size_t gradient_bytes_now() const;
-
  private:
-  struct Param;
-  struct Summoning;
+  void make_bundles(const std::vector<NamedParam>& params, BufferPool& pool);
 
-  Unit(
-      std::string name,
-      int number,
-      const Groups& groups,
-      const UnitOptions& options,
-      std::shared_ptr<Schedule> schedule);
-  void make_bundles(const std::vector<NamedParam>& params);
-  void make_faces(const std::vector<NamedParam>& params);
-  void make_leaves();
-  at::Tensor face_alias(const Param& param) const;
-  void set_trainable(Param& param, bool on);
-  void refuse_partial_freeze(const Param& param) const;
-  NodePtr node();
-  bool exposes_shard() const;
-  void show_summoned(
-      Param& param,
-      const at::Tensor& full,
-      const at::Tensor& grad);
-  std::vector<at::Tensor> gather_gradients();
-  struct Reduced {
-    std::vector<at::Tensor> gradients; // by position
-    std::vector<bool> used; // by position: this rank had one
-  };
-  Reduced wait_for_reduction();
-  at::Tensor after_hooks(const Param& param, const at::Tensor& gradient);
-  std::optional<std::string> objection_to_faces() const;
-  bool was_written() const;
-  void write_back();
-  void write_back_gradients();
-  void hide_summoned();
-  [[noreturn]] void fail(
-      const char* call,
-      const std::string& parameter,
-      const std::string& what) const;
-
-  std::string name_;
-  const int number_;
-  std::string label_; // of collectives: name and number
-  std::string raw_access_error_;
-  const Groups groups_;
-  const UnitOptions options_;
+  // Constant after shard(), as far as the unit goes: the parts have states of
+  // their own.
   const std::shared_ptr<Schedule> schedule_;
-  const void* home_ = nullptr;
-  std::weak_ptr<const void> home_alive_;
-  bool is_home_tracked_ = false;
-  std::shared_ptr<Unit> parent_;
-  std::any attachment_;
-  std::vector<Param> params_;
-  std::vector<Bundle> bundles_;
-  WeakNodePtr node_; // owned by the faces' gradient edges
+  std::vector<Bundle> bundles_; // one for each dtype
+  UnitParams params_;
+  UnitGradients gradients_;
+
+  // Changed by the thread that runs the model.
   UnitState state_ = UnitState::Sharded;
-  std::unique_ptr<Summoning> summoned_; // while Summoned
-  std::mutex write_mutex_; // guards what is done before a write
-  std::optional<UnitStart> start_;
-  std::atomic<int64_t> writes_ = 0; // a root's: of all units below it too
-  int64_t gathered_at_ = -1; // num_writes() then
   bool is_pinned_ = false;
-  bool syncs_gradients_ = true;
-  bool all_reduces_ = true;
-  std::vector<bool> zeros_stand_in_; // by position, see finish_reduction()
+  int64_t gathered_at_ = -1; // num_writes() then
+  std::unique_ptr<UnitSummon> summoned_; // while Summoned
+
+  // Guards what is done before a write.
+  std::mutex write_mutex_;
+  std::optional<UnitStart> start_;
 };
-
-/// The unit of a face, or nullptr for a tensor that is no face. Finds the unit
-/// of a Summoned face too.
-Unit* unit_of(const at::Tensor& tensor);
-
-/// A face or a leaf: what a rank has of it may be a part, all or nothing.
-bool is_sharded(const at::Tensor& tensor);
 
 } // namespace tessera::engine

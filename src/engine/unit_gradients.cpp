@@ -1,88 +1,105 @@
-// Gradients of a unit: from a backward to the leaves.
+#include "engine/unit_gradients.h"
+
 #include <ATen/ops/_foreach_add.h>
 
 #include <algorithm>
 #include <exception>
+#include <memory>
+#include <utility>
 
-#include "engine/schedule.h"
+#include "engine/keep_alive.h"
 #include "engine/shard_gradient.h"
-#include "engine/unit_parts.h"
+#include "engine/unit.h"
 
 namespace tessera::engine {
+namespace {
 
-void Unit::take_gradients(std::vector<at::Tensor>&& gradients) {
-  check_faces("backward");
-  schedule_->finish_reductions(); // its buffer serves these gradients
+using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
+
+/// What the hooks of a leaf make of its gradient. The engine would call them,
+/// but it adds nothing to leaves here.
+at::Tensor after_hooks(const Hooks& hooks, const at::Tensor& gradient) {
+  if (hooks.empty()) {
+    return gradient;
+  }
+  torch::autograd::variable_list values{gradient};
+  for (const auto& hook : hooks) {
+    values = (*hook)(values);
+  }
+  return values.front();
+}
+
+} // namespace
+
+bool UnitGradients::add(std::vector<at::Tensor>&& gradients) {
+  const auto& params = unit_.params().all();
   bool any = false;
-  for (size_t number = 0; number < bundles_.size(); ++number) {
+  for (size_t number = 0; number < unit_.bundles().size(); ++number) {
     std::vector<at::Tensor> mine;
     std::vector<bool> trainable;
-    for (size_t position = 0; position < params_.size(); ++position) {
-      if (params_[position].bundle == number) {
+    for (size_t position = 0; position < params.size(); ++position) {
+      if (params[position].bundle == number) {
         mine.push_back(std::move(gradients[position]));
-        trainable.push_back(params_[position].trainable);
+        trainable.push_back(params[position].trainable);
       }
     }
     if (std::find(trainable.begin(), trainable.end(), true) !=
         trainable.end()) {
-      bundles_[number].add_gradients(mine, trainable);
+      unit_.bundles()[number].add_gradients(mine, trainable);
       any = true;
     }
   }
   gradients.clear();
-  if (!is_root()) {
-    reshard();
-  }
-  if (any && syncs_gradients_) {
-    start_reduction();
-  }
+  return any;
 }
 
-bool Unit::has_waiting_gradients() const {
+bool UnitGradients::has_waiting() const {
   return std::any_of(
-      bundles_.begin(), bundles_.end(), [&](const Bundle& bundle) {
+      unit_.bundles().begin(),
+      unit_.bundles().end(),
+      [&](const Bundle& bundle) {
         return bundle.has_waiting(all_reduces_) && !bundle.is_reducing();
       });
 }
 
-void Unit::start_reduction() {
-  schedule_->note_reduction(*this); // first: it must be dropped if this throws
-  for (Bundle& bundle : bundles_) {
+void UnitGradients::start_reduction() {
+  for (Bundle& bundle : unit_.bundles()) {
     if (bundle.has_waiting(all_reduces_)) {
-      bundle.start_reduction(all_reduces_, label_);
+      bundle.start_reduction(all_reduces_, unit_.label());
     }
   }
 }
 
-Unit::Reduced Unit::wait_for_reduction() {
-  Reduced result{
-      std::vector<at::Tensor>(params_.size()),
-      std::vector<bool>(params_.size(), true)}; // frozen ones: not in doubt
-  for (size_t number = 0; number < bundles_.size(); ++number) {
-    Bundle& bundle = bundles_[number];
+UnitGradients::Average UnitGradients::wait() {
+  const auto& params = unit_.params().all();
+  Average result{
+      std::vector<at::Tensor>(params.size()),
+      std::vector<bool>(params.size(), true)}; // frozen ones: not in doubt
+  for (size_t number = 0; number < unit_.bundles().size(); ++number) {
+    Bundle& bundle = unit_.bundles()[number];
     if (!bundle.is_reducing()) {
       continue;
     }
-    const auto waiting = schedule_->watch(ShardEvent::Kind::ReduceWait, *this);
-    const auto [mean, used] = bundle.finish_reduction(label_);
+    const auto [mean, used] = bundle.finish_reduction(unit_.label());
     if (!mean.defined()) {
       continue;
     }
-    if (options_.one_leaf) { // stands for all, at the first one's position
-      if (params_.front().trainable) {
+    if (unit_.options()
+            .one_leaf) { // stands for all, at the first one's position
+      if (params.front().trainable) {
         result.gradients.front() = gradient_alias_of(mean, mean.sizes(), 0);
         result.used.front() =
             std::find(used.begin(), used.end(), true) != used.end();
       }
       continue;
     }
-    for (size_t position = 0; position < params_.size(); ++position) {
-      const Param& param = params_[position];
+    for (size_t position = 0; position < params.size(); ++position) {
+      const UnitParam& param = params[position];
       if (param.bundle != number || !param.trainable) {
         continue;
       }
       const Layout& layout = bundle.layout();
-      const Run run = layout.run(param.index, groups_.shard.rank());
+      const Run run = layout.run(param.index, unit_.groups().shard.rank());
       result.used[position] = used[param.index];
       // An empty leaf has an empty gradient: optimizers step it, and so this
       // rank counts the step as the others do.
@@ -93,12 +110,12 @@ Unit::Reduced Unit::wait_for_reduction() {
   return result;
 }
 
-std::vector<at::Tensor> Unit::finish_reduction_apart() {
-  return wait_for_reduction().gradients;
+std::vector<at::Tensor> UnitGradients::finish_reduction_apart() {
+  return wait().gradients;
 }
 
-void Unit::hold_hooks() {
-  for (Param& param : params_) {
+void UnitGradients::hold_hooks() {
+  for (UnitParam& param : unit_.params().all()) {
     auto& hooks = meta_of(param.leaf).hooks_;
     if (!hooks.empty()) {
       param.held_hooks = std::exchange(hooks, {});
@@ -106,51 +123,42 @@ void Unit::hold_hooks() {
   }
 }
 
-void Unit::release_hooks() noexcept {
-  for (Param& param : params_) {
+void UnitGradients::release_hooks() noexcept {
+  for (UnitParam& param : unit_.params().all()) {
     if (!param.held_hooks.empty()) {
       meta_of(param.leaf).hooks_ = std::exchange(param.held_hooks, {});
     }
   }
 }
 
-/// What the hooks of a leaf make of its gradient. The engine would call them,
-/// but it adds nothing to leaves here.
-at::Tensor Unit::after_hooks(const Param& param, const at::Tensor& gradient) {
-  const auto& hooks = param.held_hooks.empty()
-      ? torch::autograd::impl::hooks(param.leaf)
-      : param.held_hooks;
-  if (hooks.empty()) {
-    return gradient;
-  }
-  try {
-    torch::autograd::variable_list values{gradient};
-    for (const auto& hook : hooks) {
-      values = (*hook)(values);
-    }
-    return values.front();
-  } catch (...) {
-    schedule_->note_failure(std::current_exception()); // for all ranks
-    return gradient;
-  }
+bool UnitGradients::is_reducing() const {
+  return std::any_of(
+      unit_.bundles().begin(), unit_.bundles().end(), [](const Bundle& bundle) {
+        return bundle.is_reducing();
+      });
 }
 
-std::vector<bool> Unit::finish_reduction() {
-  if (std::none_of(bundles_.begin(), bundles_.end(), [](const Bundle& bundle) {
-        return bundle.is_reducing();
-      })) {
-    return {};
-  }
+UnitGradients::Reduction UnitGradients::finish_reduction() {
+  const auto& params = unit_.params().all();
   std::vector<at::Tensor> sums;
   std::vector<at::Tensor> terms;
-  auto [gradients, used] = wait_for_reduction();
-  zeros_stand_in_.resize(params_.size(), false);
-  for (size_t position = 0; position < params_.size(); ++position) {
+  auto [gradients, used] = wait();
+  std::exception_ptr failure; // the other gradients are there all the same
+  zeros_stand_in_.resize(params.size(), false);
+  for (size_t position = 0; position < params.size(); ++position) {
     if (!gradients[position].defined()) {
       continue;
     }
-    gradients[position] = after_hooks(params_[position], gradients[position]);
-    at::Tensor& sum = params_[position].leaf.mutable_grad();
+    const UnitParam& param = params[position];
+    try {
+      gradients[position] = after_hooks(
+          param.held_hooks.empty() ? torch::autograd::impl::hooks(param.leaf)
+                                   : param.held_hooks,
+          gradients[position]);
+    } catch (...) {
+      failure = failure ? failure : std::current_exception();
+    }
+    at::Tensor& sum = param.leaf.mutable_grad();
     if (sum.defined()) {
       sums.push_back(sum);
       terms.push_back(gradients[position]);
@@ -163,21 +171,21 @@ std::vector<bool> Unit::finish_reduction() {
   if (!sums.empty()) {
     at::_foreach_add_(sums, terms);
   }
-  return used;
+  return {std::move(used), std::move(failure)};
 }
 
-void Unit::drop_gradients(const std::vector<bool>& by_position) {
+void UnitGradients::drop_unused(const std::vector<bool>& used_by_any) {
   for (size_t position = 0; position < zeros_stand_in_.size(); ++position) {
-    if (zeros_stand_in_[position] && by_position[position]) {
-      params_[position].leaf.mutable_grad().reset();
+    if (zeros_stand_in_[position] && !used_by_any[position]) {
+      unit_.params().all()[position].leaf.mutable_grad().reset();
     }
   }
   zeros_stand_in_.clear();
 }
 
-void Unit::drop_reduction() noexcept {
+void UnitGradients::drop_reduction() noexcept {
   zeros_stand_in_.clear();
-  for (Bundle& bundle : bundles_) {
+  for (Bundle& bundle : unit_.bundles()) {
     bundle.drop_reduction();
   }
 }

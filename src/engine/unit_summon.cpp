@@ -1,36 +1,70 @@
-// The full parameters of a unit, shown to the user.
+#include "engine/unit_summon.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
 
-#include <exception>
+#include <memory>
 #include <sstream>
 
-#include "engine/schedule.h"
-#include "engine/unit_parts.h"
+#include "engine/keep_alive.h"
+#include "engine/owners.h"
+#include "engine/unit.h"
 #include "libtorch/alias.h"
 
 namespace tessera::engine {
 
+UnitSummon::UnitSummon(Unit& unit, const SummonOptions& options)
+    : unit_(unit),
+      options_(options),
+      before_(unit.state()),
+      is_shown_(!options.rank0_only || unit.groups().shard.rank() == 0),
+      node_(unit.params().find_node()) {
+  for (const Bundle& bundle : unit_.bundles()) {
+    at::Tensor full = unit_.has_whole_copy() ? bundle.shard()
+        : unit_.state() == UnitState::Full
+        ? bundle.full().clone()
+        : bundle.gather_copy(bundle.shard(), unit_.label());
+    if (options_.offload_to_cpu) {
+      full = full.to(at::kCPU);
+    }
+    full_.push_back(is_shown_ ? full : at::Tensor());
+  }
+  const auto& params = unit_.params().all();
+  gradients_.resize(params.size());
+  if (options_.with_grads && unit_.has_whole_copy()) {
+    for (size_t position = 0; position < params.size(); ++position) {
+      gradients_[position] = params[position].leaf.grad();
+    }
+  } else if (options_.with_grads) {
+    gradients_ = gather_gradients();
+  }
+}
+
+bool UnitSummon::undoes_writes() const {
+  return options_.writeback && !unit_.has_whole_copy() && !is_ending_;
+}
+
 /// Full gradients by position, defined where any rank has one.
-std::vector<at::Tensor> Unit::gather_gradients() {
-  std::vector<at::Tensor> result(params_.size());
+std::vector<at::Tensor> UnitSummon::gather_gradients() const {
+  const auto& params = unit_.params().all();
+  std::vector<at::Tensor> result(params.size());
   at::Tensor defined =
-      at::zeros({static_cast<int64_t>(params_.size())}, at::kByte);
-  for (size_t position = 0; position < params_.size(); ++position) {
-    if (params_[position].leaf.grad().defined()) {
+      at::zeros({static_cast<int64_t>(params.size())}, at::kByte);
+  for (size_t position = 0; position < params.size(); ++position) {
+    if (params[position].leaf.grad().defined()) {
       defined[static_cast<int64_t>(position)] = 1;
     }
   }
-  groups_.shard.all_reduce(defined, ReduceOp::Max, label_);
-  for (size_t number = 0; number < bundles_.size(); ++number) {
-    const Bundle& bundle = bundles_[number];
+  unit_.groups().shard.all_reduce(defined, ReduceOp::Max, unit_.label());
+  for (size_t number = 0; number < unit_.bundles().size(); ++number) {
+    const Bundle& bundle = unit_.bundles()[number];
     const Layout& layout = bundle.layout();
     at::Tensor part; // zeros stand in for what only others have
-    for (size_t position = 0; position < params_.size(); ++position) {
-      const Param& param = params_[position];
+    for (size_t position = 0; position < params.size(); ++position) {
+      const UnitParam& param = params[position];
       if (param.bundle != number ||
           defined[static_cast<int64_t>(position)].item<uint8_t>() == 0) {
         continue;
@@ -39,7 +73,7 @@ std::vector<at::Tensor> Unit::gather_gradients() {
         part = at::zeros_like(bundle.shard());
       }
       const at::Tensor& gradient = param.leaf.grad();
-      const Run run = layout.run(param.index, groups_.shard.rank());
+      const Run run = layout.run(param.index, unit_.groups().shard.rank());
       if (gradient.defined() && run.numel > 0) {
         part.narrow(0, run.shard_begin, run.numel)
             .copy_(gradient.reshape({-1}));
@@ -48,9 +82,9 @@ std::vector<at::Tensor> Unit::gather_gradients() {
     if (!part.defined()) {
       continue;
     }
-    const at::Tensor full = bundle.gather_copy(part, label_);
-    for (size_t position = 0; position < params_.size(); ++position) {
-      const Param& param = params_[position];
+    const at::Tensor full = bundle.gather_copy(part, unit_.label());
+    for (size_t position = 0; position < params.size(); ++position) {
+      const UnitParam& param = params[position];
       if (param.bundle == number &&
           defined[static_cast<int64_t>(position)].item<uint8_t>() != 0) {
         result[position] = alias_of(
@@ -61,83 +95,47 @@ std::vector<at::Tensor> Unit::gather_gradients() {
   return result;
 }
 
-void Unit::show_summoned(
-    Param& param,
-    const at::Tensor& full,
-    const at::Tensor& grad) {
+void UnitSummon::show() {
+  const auto& params = unit_.params().all();
+  for (size_t position = 0; is_shown_ && position < params.size(); ++position) {
+    const UnitParam& param = params[position];
+    show(param, gradients_[position]);
+    const at::Tensor face = param.lock();
+    versions_.push_back(
+        face.defined() ? static_cast<uint32_t>(face._version()) : 0);
+  }
+  gradients_.clear();
+}
+
+void UnitSummon::show(const UnitParam& param, const at::Tensor& gradient)
+    const {
   const at::Tensor face = param.lock();
   if (!face.defined()) {
     return;
   }
-  const Layout& layout = bundles_[param.bundle].layout();
-  show(
+  const Layout& layout = unit_.bundles()[param.bundle].layout();
+  engine::show(
       face,
       alias_of(
-          full, layout.shape(param.index), layout.full_offset(param.index)));
+          full_[param.bundle],
+          layout.shape(param.index),
+          layout.full_offset(param.index)));
   auto& meta = meta_of(face);
   meta.grad_fn_ = NodePtr();
   meta.output_nr_ = 0;
   meta.requires_grad_ = param.trainable;
-  meta.grad_ = grad;
+  meta.grad_ = gradient;
   if (unit_of(face) == nullptr) {
     torch::autograd::impl::add_hook(
-        face, std::make_unique<KeepAlive>(shared_from_this()));
+        face, std::make_unique<KeepAlive>(unit_.shared_from_this()));
   }
-}
-
-void Unit::summon(const SummonOptions& options) {
-  c10::InferenceMode no_inference(false);
-  at::NoGradGuard no_grad;
-  check_faces("summon_full_params");
-  schedule_->begin_use(*this);
-  follow_requires_grad();
-  finish_gather();
-  auto summoning = std::make_unique<Summoning>();
-  summoning->options = options;
-  summoning->shown = !options.rank0_only || groups_.shard.rank() == 0;
-  if (options_.param_dtype || is_stale()) {
-    reshard();
-  }
-  summoning->before = state_;
-  summoning->node = node_.lock();
-  const bool exposes = exposes_shard();
-  for (const Bundle& bundle : bundles_) {
-    at::Tensor full = exposes ? bundle.shard()
-        : state_ == UnitState::Full
-        ? bundle.full().clone()
-        : bundle.gather_copy(bundle.shard(), label_);
-    if (options.offload_to_cpu) {
-      full = full.to(at::kCPU);
-    }
-    summoning->full.push_back(summoning->shown ? full : at::Tensor());
-  }
-  std::vector<at::Tensor> gradients(params_.size());
-  if (options.with_grads && exposes) {
-    for (size_t position = 0; position < params_.size(); ++position) {
-      gradients[position] = params_[position].leaf.grad();
-    }
-  } else if (options.with_grads) {
-    gradients = gather_gradients();
-  }
-  if (summoning->shown) {
-    for (size_t position = 0; position < params_.size(); ++position) {
-      Param& param = params_[position];
-      show_summoned(param, summoning->full[param.bundle], gradients[position]);
-      const at::Tensor face = param.lock();
-      summoning->versions.push_back(
-          face.defined() ? static_cast<uint32_t>(face._version()) : 0);
-    }
-  }
-  schedule_->note_summon(*this);
-  state_ = UnitState::Summoned;
-  summoned_ = std::move(summoning);
 }
 
 /// Why what a user did to the shown parameters cannot be kept, if so.
-std::optional<std::string> Unit::objection_to_faces() const {
-  for (const Param& param : params_) {
+std::optional<std::string> UnitSummon::objection_to_faces() const {
+  for (const UnitParam& param : unit_.params().all()) {
     const at::Tensor face = param.lock();
-    const Bundle& bundle = bundles_[param.bundle];
+    const Bundle& bundle = unit_.bundles()[param.bundle];
     const Shape& shape = bundle.layout().shape(param.index);
     if (face.defined() &&
         (face.sizes() != at::IntArrayRef(shape) ||
@@ -155,20 +153,21 @@ std::optional<std::string> Unit::objection_to_faces() const {
 }
 
 /// True if a face was written while Summoned, as far as this rank can tell.
-bool Unit::was_written() const {
-  for (size_t position = 0; position < params_.size(); ++position) {
-    const Param& param = params_[position];
+bool UnitSummon::was_written() const {
+  const auto& params = unit_.params().all();
+  for (size_t position = 0; position < params.size(); ++position) {
+    const UnitParam& param = params[position];
     const at::Tensor face = param.lock();
     if (!face.defined()) {
       continue;
     }
-    if (static_cast<uint32_t>(face._version()) !=
-            summoned_->versions[position] ||
-        storage_of(face) != storage_of(summoned_->full[param.bundle])) {
+    if (static_cast<uint32_t>(face._version()) != versions_[position] ||
+        storage_of(face) != storage_of(full_[param.bundle])) {
       return true;
     }
-    const Bundle& bundle = bundles_[param.bundle];
-    const Run run = bundle.layout().run(param.index, groups_.shard.rank());
+    const Bundle& bundle = unit_.bundles()[param.bundle];
+    const Run run =
+        bundle.layout().run(param.index, unit_.groups().shard.rank());
     // Raw pointers leave no trace but the values.
     if (!at::equal(
             face.detach()
@@ -182,11 +181,12 @@ bool Unit::was_written() const {
   return false;
 }
 
-void Unit::write_back() {
-  for (const Param& param : params_) {
+void UnitSummon::write_back_values() const {
+  for (const UnitParam& param : unit_.params().all()) {
     const at::Tensor face = param.lock();
-    const Bundle& bundle = bundles_[param.bundle];
-    const Run run = bundle.layout().run(param.index, groups_.shard.rank());
+    const Bundle& bundle = unit_.bundles()[param.bundle];
+    const Run run =
+        bundle.layout().run(param.index, unit_.groups().shard.rank());
     if (face.defined() && run.numel > 0 &&
         storage_of(face) != storage_of(bundle.shard())) {
       bundle.shard()
@@ -197,11 +197,11 @@ void Unit::write_back() {
   }
 }
 
-void Unit::write_back_gradients() {
-  for (const Param& param : params_) {
+void UnitSummon::write_back_gradients() const {
+  for (const UnitParam& param : unit_.params().all()) {
     const at::Tensor face = param.lock();
-    const Run run =
-        bundles_[param.bundle].layout().run(param.index, groups_.shard.rank());
+    const Run run = unit_.bundles()[param.bundle].layout().run(
+        param.index, unit_.groups().shard.rank());
     if (!face.defined() || !face.grad().defined() || run.numel == 0) {
       continue;
     }
@@ -221,76 +221,57 @@ void Unit::write_back_gradients() {
   }
 }
 
-void Unit::hide_summoned() {
-  for (Param& param : params_) {
-    const at::Tensor face = param.lock();
-    if (!face.defined()) {
-      continue;
-    }
-    show(face, face_alias(param));
-    auto& meta = meta_of(face);
-    meta.grad_.reset();
-    meta.grad_fn_ = NodePtr();
-    // The flag may have been changed inside: that freezes or thaws.
-    param.trainable = meta.requires_grad_;
-    set_trainable(param, param.trainable);
-  }
-}
-
-void Unit::end_summon() {
-  if (state_ != UnitState::Summoned) {
-    return;
-  }
-  c10::InferenceMode no_inference(false);
-  at::NoGradGuard no_grad;
-  const SummonOptions options = summoned_->options;
-  const bool exposes = exposes_shard();
-  std::optional<std::string> objection;
-  bool changed = false;
-  std::exception_ptr failure;
+SummonEnd UnitSummon::write_back() {
+  SummonEnd end;
+  const bool keeps_edits = unit_.has_whole_copy() || options_.writeback;
   try {
-    if (summoned_->shown && (exposes || options.writeback)) {
+    std::optional<std::string> objection;
+    if (is_shown_ && keeps_edits) {
       objection = objection_to_faces();
-      changed = !objection && was_written();
+      end.changed = !objection && was_written();
     }
-    if ((exposes || options.writeback) && groups_.all.size() > 1) {
+    if (keeps_edits && unit_.groups().all.size() > 1) {
       // One rank's change makes every rank gather again, those of other copies
       // too, and one rank's error is everyone's.
       at::Tensor any = at::zeros({1}, at::kByte);
-      any.mutable_data_ptr<uint8_t>()[0] = objection ? 2 : changed ? 1 : 0;
-      groups_.all.all_reduce(any, ReduceOp::Max, label_);
+      any.mutable_data_ptr<uint8_t>()[0] = objection ? 2 : end.changed ? 1 : 0;
+      unit_.groups().all.all_reduce(any, ReduceOp::Max, unit_.label());
       const auto worst = any.item<uint8_t>();
-      changed = worst == 1;
+      end.changed = worst == 1;
       if (worst == 2 && !objection) {
         objection = "another rank could not keep its changes.";
       }
     }
-    if (changed) {
-      state_ = summoned_->before; // no longer refused
-      count_write();
-      write_back();
+    if (objection) {
+      unit_.fail(
+          "summon_full_params", "", *objection + " Nothing was written back.");
     }
-    if (options.with_grads && (options.writeback || exposes) && !objection &&
-        summoned_->shown) {
+    is_ending_ = true; // this write is no longer refused
+    if (end.changed) {
+      unit_.count_write();
+      write_back_values();
+    }
+    if (options_.with_grads && keeps_edits && is_shown_) {
       write_back_gradients();
     }
   } catch (...) {
-    failure = std::current_exception();
+    end.failure = std::current_exception();
   }
-  // Whatever happened, nothing stays summoned.
-  const auto summoned = std::move(summoned_);
-  state_ = summoned->before;
-  if (summoned->shown) {
-    hide_summoned();
-  }
-  if (changed) {
-    reshard();
-  }
-  if (failure) {
-    std::rethrow_exception(failure);
-  }
-  if (objection) {
-    fail("summon_full_params", "", *objection + " Nothing was written back.");
+  return end;
+}
+
+void UnitSummon::hide() {
+  for (UnitParam& param : unit_.params().all()) {
+    const at::Tensor face = param.lock();
+    if (!is_shown_ || !face.defined()) {
+      continue;
+    }
+    engine::show(face, unit_.params().face_alias(param));
+    auto& meta = meta_of(face);
+    meta.grad_.reset();
+    meta.grad_fn_ = NodePtr();
+    // The flag may have been changed inside: that freezes or thaws.
+    unit_.params().set_trainable(param, meta.requires_grad_);
   }
 }
 

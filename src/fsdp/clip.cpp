@@ -66,7 +66,8 @@ Gradients gradients_of(torch::nn::Module& module) {
     if (entry == result.sharded.end()) { // also where this rank has no gradient
       entry = result.sharded.insert(result.sharded.end(), {group, {}});
     }
-    const at::Tensor leaf = unit->leaf_of(param.tensor.unsafeGetTensorImpl());
+    const at::Tensor leaf =
+        unit->params().leaf_of(param.tensor.unsafeGetTensorImpl());
     if (leaf.grad().defined() && leaf.grad().numel() > 0 &&
         seen.insert(leaf.unsafeGetTensorImpl()).second) {
       entry->gradients.push_back(leaf.grad());

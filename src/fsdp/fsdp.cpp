@@ -13,8 +13,9 @@
 
 #include "engine/module_units.h"
 #include "engine/plain_params.h"
-#include "engine/schedule.h"
 #include "engine/unit.h"
+#include "engine/unit_memory.h"
+#include "fsdp/open_forwards.h"
 #include "fsdp/shard_module.h"
 #include "libtorch/alias.h"
 
@@ -197,7 +198,7 @@ int64_t FSDPUnit::unsharded_numel() const {
 }
 
 int64_t FSDPUnit::allocated_numel() const {
-  return unit_->allocated_numel();
+  return engine::allocated_numel(*unit_);
 }
 
 std::vector<FSDPUnit> fsdp_units(ModuleRef module, bool root_only) {
@@ -289,14 +290,14 @@ FSDPHandle::FSDPHandle(
 
 FSDPHandle::ForwardScope::ForwardScope(const FSDPHandle& handle) {
   if (auto unit = engine::unit_at(*handle.module_)) {
-    unit->schedule().enter_forward(*unit);
+    fsdp::enter_forward(*unit);
     units_.push_back(std::move(unit));
   }
 }
 
 FSDPHandle::ForwardScope::~ForwardScope() {
   for (const auto& unit : units_) {
-    unit->schedule().leave_forward(*unit);
+    fsdp::leave_forward(*unit);
   }
 }
 

@@ -77,13 +77,13 @@ void reshard(ModuleRef module) {
 
 void set_requires_gradient_sync(ModuleRef module, bool on) {
   for (const auto& unit : engine::units_in(module)) {
-    unit->set_syncs_gradients(on);
+    unit->gradients().set_syncs(on);
   }
 }
 
 void set_requires_all_reduce(ModuleRef module, bool on) {
   for (const auto& unit : engine::units_in(module)) {
-    unit->set_all_reduces(on);
+    unit->gradients().set_all_reduces(on);
   }
 }
 
@@ -93,8 +93,8 @@ struct NoSync::Data {
 
 NoSync::NoSync(ModuleRef module) : data_(std::make_unique<Data>()) {
   for (const auto& unit : engine::units_in(module)) {
-    if (unit->syncs_gradients()) {
-      unit->set_syncs_gradients(false);
+    if (unit->gradients().syncs()) {
+      unit->gradients().set_syncs(false);
       data_->units.push_back(unit);
     }
   }
@@ -102,7 +102,7 @@ NoSync::NoSync(ModuleRef module) : data_(std::make_unique<Data>()) {
 
 NoSync::~NoSync() {
   for (const auto& unit : data_->units) {
-    unit->set_syncs_gradients(true);
+    unit->gradients().set_syncs(true);
   }
 }
 

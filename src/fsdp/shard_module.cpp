@@ -341,13 +341,12 @@ void shard_module(torch::nn::Module& module, const ShardRequest& request) {
   const auto schedule = Schedule::of(all);
   for (const Plan& plan : plans) {
     // A unit has its class's name until a larger module gives it a place.
-    auto unit = Unit::create(
+    auto unit = schedule->add_unit(
         plan.module->name(),
         next_unit_number(all),
         plan.params,
         request.groups,
-        request.unit,
-        schedule);
+        request.unit);
     unit->set_home(plan.module, plan.module->weak_from_this());
     transfer::set_settings(
         *unit, StateDictSettings::of(request.state_dict_type));

@@ -14,6 +14,8 @@
 #include "engine/module_units.h"
 #include "engine/schedule.h"
 #include "engine/unit.h"
+#include "fsdp/open_forwards.h"
+#include "libtorch/backward_hooks.h"
 
 namespace tessera {
 namespace {
@@ -37,7 +39,7 @@ template <class E = c10::NotImplementedError>
 /// Checks what a rank can see by itself.
 void check_moment(const Units& units) {
   for (const auto& unit : units) {
-    if (unit->schedule().in_backward() || unit->schedule().in_forward(*unit)) {
+    if (engine::in_backward() || fsdp::in_forward(*unit)) {
       refuse<c10::Error>(
           *unit,
           "Cannot manually unshard parameters during forward/backward. Do it between steps.");
@@ -121,7 +123,7 @@ void SummonGuard::close() {
   std::exception_ptr failure;
   for (const auto& unit : data->units) {
     try {
-      unit->end_summon();
+      unit->schedule().end_summon(*unit);
     } catch (...) { // the others must not stay summoned
       failure = failure ? failure : std::current_exception();
     }
@@ -142,7 +144,8 @@ SummonGuard summon_full_params(ModuleRef module, const SummonOptions& options) {
   }
   SummonGuard guard(std::make_unique<SummonGuard::Data>());
   for (const auto& unit : units) {
-    unit->summon(
+    unit->schedule().summon(
+        *unit,
         {.writeback = options.writeback(),
          .rank0_only = options.rank0_only(),
          .offload_to_cpu = options.offload_to_cpu(),

@@ -17,7 +17,7 @@
 namespace tessera::optim {
 namespace {
 
-using LeafParam = engine::Unit::LeafParam;
+using LeafParam = engine::UnitParams::LeafParam;
 
 /// The parameter that `param` is a shard of; nothing for other tensors, and for
 /// a flat shard of several parameters.
@@ -27,7 +27,7 @@ std::optional<LeafParam> find_leaf(const at::Tensor& param) {
   }
   const auto owner = engine::find_owner(engine::storage_of(param));
   return owner.unit != nullptr && owner.is_shard
-      ? owner.unit->find_leaf(param.unsafeGetTensorImpl())
+      ? owner.unit->params().find_leaf(param.unsafeGetTensorImpl())
       : std::nullopt;
 }
 

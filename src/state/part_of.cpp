@@ -3,6 +3,7 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include "engine/owners.h"
 #include "engine/unit.h"
 
 namespace tessera::state {

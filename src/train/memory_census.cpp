@@ -13,6 +13,7 @@
 #include "checkpoint/held_memory.h"
 #include "engine/module_units.h"
 #include "engine/owners.h"
+#include "engine/unit_memory.h"
 
 namespace tessera::train {
 namespace {
@@ -47,7 +48,7 @@ std::vector<at::Tensor> leaves_of(
     const std::vector<at::Tensor>& plain_params) {
   std::vector<at::Tensor> leaves;
   for (const auto& unit : units) {
-    for (const at::Tensor& leaf : unit->leaves()) {
+    for (const at::Tensor& leaf : unit->params().leaves()) {
       leaves.push_back(leaf);
     }
   }
@@ -236,7 +237,7 @@ int64_t MemoryCensus::take_stock(IsCounted is_counted) {
   });
   for (const auto& unit : units_) { // created recently, so counted
     counted += static_cast<int64_t>(
-        unit->full_bytes_now() + unit->gradient_bytes_now());
+        engine::full_bytes_now(*unit) + engine::gradient_bytes_now(*unit));
   }
   for (const engine::Schedule* schedule : schedules_) {
     schedule->pool().for_each_idle([&](const c10::DataPtr& data, size_t bytes) {
@@ -252,8 +253,8 @@ MemoryByKind MemoryCensus::now() const {
     result.gradients += static_cast<int64_t>(storage.nbytes());
   });
   for (const auto& unit : units_) {
-    result.full += static_cast<int64_t>(unit->full_bytes_now());
-    result.gradients += static_cast<int64_t>(unit->gradient_bytes_now());
+    result.full += static_cast<int64_t>(engine::full_bytes_now(*unit));
+    result.gradients += static_cast<int64_t>(engine::gradient_bytes_now(*unit));
   }
   for (const engine::Schedule* schedule : schedules_) {
     schedule->pool().for_each_idle([&](const c10::DataPtr&, size_t bytes) {

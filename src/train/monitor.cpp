@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "engine/unit_memory.h"
 #include "train/cpu_memory.h"
 #include "train/memory_census.h"
 #include "train/peak.h"
@@ -30,7 +31,7 @@ UnitInfo info_of(const engine::Unit& unit) {
         static_cast<size_t>(bundle.full().numel()) *
         bundle.full().element_size());
   }
-  info.shard_bytes = static_cast<int64_t>(unit.shard_bytes());
+  info.shard_bytes = static_cast<int64_t>(engine::shard_bytes(unit));
   return info;
 }
 

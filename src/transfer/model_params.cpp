@@ -84,8 +84,8 @@ ModelParams::ModelParams(torch::nn::Module& module, std::string_view call)
       }
       const auto* face = named.tensor.unsafeGetTensorImpl();
       param.unit = unit->shared_from_this();
-      param.place = unit->place_of(face);
-      param.leaf = unit->leaf_of(face);
+      param.place = unit->params().place_of(face);
+      param.leaf = unit->params().leaf_of(face);
     }
     by_name_.emplace(param.name, params_.size());
     by_leaf_[param.leaf.unsafeGetTensorImpl()].push_back(params_.size());

@@ -24,7 +24,7 @@ struct ModelParam {
   /// that several parameters share, or the parameter itself.
   at::Tensor leaf;
   std::shared_ptr<engine::Unit> unit; // none: not sharded
-  engine::Unit::Place place; // in the unit
+  engine::UnitParams::Place place; // in the unit
 
   bool is_sharded() const {
     return unit != nullptr;

@@ -59,7 +59,7 @@ StateDict sharded_state(torch::nn::Module& module, bool offload_to_cpu) {
   for (const transfer::StateEntry& entry : transfer::state_entries(module)) {
     if (const Unit* unit = engine::unit_of(entry.tensor)) {
       const ShardedTensor tensor =
-          unit->sharded(entry.tensor.unsafeGetTensorImpl());
+          unit->params().sharded(entry.tensor.unsafeGetTensorImpl());
       result.set(entry.name, offload_to_cpu ? to_cpu(tensor) : tensor);
     } else {
       const at::Tensor tensor = entry.tensor.detach();

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "engine/schedule.h"
-#include "engine/unit.h"
+#include "engine/unit_memory.h"
 #include "fsdp/models.h"
 #include "fsdp/training.h"
 #include "libtorch/alias.h"
@@ -124,19 +124,21 @@ TEST_P(FullyShardTest, IssuesExactlyTheCollectivesOfTheSchedule) {
     shard_blocks(model, options());
     auto& schedule = *engine::Schedule::of(world);
     for (int step = 0; step < 3; ++step) {
-      schedule.reset_counts();
+      schedule.probe_for_tests().counts = {};
       loss_of(model, tokens(world.rank(), step)).backward();
       if (world.size() == 1) { // parameters are the shards: nothing moves
-        EXPECT_EQ(schedule.counts().gathers, 0);
-        EXPECT_EQ(schedule.counts().reductions, 0);
+        EXPECT_EQ(schedule.probe_for_tests().counts.gathers, 0);
+        EXPECT_EQ(schedule.probe_for_tests().counts.reductions, 0);
         continue;
       }
       // Forward: the root and each block; backward: each block again.
-      EXPECT_EQ(schedule.counts().gathers, 1 + 2 * kDepth);
-      EXPECT_EQ(schedule.counts().reductions, 1 + kDepth);
+      EXPECT_EQ(schedule.probe_for_tests().counts.gathers, 1 + 2 * kDepth);
+      EXPECT_EQ(schedule.probe_for_tests().counts.reductions, 1 + kDepth);
       // All but the root, and the last block in backward: when its turn to be
       // gathered ahead comes, it is still Full from forward.
-      EXPECT_EQ(schedule.counts().prefetched, step == 0 ? 0 : 2 * kDepth - 1);
+      EXPECT_EQ(
+          schedule.probe_for_tests().counts.prefetched,
+          step == 0 ? 0 : 2 * kDepth - 1);
     }
   });
 }
@@ -147,7 +149,7 @@ TEST_P(FullyShardTest, HoldsNothingButShardsBetweenSteps) {
     shard_blocks(model, options());
     loss_of(model, tokens(world.rank(), 0)).backward();
     for (const auto& parameter : model->parameters()) {
-      EXPECT_EQ(engine::unit_of(parameter)->allocated_numel(), 0);
+      EXPECT_EQ(allocated_numel(*engine::unit_of(parameter)), 0);
       EXPECT_EQ(
           engine::unit_of(parameter)->state(), engine::UnitState::Sharded);
     }
@@ -265,10 +267,12 @@ TEST(FullyShardGroupsTest, TwoModelsInTurnsAreBothGatheredAhead) {
     auto& schedule = *engine::Schedule::of(world);
     for (int step = 0; step < 3; ++step) {
       for (Stack* model : {&first, &second}) {
-        schedule.reset_counts();
+        schedule.probe_for_tests().counts = {};
         loss_of(*model, tokens(world.rank(), step)).backward();
-        EXPECT_EQ(schedule.counts().gathers, 1 + 2 * kDepth);
-        EXPECT_EQ(schedule.counts().prefetched, step == 0 ? 0 : 2 * kDepth - 1);
+        EXPECT_EQ(schedule.probe_for_tests().counts.gathers, 1 + 2 * kDepth);
+        EXPECT_EQ(
+            schedule.probe_for_tests().counts.prefetched,
+            step == 0 ? 0 : 2 * kDepth - 1);
       }
     }
   });
@@ -447,15 +451,13 @@ TEST(FullyShardErrorsTest, ASecondThreadIsRefused) {
     auto& schedule = *engine::Schedule::of(world);
     // The observer runs in the middle of a touch: another thread comes then.
     std::string said;
-    schedule.set_observer([&](const engine::ShardEvent&) {
+    schedule.probe_for_tests().observer = [&](const engine::ShardEvent&) {
       if (said.empty()) {
-        std::thread([&] {
-          said = error_of([&] { model->head.sum(); });
-        }).join();
+        std::thread([&] { said = error_of([&] { model->head.sum(); }; }).join();
       }
     });
     loss_of(model, tokens(0, 0));
-    schedule.set_observer(nullptr);
+    schedule.probe_for_tests().observer = nullptr;
     EXPECT_THAT(said, HasSubstr("a second thread uses this sharded model"));
   });
 }

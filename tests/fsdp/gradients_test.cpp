@@ -25,7 +25,7 @@ TEST(FsdpTest, FrozenParametersCanBeThawedAndBack) {
     auto module = make_stack();
     shard_blocks(module);
     const auto leaf_of = [](const at::Tensor& face) {
-      return engine::unit_of(face)->leaf_of(face.unsafeGetTensorImpl());
+      return engine::unit_of(face)->params().leaf_of(face.unsafeGetTensorImpl());
     };
     const at::Tensor weight = module->blocks[0]->as<Block>()->up->weight;
     const at::Tensor leaf = leaf_of(weight);
@@ -137,9 +137,9 @@ TEST(FsdpTest, RanksTalkOfUseOnlyWhereOneIsInDoubt) {
   on_ranks(2, [](const Group& world) {
     const auto exchanges = [&](Stack& module) {
       auto& schedule = *engine::Schedule::of(world);
-      schedule.reset_counts();
+      schedule.probe_for_tests().counts = {};
       loss_of(module, tokens(world.rank(), 0)).backward();
-      return schedule.counts().use_exchanges;
+      return schedule.probe_for_tests().counts.use_exchanges;
     };
     auto flat = make_stack();
     const FSDP handle(flat, by_block()); // one leaf for many parameters

@@ -125,9 +125,9 @@ TEST(FsdpTest, AUnitOutlivesTheModuleThatNamedIt) {
     }
     fully_shard(*model);
     auto& schedule = *engine::Schedule::of(world);
-    schedule.reset_counts();
+    schedule.probe_for_tests().counts = {};
     loss_of(model, tokens(world.rank(), 0)).backward();
-    EXPECT_EQ(schedule.counts().gathers, 1 + 2 * kDepth);
+    EXPECT_EQ(schedule.probe_for_tests().counts.gathers, 1 + 2 * kDepth);
     for (auto& leaf : parameters(*model)) {
       leaf.mutable_grad().reset();
     }
@@ -233,13 +233,13 @@ TEST(FsdpTest, UnshardLastsUntilReshard) {
     shard_blocks(module);
     unshard(*module);
     auto& schedule = *engine::Schedule::of(world);
-    schedule.reset_counts();
+    schedule.probe_for_tests().counts = {};
     torch::NoGradGuard no_grad;
     loss_of(module, tokens(0, 0));
-    EXPECT_EQ(schedule.counts().gathers, 0);
-    EXPECT_EQ(schedule.counts().reshards, 0);
+    EXPECT_EQ(schedule.probe_for_tests().counts.gathers, 0);
+    EXPECT_EQ(schedule.probe_for_tests().counts.reshards, 0);
     reshard(*module);
-    EXPECT_EQ(schedule.counts().reshards, 1 + kDepth);
+    EXPECT_EQ(schedule.probe_for_tests().counts.reshards, 1 + kDepth);
   });
 }
 
@@ -251,7 +251,7 @@ TEST(FsdpTest, ShardedValuesAreThePlainParameters) {
       for (const auto& item : module->named_parameters()) {
         const at::Tensor& face = item.value();
         const ShardedTensor value =
-            engine::unit_of(face)->sharded(face.unsafeGetTensorImpl());
+            engine::unit_of(face)->params().sharded(face.unsafeGetTensorImpl());
         EXPECT_TRUE(torch::equal(value.full_tensor(), theirs[item.key()]))
             << item.key();
       }
@@ -275,17 +275,17 @@ TEST(FsdpTest, TheObserverSeesWhatHappens) {
     std::map<engine::ShardEvent::Kind, int> seen;
     int ahead = 0;
     int64_t gathered = 0;
-    schedule.set_observer([&](const engine::ShardEvent& event) {
+    schedule.probe_for_tests().observer = [&](const engine::ShardEvent& event) {
       ++seen[event.kind];
       ahead += event.ahead ? 1 : 0;
       gathered +=
           event.kind == engine::ShardEvent::Kind::Gather ? event.bytes : 0;
-    });
+    };
     using Kind = engine::ShardEvent::Kind;
     for (int step = 0; step < 2; ++step) {
       loss_of(module, tokens(world.rank(), step)).backward();
     }
-    schedule.set_observer(nullptr);
+    schedule.probe_for_tests().observer = nullptr;
     EXPECT_EQ(seen[Kind::Gather], 2 * (1 + 2 * kDepth));
     EXPECT_EQ(seen[Kind::GatherWait], seen[Kind::Gather]);
     EXPECT_EQ(seen[Kind::Reshard], seen[Kind::Gather]);

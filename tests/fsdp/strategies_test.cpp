@@ -102,14 +102,14 @@ TEST_P(FsdpStrategyTest, IssuesExactlyTheCollectivesOfTheStrategy) {
         model.sharding_strategy() == ShardingStrategy::FullShard ||
         model.sharding_strategy() == ShardingStrategy::HybridShard;
     for (int step = 0; step < 3; ++step) {
-      schedule.reset_counts();
+      schedule.probe_for_tests().counts = {};
       loss_of(module, tokens(world.rank(), step)).backward();
       EXPECT_EQ(
-          schedule.counts().gathers,
+          schedule.probe_for_tests().counts.gathers,
           !shards        ? 0
               : reshards ? units + kDepth // blocks again in backward
                          : units);
-      EXPECT_EQ(schedule.counts().reductions, world.size() == 1 ? 0 : units);
+      EXPECT_EQ(schedule.probe_for_tests().counts.reductions, world.size() == 1 ? 0 : units);
     }
   });
 }

@@ -241,10 +241,10 @@ TEST(SummonAgainTest, ChangesOfOneRankMakeAllGatherAgain) {
       }
       guard.close();
     }
-    schedule.reset_counts();
+    schedule.probe_for_tests().counts = {};
     torch::NoGradGuard no_grad;
     EXPECT_EQ(model->embed->weight.view({-1})[-1].item<double>(), 5.0);
-    EXPECT_EQ(schedule.counts().gathers, 1);
+    EXPECT_EQ(schedule.probe_for_tests().counts.gathers, 1);
   });
 }
 
@@ -288,12 +288,12 @@ TEST(SummonAgainTest, NothingChangedGathersNothing) {
     shard_blocks(model);
     unshard(*model);
     auto& schedule = *engine::Schedule::of(world);
-    schedule.reset_counts();
+    schedule.probe_for_tests().counts = {};
     summon_full_params(*model).close();
     EXPECT_EQ(engine::unit_of(model->head)->state(), engine::UnitState::Full);
     model->head.sum();
-    EXPECT_EQ(schedule.counts().gathers, 0);
-    EXPECT_EQ(schedule.counts().summons, 1 + kDepth);
+    EXPECT_EQ(schedule.probe_for_tests().counts.gathers, 0);
+    EXPECT_EQ(schedule.probe_for_tests().counts.summons, 1 + kDepth);
   });
 }
 

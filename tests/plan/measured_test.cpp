@@ -9,7 +9,7 @@
 #include <set>
 
 #include "engine/schedule.h"
-#include "engine/unit.h"
+#include "engine/unit_memory.h"
 #include "plan/trained_gpt.h"
 #include "support/memory_meter.h"
 #include "support/ranks.h"
@@ -160,12 +160,12 @@ class TrainingRun {
     optim::AdamW optimizer(params, 1e-3);
     const auto schedule = engine::Schedule::of(world_);
     double full = 0;
-    schedule->set_observer(
-        [&](const engine::ShardEvent& event) { observe(event, full); });
+    schedule->probe_for_tests().observer =
+        [&](const engine::ShardEvent& event) { observe(event, full); };
     train(*model, params, optimizer, [&](bool syncs) {
       set_requires_gradient_sync(*model, syncs);
     });
-    schedule->set_observer({});
+    schedule->probe_for_tests().observer = nullptr;
     measured_.optimizer = state_bytes(optimizer, params);
   }
 
@@ -181,7 +181,7 @@ class TrainingRun {
             event.bytes);
       }
     } else if (event.kind == EventKind::Reshard) {
-      full -= static_cast<double>(event.unit.full_bytes());
+      full -= static_cast<double>(full_bytes(event.unit));
     } else if (event.kind == EventKind::Reduce) {
       if (case_.setup.shards > 1) {
         count(Operation::ReduceScatter, event.bytes);

@@ -1,0 +1,148 @@
+// The backward half of the Schedule, see [Note: schedule].
+#include <ATen/core/grad_mode.h>
+
+#include <exception>
+#include <unordered_set>
+#include <utility>
+
+#include "engine/schedule.h"
+
+namespace tessera::engine {
+namespace {
+
+/// Buffers of one size that a forward needs: the touched unit's and the next.
+constexpr size_t kIdleBetweenSteps = 2;
+
+/// Units with gradients of earlier backwards without synchronisation that this
+/// backward did not use: they belong to this step all the same.
+std::vector<Unit*> waiting_units(
+    const std::map<int, Unit*>& units,
+    const Reductions& reductions) {
+  std::unordered_set<const UnitIdentity*> models;
+  for (const auto& [unit, used] : reductions.finished) {
+    models.insert(&unit->root());
+  }
+  std::vector<Unit*> waiting;
+  for (const auto& [number, unit] : units) {
+    if (unit->gradients().syncs() && unit->gradients().has_waiting() &&
+        models.contains(&unit->root())) {
+      waiting.push_back(unit);
+    }
+  }
+  return waiting;
+}
+
+/// What this rank used of all units, one after the other.
+std::vector<bool> used_by_this_rank(
+    const std::vector<Reductions::Finished>& finished) {
+  std::vector<bool> all;
+  for (const auto& [unit, used] : finished) {
+    all.insert(all.end(), used.begin(), used.end());
+  }
+  return all;
+}
+
+/// Gradients of parameters that no rank used become undefined again.
+void drop_unused(
+    const std::vector<Reductions::Finished>& finished,
+    const std::vector<bool>& used_by_any) {
+  auto next = used_by_any.begin();
+  for (const auto& [unit, used] : finished) {
+    const auto end = next + static_cast<std::ptrdiff_t>(used.size());
+    unit->gradients().drop_unused(std::vector<bool>(next, end));
+    next = end;
+  }
+}
+
+} // namespace
+
+std::vector<at::Tensor> Schedule::take_gradients(
+    Unit& unit,
+    std::vector<at::Tensor>&& gradients,
+    Destination destination) {
+  const size_t count = gradients.size();
+  backwards_.enter(shared_from_this());
+  unit.params().check_faces("backward");
+  finish_reductions(); // the buffer of the unit before serves these gradients
+  const bool any = unit.gradients().add(std::move(gradients));
+  if (!unit.is_root()) {
+    reshard(unit);
+  }
+  if (any && unit.gradients().syncs()) {
+    start_reduction(unit);
+  }
+  if (destination == Destination::Leaves) {
+    unit.gradients().hold_hooks();
+    return std::vector<at::Tensor>(count);
+  }
+  const ScheduleProbe::Wait wait(probe_, ShardEvent::Kind::ReduceWait, unit);
+  return unit.gradients().finish_reduction_apart();
+}
+
+void Schedule::start_reduction(Unit& unit) {
+  check_.note(OrderCheck::Event::Reduction, unit.number());
+  reductions_.in_flight.push_back(&unit); // to be dropped if this throws
+  probe_.reduces(unit);
+  unit.gradients().start_reduction();
+}
+
+/// The one place where averages get to the leaves.
+void Schedule::finish_reductions() {
+  while (!reductions_.in_flight.empty()) {
+    Unit& oldest = *reductions_.in_flight.front();
+    reductions_.in_flight.pop_front();
+    if (!oldest.gradients().is_reducing()) {
+      continue; // the engine got its average
+    }
+    const ScheduleProbe::Wait wait(
+        probe_, ShardEvent::Kind::ReduceWait, oldest);
+    auto [used, failure] = oldest.gradients().finish_reduction();
+    reductions_.finished.push_back({&oldest, std::move(used)});
+    if (failure) {
+      check_.note_failure(std::move(failure));
+    }
+  }
+}
+
+void Schedule::end_backward() {
+  at::NoGradGuard no_grad;
+  finish_reductions();
+  for (Unit* unit : waiting_units(units_, reductions_)) {
+    start_reduction(*unit);
+    finish_reductions();
+  }
+  for (const int number : std::vector<int>(order_.held())) {
+    reshard(*units_.at(number));
+  }
+  for (const auto& [number, unit] : units_) {
+    unit->gradients().release_hooks();
+  }
+  pool_.trim(kIdleBetweenSteps);
+  last_touched_ = nullptr;
+  order_.end_iteration();
+  const auto finished = std::exchange(reductions_.finished, {});
+  if (const auto used = check_.compare_with_use(used_by_this_rank(finished))) {
+    probe_.counts.use_exchanges += check_.is_alone() ? 0 : 1;
+    drop_unused(finished, *used);
+  }
+}
+
+void Schedule::recover() {
+  check_.reset();
+  reductions_ = {};
+  for (const auto& [number, unit] : units_) {
+    unit->gradients().drop_reduction();
+    unit->gradients().release_hooks();
+  }
+  for (const int number : std::vector<int>(order_.held())) {
+    try {
+      reshard(*units_.at(number));
+    } catch (const std::exception&) {
+      // Its gather failed; the exception that brought us here says more.
+    }
+  }
+  order_.forget_orders();
+  last_touched_ = nullptr;
+}
+
+} // namespace tessera::engine

@@ -1,0 +1,59 @@
+#include "engine/unit_memory.h"
+
+namespace tessera::engine {
+
+size_t full_bytes(const Unit& unit) {
+  size_t bytes = 0;
+  for (const Bundle& bundle : unit.bundles()) {
+    if (!bundle.shows_shard()) {
+      bytes += static_cast<size_t>(bundle.full().numel()) *
+          bundle.full().element_size();
+    }
+  }
+  return bytes;
+}
+
+int64_t allocated_numel(const Unit& unit) {
+  int64_t numel = 0;
+  for (const Bundle& bundle : unit.bundles()) {
+    numel += static_cast<int64_t>(
+        bundle.storage()->nbytes() / bundle.full().element_size());
+  }
+  return numel;
+}
+
+size_t shard_bytes(const Unit& unit) {
+  size_t bytes = 0;
+  for (const Bundle& bundle : unit.bundles()) {
+    bytes += bundle.shard().nbytes();
+  }
+  return bytes;
+}
+
+size_t gradient_bytes(const Unit& unit) {
+  size_t bytes = 0;
+  for (const Bundle& bundle : unit.bundles()) {
+    bytes += static_cast<size_t>(
+                 bundle.layout().num_ranks() * bundle.layout().shard_numel()) *
+        c10::elementSize(bundle.reduce_dtype());
+  }
+  return bytes;
+}
+
+size_t full_bytes_now(const Unit& unit) {
+  size_t bytes = 0;
+  for (const Bundle& bundle : unit.bundles()) {
+    bytes += bundle.full_bytes_now();
+  }
+  return bytes;
+}
+
+size_t gradient_bytes_now(const Unit& unit) {
+  size_t bytes = 0;
+  for (const Bundle& bundle : unit.bundles()) {
+    bytes += bundle.gradient_bytes_now();
+  }
+  return bytes;
+}
+
+} // namespace tessera::engine
