@@ -17,11 +17,11 @@
 #include <thread>
 #include <utility>
 
-#include "comm/backends/shm_backend.h"
 #include "comm/diagnostics/current_call.h"
 #include "comm/diagnostics/describe.h"
 #include "comm/diagnostics/observer.h"
 #include "comm/diagnostics/traced.h"
+#include "comm/shm/channel.h"
 
 namespace tessera::comm {
 namespace {
@@ -138,20 +138,17 @@ GroupImpl::GroupImpl(
       .address = world_->address,
       .ranks_on_host = count_on_host(*world_),
       .call = size() == world_->size() ? "init" : "split"};
-  cpu_ = make_cpu_backend(config);
+  cpu_ = make_cpu_carrier(config);
   process_group_ =
       c10::make_intrusive<c10d::ProcessGroup>(store_, rank_, size());
-  using c10d::ProcessGroup;
-  const bool is_gloo = cpu_->getBackendName() == "gloo";
-  const auto cpu_type = is_gloo ? ProcessGroup::BackendType::GLOO
-                                : ProcessGroup::BackendType::CUSTOM;
-  process_group_->setBackend(c10::DeviceType::CPU, cpu_type, cpu_);
-  process_group_->setDefaultBackend(cpu_type);
+  process_group_->setBackend(
+      c10::DeviceType::CPU, cpu_->can.c10d_type, cpu_->backend());
+  process_group_->setDefaultBackend(cpu_->can.c10d_type);
   if (world_->use_nccl) {
     config.store = c10::make_intrusive<c10d::PrefixStore>("nccl", store_);
     cuda_ = make_nccl_backend(config);
     process_group_->setBackend(
-        c10::DeviceType::CUDA, ProcessGroup::BackendType::NCCL, cuda_);
+        c10::DeviceType::CUDA, cuda_->can.c10d_type, cuda_->backend());
   }
   // Unique in this process: a group may be made again under the same name.
   static std::atomic<int> num_registered{0};
@@ -167,7 +164,8 @@ GroupImpl::~GroupImpl() {
   }
   if (cuda_) {
     try {
-      cuda_->shutdown(); // NCCL warns at exit about groups that were not
+      cuda_->backend()
+          ->shutdown(); // NCCL warns at exit about groups that were not
     } catch (const std::exception&) {
       // A communicator that failed earlier; its error was reported then.
     }
@@ -179,11 +177,11 @@ GroupImpl::~GroupImpl() {
 
 void GroupImpl::leave_to_owner() {
   (void)process_group_.release();
-  (void)cuda_.release();
-  (void)cpu_.release();
+  (void)new CarrierPtr(std::move(cuda_));
+  (void)new CarrierPtr(std::move(cpu_));
 }
 
-BackendPtr GroupImpl::make_cpu_backend(const BackendConfig& config) const {
+CarrierPtr GroupImpl::make_cpu_carrier(const BackendConfig& config) const {
   const std::string& wanted = world_->backend;
   if (wanted == "fake") {
     return make_fake_backend(config);
@@ -225,31 +223,27 @@ Work GroupImpl::launch(
   }
   const auto device =
       input.defined() ? input.device().type() : c10::DeviceType::CPU;
-  const BackendPtr& carrier = backend(device);
+  const CarrierPtr& carrier = this->carrier(device);
 
   note_call_begins(call, name_.c_str());
   const bool on_host = carrier != cuda_;
   const uint64_t id = next_watched_call();
   tell({CallEvent::Kind::Starts, id, call, !on_host});
-  c10::intrusive_ptr<c10d::Work> work;
+  WorkPtr work;
   try {
-    std::optional<TracedRange> range; // shared memory has its own
-    if (carrier->getBackendName() != "shm") {
+    std::optional<TracedRange> range;
+    if (!carrier->can.traces_calls) {
       range.emplace([&] { return trace_name(call); });
     }
     const WatchedWait waiting(request.async ? 0 : id, call, !on_host);
-    // Shared memory compares calls anyhow.
-    if (world_->compare_calls && carrier->getBackendName() != "shm") {
+    if (world_->compare_calls && !carrier->can.compares_calls) {
       compare_calls(call);
     }
-    ShmBackend::set_next_call(&call);
-    work = start(*carrier, request.async);
-    ShmBackend::set_next_call(nullptr);
+    work = start(*carrier, call, request.async);
     if (request.async) {
       note_call_ends(); // begins again in wait()
     }
   } catch (...) {
-    ShmBackend::set_next_call(nullptr);
     note_call_ends();
     fail(call, std::current_exception());
   }
@@ -268,7 +262,7 @@ void GroupImpl::compare_calls(const Call& call) {
   at::Tensor mine = at::empty({kBytes}, at::kByte);
   at::Tensor all = at::empty({size() * kBytes}, at::kByte);
   std::memcpy(mine.mutable_data_ptr(), &call, sizeof call);
-  wait_for(*cpu_->_allgather_base(all, mine, {}));
+  wait_for(*cpu_->backend()->_allgather_base(all, mine, {}));
   std::vector<Call> calls(static_cast<size_t>(size()));
   std::memcpy(calls.data(), all.const_data_ptr(), all.nbytes());
   if (auto text = describe_mismatch(calls, global_ranks_)) {
@@ -356,7 +350,7 @@ void GroupImpl::give_up(const std::string& reason) {
   }
   dead_reason_ = reason;
   announce_failure(reason);
-  cpu_->abort();
+  cpu_->backend()->abort();
 }
 
 void GroupImpl::fail(const Call& call, std::exception_ptr error) {
@@ -386,14 +380,15 @@ void GroupImpl::fail(const Call& call, std::exception_ptr error) {
     const std::string message = first_line(other.what());
     if (!says_timeout(message) && !says_connection_broke(message)) {
       announce_failure(message);
-      cpu_->abort();
+      cpu_->backend()->abort();
       dead_reason_ = message;
       raise_error(call.operation, message + " (in " + what_call + ")");
     }
     // A rank whose peer timed out sees a broken connection: what the first
     // one saw is what happened.
     const bool timed_out = says_timeout(announce_failure(message));
-    cpu_->abort(); // the others learn of it now, and answer the roll call
+    cpu_->backend()
+        ->abort(); // the others learn of it now, and answer the roll call
     std::string who = "which rank is missing could not be found out";
     try {
       const auto missing = find_missing(call);
@@ -426,7 +421,7 @@ void GroupImpl::fail(const Call& call, std::exception_ptr error) {
 PendingCall::PendingCall(
     std::shared_ptr<GroupImpl> group,
     const Call& call,
-    c10::intrusive_ptr<c10d::Work> work,
+    WorkPtr work,
     bool on_host,
     std::function<void()> finish,
     uint64_t watched_as)

@@ -75,9 +75,9 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const {
     return process_group_;
   }
-  /// The backend that carries tensors of `device`; the CPU's where it has none
-  /// of its own. Null in a group of one.
-  const BackendPtr& backend(c10::DeviceType device) const {
+  /// What carries tensors of `device`; the CPU's carrier where the device has
+  /// none. Null in a group of one.
+  const CarrierPtr& carrier(c10::DeviceType device) const {
     return device == c10::DeviceType::CUDA && cuda_ ? cuda_ : cpu_;
   }
 
@@ -88,13 +88,13 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
     std::string_view suffix; // of the description: "SUM", "root 2"
     bool async = false;
   };
-  /// Starts an operation on a backend. `async` as c10d's asyncOp.
-  using Start = std::function<
-      c10::intrusive_ptr<c10d::Work>(c10d::Backend& backend, bool async)>;
+  /// Starts the operation that `call` describes. `async` is c10d's asyncOp.
+  using Start =
+      std::function<WorkPtr(Carrier& carrier, const Call& call, bool async)>;
 
   /// Compares calls if asked to, starts the operation, translates errors.
-  /// `input` describes it and chooses the backend. `finish` runs once, after
-  /// the operation, in wait().
+  /// `input` describes the operation and chooses the carrier. `finish` runs
+  /// once, after the operation, in wait().
   Work launch(
       const Request& request,
       const at::Tensor& input,
@@ -125,7 +125,7 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   }
 
  private:
-  BackendPtr make_cpu_backend(const BackendConfig& config) const;
+  CarrierPtr make_cpu_carrier(const BackendConfig& config) const;
   /// For the copy of the group in a forked child, which is not a rank: its
   /// backends share memory and sockets with the rank's, and their threads are
   /// not there. They are never destroyed.
@@ -143,8 +143,8 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   const std::string name_;
   const std::vector<int> global_ranks_;
   int rank_ = 0;
-  BackendPtr cpu_;
-  BackendPtr cuda_;
+  CarrierPtr cpu_;
+  CarrierPtr cuda_;
   c10::intrusive_ptr<c10d::ProcessGroup> process_group_;
   std::string registered_name_;
 
@@ -160,7 +160,7 @@ class PendingCall {
   PendingCall(
       std::shared_ptr<GroupImpl> group,
       const Call& call,
-      c10::intrusive_ptr<c10d::Work> work,
+      WorkPtr work,
       bool on_host,
       std::function<void()> finish,
       uint64_t watched_as);
@@ -171,7 +171,7 @@ class PendingCall {
  private:
   std::shared_ptr<GroupImpl> group_;
   Call call_;
-  c10::intrusive_ptr<c10d::Work> work_; // null when waited for
+  WorkPtr work_; // null when waited for
   bool on_host_; // else waiting only orders the device's stream
   std::function<void()> finish_;
   const uint64_t watched_as_; // see next_watched_call()
