@@ -16,13 +16,13 @@
 #include <thread>
 #include <utility>
 
+#include "base/byte_stream.h"
 #include "checkpoint/disk/checksums.h"
 #include "checkpoint/disk/files.h"
 #include "checkpoint/disk/folder_writer.h"
 #include "checkpoint/disk/partial_folder.h"
 #include "checkpoint/disk/source.h"
 #include "checkpoint/peers.h"
-#include "checkpoint/wire.h"
 
 namespace tessera {
 
@@ -312,7 +312,7 @@ int64_t newest_sound(const fs::path& folder) {
 /// What rank 0 lists, on every rank; where it was found, on rank 0.
 std::vector<Step> steps_of_root(const Peers& peers, const fs::path& folder) {
   std::vector<Step> steps;
-  checkpoint::WireWriter out;
+  ByteWriter out;
   settle(peers, [&] {
     if (peers.is_root()) {
       steps = settled_steps_in(folder);
@@ -323,7 +323,7 @@ std::vector<Step> steps_of_root(const Peers& peers, const fs::path& folder) {
     }
   });
   const Bytes bytes = peers.broadcast(out.take(), "checkpoints");
-  checkpoint::WireReader in(bytes);
+  ByteReader in(bytes);
   const uint64_t count = in.number();
   for (uint64_t i = 0; !peers.is_root() && i < count; ++i) {
     const auto step = static_cast<int64_t>(in.number());
@@ -334,7 +334,7 @@ std::vector<Step> steps_of_root(const Peers& peers, const fs::path& folder) {
 
 /// Whether rank 0 finds another one than it listed. Collective.
 bool has_changed(const Peers& peers, const Step& step) {
-  checkpoint::WireWriter out;
+  ByteWriter out;
   settle(peers, [&] {
     if (peers.is_root()) {
       out.number(step.has_changed() ? 1 : 0);
@@ -342,7 +342,7 @@ bool has_changed(const Peers& peers, const Step& step) {
   });
   const Bytes bytes =
       peers.broadcast(out.take(), "is a checkpoint still there");
-  return checkpoint::WireReader(bytes).number() != 0;
+  return ByteReader(bytes).number() != 0;
 }
 
 } // namespace
@@ -484,15 +484,14 @@ std::vector<CheckpointManager::Entry> CheckpointManager::list() const {
 
 std::optional<int64_t> CheckpointManager::latest() const {
   const Peers peers(options_.group());
-  checkpoint::WireWriter out;
+  ByteWriter out;
   settle(peers, [&] {
     if (peers.is_root()) {
       out.number(static_cast<uint64_t>(newest_sound(folder_)));
     }
   });
   const Bytes bytes = peers.broadcast(out.take(), "the latest checkpoint");
-  const auto step =
-      static_cast<int64_t>(checkpoint::WireReader(bytes).number());
+  const auto step = static_cast<int64_t>(ByteReader(bytes).number());
   return step < 0 ? std::nullopt : std::optional(step);
 }
 

@@ -59,8 +59,8 @@ class SaveJob {
   void decide(
       const std::vector<Bytes>& claims,
       bool overwrite,
-      WireWriter& out);
-  void keep(WireReader duties);
+      ByteWriter& out);
+  void keep(ByteReader duties);
   void compare(Unit& unit);
   /// On this thread and its streams. Digests of devices are not those of the
   /// host.

@@ -23,8 +23,6 @@
 namespace tessera::cli {
 namespace {
 
-using checkpoint::bytes_text;
-using checkpoint::count_text;
 using checkpoint::Source;
 
 constexpr int kError = 2;

@@ -272,7 +272,7 @@ ModelSubject checkpoint_of(
   }
   if (found.num_left_out > 0) {
     notes.push_back(
-        checkpoint::count_text(found.num_left_out, "tensor") +
+        count_text(found.num_left_out, "tensor") +
         " of the checkpoint left out: not below " +
         format::in_quotes(
             settings.grouping.select.empty() ? "model"
@@ -280,7 +280,7 @@ ModelSubject checkpoint_of(
   }
   if (found.num_buffers > 0) {
     notes.push_back(
-        checkpoint::count_text(found.num_buffers, "tensor") +
+        count_text(found.num_buffers, "tensor") +
         " without gradient: whole on every rank, as buffers");
   }
   notes.emplace_back(
