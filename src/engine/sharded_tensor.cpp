@@ -130,10 +130,6 @@ std::optional<std::string> objection_to(
 
 } // namespace
 
-int64_t Box::numel() const {
-  return product(sizes);
-}
-
 ShardedTensor::ShardedTensor(
     std::vector<int64_t> sizes,
     at::ScalarType dtype,

@@ -2,6 +2,7 @@
 
 #include <tessera/api.h>
 #include <tessera/comm/group.h>
+#include <tessera/engine/box.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -9,16 +10,6 @@
 #include <vector>
 
 namespace tessera {
-
-/// A block inside a tensor: where it begins and how far it reaches on each dim.
-struct TESSERA_API Box {
-  std::vector<int64_t> offsets; // one a dim
-  std::vector<int64_t> sizes; // one a dim
-
-  /// Elements in it.
-  int64_t numel() const;
-  bool operator==(const Box&) const = default;
-};
 
 /// A tensor of which each rank of a group has some boxes: one value that model
 /// state, optimizer state and checkpoints exchange, whatever the layout.

@@ -121,9 +121,8 @@ class DcpSource : public Source {
       // The reader of the metadata saw to it that their product is a number.
       if (*format::checked_numel(chunk.sizes) > 0) {
         stored.boxes.push_back(
-            {.offsets = chunk.offsets,
-             .sizes = chunk.sizes,
-             .item = add_item(*chunk.storage, tensor.name)});
+            {{.offsets = chunk.offsets, .sizes = chunk.sizes},
+             add_item(*chunk.storage, tensor.name)});
       }
     }
     tensors_.push_back(std::move(stored));

@@ -1,6 +1,8 @@
 // A checkpoint to read from, whatever its format. Knows no LibTorch.
 #pragma once
 
+#include <tessera/engine/box.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -25,14 +27,15 @@ enum class Format { kDcp, kSafetensors, kTorchFile };
 /// "DCP", "safetensors", "torch file".
 const char* name_of(Format format);
 
-/// A box of a tensor that is stored as one.
-struct StoredBox {
-  std::vector<int64_t> offsets;
-  std::vector<int64_t> sizes;
-  size_t item = 0; // what Source::locate() takes
-
-  int64_t numel() const;
+/// A box of a tensor that is stored in one item of a source.
+struct StoredBox : Box {
+  size_t item = 0; // for Source::range_of() and locate()
 };
+
+/// The box that is all of a tensor.
+Box whole_of(const std::vector<int64_t>& sizes);
+/// The part that two boxes share, or nothing.
+std::optional<Box> intersect(const Box& a, const Box& b);
 
 struct StoredTensor {
   std::string name;

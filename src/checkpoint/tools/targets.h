@@ -10,7 +10,7 @@
 #include "checkpoint/disk/files.h"
 #include "checkpoint/format/bytes.h"
 #include "checkpoint/tools/content.h"
-#include "checkpoint/tools/progress.h"
+#include "checkpoint/tools/progress_meter.h"
 #include "checkpoint/tools/tensor_reader.h"
 
 namespace tessera::checkpoint {
@@ -29,35 +29,35 @@ void write_dcp(
     const fs::path& folder,
     int world,
     const TargetOptions& options,
-    Progress& progress);
+    ProgressMeter& progress);
 /// A file if `path` ends with ".safetensors", else a folder.
 void write_safetensors(
     const Content& content,
     const fs::path& path,
     const TargetOptions& options,
-    Progress& progress);
+    ProgressMeter& progress);
 /// A nested dictionary for torch.load(weights_only=True).
 void write_torch_file(
     const Content& content,
     const fs::path& path,
     const TargetOptions& options,
-    Progress& progress);
+    ProgressMeter& progress);
 
 /// The bytes of content's tensors, in the dtypes of their entries. All of it
 /// must outlive the reader.
 class EntryReader {
  public:
-  EntryReader(const Content& content, Progress& progress);
+  EntryReader(const Content& content, ProgressMeter& progress);
 
   /// Piece by piece, in order; each is gone when the next one comes.
   void each_piece(
       const TensorEntry& entry,
-      const Region& region,
+      const Box& region,
       const std::function<void(format::ByteSpan)>& take);
 
  private:
   TensorReader tensors_;
-  Progress& progress_;
+  ProgressMeter& progress_;
   std::vector<uint8_t> converted_;
 };
 

@@ -11,15 +11,6 @@
 
 namespace tessera::checkpoint {
 
-/// A box of a tensor.
-struct Region {
-  std::vector<int64_t> offsets;
-  std::vector<int64_t> sizes;
-
-  int64_t numel() const;
-  static Region whole(const StoredTensor& tensor);
-};
-
 /// No more than this is held of a tensor.
 constexpr uint64_t kPieceBytes = uint64_t{16} << 20;
 
@@ -32,18 +23,18 @@ class TensorReader {
 
   /// `take` gets each piece once, in order, and the part of the tensor that it
   /// is; the bytes are gone afterwards. Throws FileError, DamageError.
-  using Take = std::function<void(format::ByteSpan, const Region&)>;
+  using Take = std::function<void(format::ByteSpan, const Box&)>;
   void each_piece(
       const StoredTensor& tensor,
-      const Region& region,
+      const Box& region,
       const Take& take);
 
   /// All of a region; they are there until the next call.
-  format::ByteSpan read(const StoredTensor& tensor, const Region& region);
+  format::ByteSpan read(const StoredTensor& tensor, const Box& region);
 
  private:
-  void split(const Region& region, const Take& take);
-  format::ByteSpan read_part(const Region& region);
+  void split(const Box& region, const Take& take);
+  format::ByteSpan read_part(const Box& region);
   void turn_to(const StoredTensor& tensor);
   const Place& place_of(size_t box);
 

@@ -18,8 +18,8 @@ std::string file_of(int rank) {
 
 // The rows of a rank, as torch.chunk() divides them: the first ranks have the
 // most. A number, and a tensor without elements, go to rank 0.
-Region region_of(const StoredTensor& tensor, int rank, int world) {
-  Region region = Region::whole(tensor);
+Box region_of(const StoredTensor& tensor, int rank, int world) {
+  Box region = whole_of(tensor.sizes);
   if (region.sizes.empty() || region.numel() == 0) {
     return region;
   }
@@ -31,14 +31,14 @@ Region region_of(const StoredTensor& tensor, int rank, int world) {
   return region;
 }
 
-bool is_written_by(const StoredTensor& tensor, int rank, const Region& region) {
+bool is_written_by(const StoredTensor& tensor, int rank, const Box& region) {
   return tensor.sizes.empty() || tensor.numel() == 0 ? rank == 0
                                                      : region.numel() > 0;
 }
 
 class DcpTarget {
  public:
-  DcpTarget(const Content& content, fs::path folder, Progress& progress)
+  DcpTarget(const Content& content, fs::path folder, ProgressMeter& progress)
       : content_(content),
         folder_(std::move(folder)),
         reader_(content, progress) {
@@ -59,7 +59,7 @@ class DcpTarget {
     ItemFile file(folder_ / file_of(rank));
     for (size_t i = 0; i < content_.tensors.size(); ++i) {
       const auto& tensor = *content_.tensors[i].tensor;
-      const Region region = region_of(tensor, rank, world);
+      const Box region = region_of(tensor, rank, world);
       if (is_written_by(tensor, rank, region)) {
         add_tensor(file, rank, i, region);
       }
@@ -86,7 +86,7 @@ class DcpTarget {
         .transforms = {}};
   }
 
-  void add_tensor(ItemFile& file, int rank, size_t i, const Region& region) {
+  void add_tensor(ItemFile& file, int rank, size_t i, const Box& region) {
     const auto& entry = content_.tensors[i];
     file.begin_tensor(entry.dtype, region.sizes);
     reader_.each_piece(entry, region, [&](format::ByteSpan piece) {
@@ -123,7 +123,7 @@ void write_dcp(
     const fs::path& folder,
     int world,
     const TargetOptions& options,
-    Progress& progress) {
+    ProgressMeter& progress) {
   FolderWriter writer(folder, options.overwrite);
   progress.begin(content.bytes());
   DcpTarget target(content, writer.partial(), progress);

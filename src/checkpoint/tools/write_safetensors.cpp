@@ -60,7 +60,7 @@ void write_tensors(
   append(format::as_bytes(begin));
   for (const auto& tensor : header.tensors) {
     const auto& entry = *by_name.at(tensor.name);
-    reader.each_piece(entry, Region::whole(*entry.tensor), append);
+    reader.each_piece(entry, whole_of(entry.tensor->sizes), append);
   }
 }
 
@@ -96,7 +96,7 @@ void write_folder(
     const Content& content,
     const fs::path& folder,
     const TargetOptions& options,
-    Progress& progress) {
+    ProgressMeter& progress) {
   FolderWriter writer(folder, options.overwrite);
   const auto shards = divide(content, options.max_shard_bytes);
   EntryReader reader(content, progress);
@@ -129,7 +129,7 @@ void write_one_file(
     const Content& content,
     const fs::path& path,
     const TargetOptions& options,
-    Progress& progress) {
+    ProgressMeter& progress) {
   NewFile file(path, options.overwrite);
   EntryReader reader(content, progress);
   Entries entries;
@@ -148,7 +148,7 @@ void write_safetensors(
     const Content& content,
     const fs::path& path,
     const TargetOptions& options,
-    Progress& progress) {
+    ProgressMeter& progress) {
   if (!options.drop_values) {
     refuse_values(content);
   }
