@@ -1,4 +1,4 @@
-// What happens in and after a backward, for those who only look on.
+// Hooks in and after a backward, for code that only observes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,9 +10,9 @@
 
 namespace tessera::engine {
 
-/// Calls `hook` after the engine has added a gradient to a leaf, as long as
-/// this object lives, on the engine's thread. The leaf must require gradients.
-/// Not for torch::autograd::grad(), which adds nothing to leaves.
+/// Calls `hook` on the engine's thread after the engine has added a gradient to
+/// a leaf, as long as this object lives. The leaf must require gradients.
+/// torch::autograd::grad() adds nothing to leaves and calls no hook.
 class GradientHook {
  public:
   GradientHook(const at::Tensor& leaf, std::function<void()> hook);
@@ -25,11 +25,13 @@ class GradientHook {
   uintptr_t key_;
 };
 
-/// A number for the backward that this thread is in; negative outside of any.
+/// The number of the backward that this thread is in; negative outside a
+/// backward.
 int current_backward();
 
-/// Inside a backward: calls `done` when it has ended, on the thread that called
-/// it, or `dropped` if it ended by an exception. `dropped` must not throw.
+/// Inside a backward: calls `done` when the backward has ended, on the thread
+/// that called backward(), or `dropped` if it ended with an exception.
+/// `dropped` must not throw.
 void at_end_of_backward(
     std::function<void()> done,
     std::function<void()> dropped);
