@@ -77,7 +77,7 @@ Work start_all_to_all(
   }
   if (comm::overlap(output, input)) {
     group.raise_error<c10::ValueError>(
-        name, "output overlaps input. Use memory of its own.");
+        name, "output overlaps input. Give the output memory of its own.");
   }
   std::vector<int64_t> to_splits;
   std::vector<int64_t> from_splits;
@@ -96,7 +96,7 @@ Work start_all_to_all(
   StagedTensor from(group, input, StagedTensor::Contents::Bytes);
   at::Tensor flat_to = to.wire().view({-1}).view(at::kByte);
   at::Tensor flat_from = from.wire().view({-1}).view(at::kByte);
-  // Inputs may differ in size from rank to rank: described without it.
+  // Uneven inputs differ in size from rank to rank, so calls do not compare it.
   const at::Tensor& described = even ? input : flat_from.narrow(0, 0, 0);
   return group.launch(
       request,
@@ -140,7 +140,7 @@ at::Tensor flat_bytes(const at::Tensor& tensor) {
   return tensor.detach().view({-1}).view(at::kByte);
 }
 
-/// The first piece of all, which says where they are; none: on the host.
+/// The device of the first piece; the CPU if there are no pieces.
 at::Device device_of(const Pieces& inputs, const Pieces& outputs) {
   for (const Pieces* pieces : {&inputs, &outputs}) {
     for (const auto& tensors : *pieces) {

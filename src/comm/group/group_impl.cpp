@@ -28,7 +28,7 @@ namespace {
 
 /// How long the survivors of a failure wait to learn who else survived.
 constexpr Milliseconds kRollCall{2000};
-/// How often a rank that waits looks whether a peer has failed.
+/// How often a waiting rank checks whether a peer has failed.
 constexpr Milliseconds kLookout{200};
 constexpr const char* kAnyFailed = "roll_call/any";
 
@@ -69,7 +69,7 @@ bool on_one_host(const WorldInfo& world, const std::vector<int>& ranks) {
   });
 }
 
-/// Once, though the same may be true of many groups.
+/// Warns once per process, though many groups may have the same reason.
 void warn_about_gloo(const char* reason) {
   static std::once_flag once;
   std::call_once(once, [&] {
@@ -270,10 +270,11 @@ void GroupImpl::compare_calls(const Call& call) {
   }
 }
 
-/// Ranks that do not report within a moment are not in this operation: those
-/// that are fail with us, since a broken connection is noticed by its peers.
-/// Nobody leaves before all who reported have their answer, or the moment has
-/// passed once more: one of us may be the host of the store they ask.
+/// A rank that does not report within kRollCall is not in this operation: every
+/// rank in the operation fails too, since a broken connection is noticed at
+/// both ends. A rank leaves once all that reported have their answer, or
+/// kRollCall has passed once more: the rank that leaves may host the store they
+/// ask.
 std::vector<int> GroupImpl::find_missing(const Call& call) {
   const auto reported = [this](int peer) {
     return store_->check({"roll_call/" + std::to_string(peer)});
@@ -303,7 +304,7 @@ std::vector<int> GroupImpl::find_missing(const Call& call) {
     poll_for_a_moment(
         [&] { return std::all_of(present.begin(), present.end(), answered); });
   } catch (const std::exception&) {
-    // The store has gone, and with it whoever could still need an answer.
+    // The store is gone, and with it every rank that could need an answer.
   }
   for (int& rank : missing) {
     rank = global_ranks_[static_cast<size_t>(rank)];
@@ -317,7 +318,7 @@ void GroupImpl::wait_for(c10d::Work& work) const {
       work.wait(kLookout);
       return;
     } catch (const c10::Error&) {
-      if (work.isCompleted()) { // perhaps just now: hear what it has to say
+      if (work.isCompleted()) { // perhaps just now: take its result or error
         work.wait();
         return;
       }
@@ -340,7 +341,7 @@ std::string GroupImpl::announce_failure(const std::string& reason) const {
     const auto first = store_->compareSet(kAnyFailed, {}, mine);
     return {first.begin(), first.end()};
   } catch (const std::exception&) {
-    return reason; // without a store they have their own connections
+    return reason; // without a store peers learn from their connections
   }
 }
 
@@ -384,11 +385,10 @@ void GroupImpl::fail(const Call& call, std::exception_ptr error) {
       dead_reason_ = message;
       raise_error(call.operation, message + " (in " + what_call + ")");
     }
-    // A rank whose peer timed out sees a broken connection: what the first
-    // one saw is what happened.
+    // A rank whose peer timed out sees a broken connection: what the first rank
+    // saw is what happened.
     const bool timed_out = says_timeout(announce_failure(message));
-    cpu_->backend()
-        ->abort(); // the others learn of it now, and answer the roll call
+    cpu_->backend()->abort(); // peers fail now, and answer the roll call
     std::string who = "which rank is missing could not be found out";
     try {
       const auto missing = find_missing(call);
@@ -427,10 +427,10 @@ PendingCall::PendingCall(
     uint64_t watched_as)
     : group_(std::move(group)),
       call_(call),
-      work_(std::move(work)),
       on_host_(on_host),
-      finish_(std::move(finish)),
-      watched_as_(watched_as) {}
+      watched_as_(watched_as),
+      work_(std::move(work)),
+      finish_(std::move(finish)) {}
 
 void PendingCall::wait() {
   if (!work_) {
