@@ -15,7 +15,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     target_compile_options(tessera_options INTERFACE -Wno-dangling-reference)
   endif()
 elseif(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-  target_compile_options(tessera_options INTERFACE -Wno-overloaded-virtual)
+  # Fields that a mutex guards: base/mutex.h.
+  target_compile_options(tessera_options INTERFACE -Wthread-safety -Wno-overloaded-virtual)
 endif()
 # -fPIC everywhere, not -fPIE for programs: they share precompiled headers with
 # libraries, which must be compiled alike.

@@ -41,6 +41,16 @@ MAY_INCLUDE = {
     "cli": CORE + FRONTS + ["report", "launch", "plan"],
 }
 
+# What each room of comm may include of the others. Headers straight under
+# src/comm/ belong to no room.
+COMM_ROOMS = {
+    "diagnostics": [],
+    "shm": ["diagnostics"],
+    "store": ["diagnostics"],
+    "backends": ["diagnostics", "shm", "store"],
+    "group": ["diagnostics", "shm", "store", "backends"],
+}
+
 # Every header straight under include/tessera/ or src/ belongs to no layer.
 TOP = "top"
 UMBRELLA = "include/tessera/tessera.h"
@@ -165,6 +175,19 @@ def check_direction(path, include):
         yield "direction", f"{include.name}: {source} may not include {wanted}, only {allowed}"
 
 
+def comm_room(path):
+    """The room of src/comm/ that a file lies in, or None."""
+    parts = path.split("/")
+    return parts[2] if parts[:2] == ["src", "comm"] and len(parts) == 4 else None
+
+
+def check_comm_rooms(path, include):
+    source, wanted = comm_room(path), comm_room(include.target or "")
+    if source and wanted and source != wanted and wanted not in COMM_ROOMS.get(source, []):
+        allowed = ", ".join(COMM_ROOMS.get(source, [])) or "no other room"
+        yield "room", f"{include.name}: comm/{source} may not include comm/{wanted}, only {allowed}"
+
+
 def check_torch(path, include):
     name = include.name
     if name in ("torch/torch.h", "torch/all.h"):
@@ -213,6 +236,7 @@ def check(tree):
             found = [
                 *check_spelling(path, include),
                 *check_direction(path, include),
+                *check_comm_rooms(path, include),
                 *check_torch(path, include),
                 *check_no_torch(path, include, parsed),
             ]
@@ -258,6 +282,8 @@ BROKEN = [
     ("src/checkpoint/a.cpp", "#include <tessera/fsdp/wrap.h>\n", "direction", 1),
     ("src/checkpoint/a.cpp", '#include "launch/run.h"\n', "direction", 1),
     ("src/comm/a.cpp", '#include "launch/run.h"\n', "direction", 1),
+    ("src/comm/diagnostics/a.cpp", '#include "comm/store/store.h"\n', "room", 1),
+    ("src/comm/store/a.cpp", '#include "comm/shm/reduce_kernels.h"\n', "room", 1),
     ("src/launch/a.cpp", '#include "comm/diagnostics/call.h"\n', "direction", 1),
     ("src/version.cpp", '#include "comm/diagnostics/call.h"\n', "direction", 1),
     ("include/tessera/comm/a.h", "#include <tessera/fsdp/wrap.h>\n", "direction", 1),

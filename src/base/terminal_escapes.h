@@ -1,4 +1,4 @@
-// What a terminal would obey in a text from somewhere else.
+// What a terminal would obey in a text from elsewhere.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,9 @@
 
 namespace tessera {
 
-/// How many bytes at `begin` are a control character of ASCII or Unicode, or
-/// one that turns the direction of writing; 0 if it is none.
+/// The length in bytes of the control character of ASCII or Unicode at `begin`,
+/// or of the character that changes the direction of writing; 0 if there is
+/// none.
 inline size_t control_length(std::string_view text, size_t begin) {
   const auto byte = [&](size_t i) {
     return begin + i < text.size() ? static_cast<unsigned char>(text[begin + i])

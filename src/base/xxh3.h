@@ -8,7 +8,7 @@ namespace tessera {
 
 using Xxh3 = uint64_t (*)(const void* data, size_t bytes);
 
-/// The fastest that the processor can run.
+/// The fastest version that the processor can run.
 Xxh3 best_xxh3();
 
 // One source, compiled for each set of instructions.

@@ -1,5 +1,5 @@
-// Compiled with -mavx2, and called only where the processor has it: three times
-// as fast as the instructions that all have.
+// Compiled with -mavx2, and called only on a processor with AVX2: three times
+// as fast as the version for all processors.
 #include "base/xxh3.h"
 
 #define XXH_INLINE_ALL

@@ -47,24 +47,6 @@ std::string dtype_name(at::ScalarType dtype) {
       known ? format::info(*known).torch_name : c10::toString(dtype));
 }
 
-/// The part that two boxes share, or nothing.
-std::optional<ShardedTensor::Box> intersect(
-    const ShardedTensor::Box& a,
-    const StoredBox& b) {
-  ShardedTensor::Box shared;
-  for (size_t dim = 0; dim < a.sizes.size(); ++dim) {
-    const int64_t begin = std::max(a.offsets[dim], b.offsets[dim]);
-    const int64_t end =
-        std::min(a.offsets[dim] + a.sizes[dim], b.offsets[dim] + b.sizes[dim]);
-    if (begin >= end) {
-      return std::nullopt;
-    }
-    shared.offsets.push_back(begin);
-    shared.sizes.push_back(end - begin);
-  }
-  return shared;
-}
-
 std::vector<int64_t> byte_strides(const at::Tensor& tensor) {
   std::vector<int64_t> strides = tensor.strides().vec();
   for (int64_t& stride : strides) {

@@ -17,13 +17,13 @@
 #include <utility>
 
 #include "base/byte_vector.h"
+#include "base/byte_stream.h"
 #include "checkpoint/disk/checksums.h"
 #include "checkpoint/disk/files.h"
 #include "checkpoint/disk/folder_writer.h"
 #include "checkpoint/disk/partial_folder.h"
 #include "checkpoint/disk/source.h"
 #include "checkpoint/peers.h"
-#include "checkpoint/wire.h"
 
 namespace tessera::checkpoint {
 
@@ -311,7 +311,7 @@ int64_t newest_sound(const fs::path& folder) {
 /// only.
 std::vector<Step> steps_of_root(const Peers& peers, const fs::path& folder) {
   std::vector<Step> steps;
-  WireWriter out;
+  ByteWriter out;
   settle(peers, [&] {
     if (peers.is_root()) {
       steps = settled_steps_in(folder);
@@ -322,7 +322,7 @@ std::vector<Step> steps_of_root(const Peers& peers, const fs::path& folder) {
     }
   });
   const Bytes bytes = peers.broadcast(out.take(), "checkpoints");
-  WireReader in(bytes);
+  ByteReader in(bytes);
   const uint64_t count = in.number();
   for (uint64_t i = 0; !peers.is_root() && i < count; ++i) {
     const auto step = static_cast<int64_t>(in.number());
@@ -333,7 +333,7 @@ std::vector<Step> steps_of_root(const Peers& peers, const fs::path& folder) {
 
 /// Whether rank 0 now finds another checkpoint than it listed. Collective.
 bool has_changed(const Peers& peers, const Step& step) {
-  WireWriter out;
+  ByteWriter out;
   settle(peers, [&] {
     if (peers.is_root()) {
       out.number(step.has_changed() ? 1 : 0);
@@ -341,7 +341,7 @@ bool has_changed(const Peers& peers, const Step& step) {
   });
   const Bytes bytes =
       peers.broadcast(out.take(), "does a checkpoint still exist");
-  return WireReader(bytes).number() != 0;
+  return ByteReader(bytes).number() != 0;
 }
 
 } // namespace
@@ -483,14 +483,14 @@ std::vector<Manager::Entry> Manager::list() const {
 
 std::optional<int64_t> Manager::latest() const {
   const Peers peers(options_.group());
-  WireWriter out;
+  ByteWriter out;
   settle(peers, [&] {
     if (peers.is_root()) {
       out.number(static_cast<uint64_t>(newest_sound(folder_)));
     }
   });
   const Bytes bytes = peers.broadcast(out.take(), "the latest checkpoint");
-  const auto step = static_cast<int64_t>(WireReader(bytes).number());
+  const auto step = static_cast<int64_t>(ByteReader(bytes).number());
   return step < 0 ? std::nullopt : std::optional(step);
 }
 

@@ -10,10 +10,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/byte_stream.h"
+#include "base/cores.h"
 #include "checkpoint/disk/file_error.h"
-#include "checkpoint/wire.h"
+#include "comm/group/all_or_none.h"
 #include "comm/group/group_impl.h"
-#include "comm/host.h"
 
 namespace tessera::checkpoint {
 
@@ -43,8 +44,7 @@ int Peers::cores_each(int most) const {
     on_host = std::count(
         hosts.begin(), hosts.end(), hosts[static_cast<size_t>(world.rank)]);
   }
-  return std::clamp(
-      comm::available_cores() / static_cast<int>(on_host), 1, most);
+  return std::clamp(host_cores() / static_cast<int>(on_host), 1, most);
 }
 
 Peers Peers::apart(std::string_view name) const {
@@ -100,7 +100,7 @@ Outcome Outcome::of(const std::function<Bytes()>& body) {
 }
 
 Outcome Outcome::from_bytes(const Bytes& bytes) {
-  WireReader wire(bytes);
+  ByteReader wire(bytes);
   Outcome outcome;
   outcome.kind = static_cast<Kind>(wire.number());
   outcome.text = wire.text();
@@ -110,7 +110,7 @@ Outcome Outcome::from_bytes(const Bytes& bytes) {
 }
 
 Bytes Outcome::to_bytes() const {
-  WireWriter wire;
+  ByteWriter wire;
   wire.number(static_cast<uint64_t>(kind));
   wire.text(text);
   wire.text({reinterpret_cast<const char*>(result.data()), result.size()});
@@ -139,17 +139,24 @@ void settle(const Peers& peers, const std::function<void()>& body) {
     body();
     return Bytes();
   });
-  const auto all = peers.gather(mine.to_bytes(), "checkpoint: any errors");
+  if (peers.size() == 1) {
+    mine.raise();
+    return;
+  }
+  std::optional<std::string> failure;
+  if (mine.kind != Outcome::Kind::kOk) {
+    const Bytes bytes = mine.to_bytes();
+    failure.emplace(bytes.begin(), bytes.end());
+  }
   Outcome worst;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    const Outcome other = Outcome::from_bytes(all[rank]);
+  for (const auto& [rank, text] : comm::share_failures(
+           *peers.group(), failure, "checkpoint: any errors")) {
+    const Outcome other = Outcome::from_bytes({text.begin(), text.end()});
     if (other.kind > worst.kind) {
       worst = other;
       worst.text = fmt::format("rank {}: {}", rank, other.text);
     }
   }
-  worst = Outcome::from_bytes(
-      peers.broadcast(worst.to_bytes(), "checkpoint: the worst error"));
   if (worst.kind != Outcome::Kind::Ok && mine.kind == worst.kind) {
     mine.raise();
   }

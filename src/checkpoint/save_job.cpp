@@ -227,7 +227,7 @@ SaveJob::SaveJob(
       }
     }
     wait_for_devices(tensors);
-    WireWriter wire;
+    ByteWriter wire;
     wire.text(folder_.native());
     const Bytes claims = pack(claims_);
     wire.text({reinterpret_cast<const char*>(claims.data()), claims.size()});
@@ -238,7 +238,7 @@ SaveJob::SaveJob(
   Outcome decision;
   if (peers.is_root()) {
     decision = Outcome::of([&] {
-      WireWriter out;
+      ByteWriter out;
       decide(all, options.overwrite(), out);
       return out.take();
     });
@@ -247,7 +247,7 @@ SaveJob::SaveJob(
       peers.broadcast(decision.to_bytes(), "checkpoint: who writes what"));
   mine.raise(); // its own words first
   decision.raise();
-  keep(WireReader(decision.result));
+  keep(ByteReader(decision.result));
 }
 
 void SaveJob::add_units(StateDict& state) {
@@ -327,11 +327,11 @@ void SaveJob::add_sharded(Claim claim, const ShardedTensor& tensor) {
 void SaveJob::decide(
     const std::vector<Bytes>& claims,
     bool overwrite,
-    WireWriter& out) {
+    ByteWriter& out) {
   for (size_t rank = 0; rank < claims.size(); ++rank) {
     const Outcome outcome = Outcome::from_bytes(claims[rank]);
     outcome.raise();
-    WireReader wire(outcome.result);
+    ByteReader wire(outcome.result);
     const std::string folder = wire.text();
     if (folder != folder_.native()) {
       raise<DisagreementError>(
@@ -367,7 +367,7 @@ void SaveJob::decide(
   }
 }
 
-void SaveJob::keep(WireReader duties) {
+void SaveJob::keep(ByteReader duties) {
   partial_ = duties.text();
   for (int rank = 0; rank < rank_; ++rank) {
     duties.text();

@@ -61,8 +61,8 @@ class SaveJob {
   void decide(
       const std::vector<Bytes>& claims,
       bool overwrite,
-      WireWriter& out);
-  void keep(WireReader duties);
+      ByteWriter& out);
+  void keep(ByteReader duties);
   void compare(Unit& unit);
   /// Runs on this thread and its streams. Devices compute other digests than
   /// the host.

@@ -44,12 +44,12 @@ bool boxes_overlap(const ShardedTensor::Box& a, const ShardedTensor::Box& b) {
   return true;
 }
 
-void pack_box(WireWriter& wire, const ShardedTensor::Box& box) {
+void pack_box(ByteWriter& wire, const ShardedTensor::Box& box) {
   wire.numbers(box.offsets);
   wire.numbers(box.sizes);
 }
 
-ShardedTensor::Box unpack_box(WireReader& wire) {
+ShardedTensor::Box unpack_box(ByteReader& wire) {
   ShardedTensor::Box box;
   box.offsets = wire.numbers();
   box.sizes = wire.numbers();
@@ -57,7 +57,7 @@ ShardedTensor::Box unpack_box(WireReader& wire) {
 }
 
 void pack_keys(
-    WireWriter& wire,
+    ByteWriter& wire,
     const std::vector<format::DcpPath::Key>& keys) {
   wire.number(keys.size());
   for (const auto& key : keys) {
@@ -71,7 +71,7 @@ void pack_keys(
   }
 }
 
-std::vector<format::DcpPath::Key> unpack_keys(WireReader& wire) {
+std::vector<format::DcpPath::Key> unpack_keys(ByteReader& wire) {
   std::vector<format::DcpPath::Key> keys(wire.number());
   for (auto& key : keys) {
     if (wire.number() == 1) {
@@ -86,7 +86,7 @@ std::vector<format::DcpPath::Key> unpack_keys(WireReader& wire) {
 } // namespace
 
 Bytes pack(const std::vector<Claim>& claims) {
-  WireWriter wire;
+  ByteWriter wire;
   wire.number(claims.size());
   for (const Claim& claim : claims) {
     wire.text(claim.name);
@@ -107,7 +107,7 @@ Bytes pack(const std::vector<Claim>& claims) {
 }
 
 std::vector<Claim> unpack_claims(std::span<const uint8_t> bytes) {
-  WireReader wire(bytes);
+  ByteReader wire(bytes);
   std::vector<Claim> claims(wire.number());
   for (Claim& claim : claims) {
     claim.name = wire.text();
@@ -128,7 +128,7 @@ std::vector<Claim> unpack_claims(std::span<const uint8_t> bytes) {
 }
 
 Bytes pack(const RankResult& result) {
-  WireWriter wire;
+  ByteWriter wire;
   wire.number(result.units.size());
   for (const Written& unit : result.units) {
     wire.number(unit.file);
@@ -151,7 +151,7 @@ Bytes pack(const RankResult& result) {
 }
 
 RankResult unpack_result(std::span<const uint8_t> bytes) {
-  WireReader wire(bytes);
+  ByteReader wire(bytes);
   RankResult result;
   result.units.resize(wire.number());
   for (Written& unit : result.units) {

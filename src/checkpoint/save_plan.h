@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "base/byte_vector.h"
+#include "base/byte_stream.h"
 #include "checkpoint/disk/checksums.h"
 #include "checkpoint/format/dcp_metadata.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/wire.h"
 
 namespace tessera::checkpoint {
 

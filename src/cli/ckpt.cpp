@@ -26,8 +26,6 @@
 namespace tessera::cli {
 namespace {
 
-using checkpoint::bytes_text;
-using checkpoint::count_text;
 using checkpoint::Source;
 
 constexpr int kCannotDoIt = 2;

@@ -26,9 +26,9 @@
 #include <memory>
 #include <optional>
 
+#include "base/cores.h"
 #include "comm/backends/backends.h"
 #include "comm/environment.h"
-#include "comm/host.h"
 #include "comm/store/peer_owner.h"
 #include "launch/environment.h"
 #include "launch/process.h"
@@ -38,7 +38,7 @@ namespace tessera::cli {
 namespace {
 
 using comm::BackendConfig;
-using comm::BackendPtr;
+using comm::CarrierPtr;
 using comm::Milliseconds;
 using comm::StorePtr;
 
@@ -64,10 +64,10 @@ std::string ok(const std::function<void()>& try_it) {
 }
 
 /// Two ranks as threads of this process, talking through `make`.
-void all_reduce_between_two(BackendPtr (*make)(const BackendConfig&)) {
+void all_reduce_between_two(CarrierPtr (*make)(const BackendConfig&)) {
   StorePtr store = c10::make_intrusive<c10d::HashStore>();
   auto one_rank = [&](int rank) {
-    BackendPtr backend = make(
+    const CarrierPtr carrier = make(
         {.store = store,
          .rank = rank,
          .global_ranks = {0, 1},
@@ -75,7 +75,7 @@ void all_reduce_between_two(BackendPtr (*make)(const BackendConfig&)) {
          .address = "127.0.0.1",
          .ranks_on_host = 2});
     std::vector<at::Tensor> tensors{at::full({4}, rank + 1.0)};
-    backend->allreduce(tensors)->wait();
+    carrier->backend()->allreduce(tensors)->wait();
     return tensors[0].sum().item<double>();
   };
   auto other = std::async(std::launch::async, one_rank, 1);
@@ -172,7 +172,7 @@ int diagnose() {
   std::cout << "tessera " << version() << "\n";
   print_fact(
       "LibTorch", fmt::format("{} in {}", libtorch_version(), torch_folder()));
-  print_fact("cores", std::to_string(comm::available_cores()));
+  print_fact("cores", std::to_string(host_cores()));
   print_fact("devices", describe_devices());
   print_fact(
       "NCCL",

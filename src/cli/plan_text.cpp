@@ -20,8 +20,7 @@ using plan::Traffic;
 using plan::UnitLine;
 
 std::string bytes(int64_t count) {
-  return count == 0 ? "-"
-                    : checkpoint::bytes_text(static_cast<uint64_t>(count));
+  return count == 0 ? "-" : bytes_text(static_cast<uint64_t>(count));
 }
 
 /// Names come from files that anyone may have written.

@@ -5,12 +5,10 @@
 #include <iostream>
 #include <utility>
 
-#include "checkpoint/tools/text.h"
+#include "base/text.h"
 
 namespace tessera::cli {
 namespace {
-
-using checkpoint::bytes_text;
 
 constexpr int kBarWidth = 30;
 constexpr auto kBetweenBars = std::chrono::milliseconds(100);

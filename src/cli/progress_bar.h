@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "checkpoint/tools/progress.h"
+#include "checkpoint/tools/progress_meter.h"
 
 namespace tessera::cli {
 
@@ -20,7 +20,7 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  checkpoint::Progress& progress() {
+  checkpoint::ProgressMeter& progress() {
     return progress_;
   }
 
@@ -36,7 +36,7 @@ class ProgressBar {
   Clock::time_point drawn_{};
   uint64_t tenths_ = 0;
   bool has_bar_ = false;
-  checkpoint::Progress progress_;
+  checkpoint::ProgressMeter progress_;
 };
 
 } // namespace tessera::cli

@@ -110,9 +110,9 @@ constexpr Variables kPmi{
     "MPI_LOCALNRANKS"};
 
 /// The step of a Slurm job that started this process as one of its tasks.
-/// Nothing in a batch script and in the shell of salloc: these run alone,
-/// though SLURM_NTASKS and SLURM_PROCID are set there. The shell of salloc may
-/// have a step of its own, whose number is above all that srun gives out.
+/// Nothing in a batch script or in the shell of salloc: both run alone, though
+/// SLURM_NTASKS and SLURM_PROCID are set there. The shell of salloc may have a
+/// step of its own, whose number is above every number that srun gives out.
 std::optional<std::string> find_slurm_step(const Reader& reader) {
   auto step = reader.text("SLURM_STEP_ID");
   if (!step) {
@@ -151,8 +151,8 @@ std::optional<Variables> find_launcher(const Reader& reader) {
   return std::nullopt;
 }
 
-/// Of the launcher's own variables only: a job id of Slurm says nothing where
-/// another launcher started the ranks inside of that job.
+/// The job id from the launcher's own variables only: the job id of Slurm says
+/// nothing if another launcher started the ranks inside that job.
 std::string find_job_id(const Reader& reader, std::string_view launcher) {
   if (launcher == kOpenMpi.launcher) {
     for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {
@@ -183,7 +183,7 @@ bool is_on_one_host(
         world_size;
   }
   if (variables.launcher == kPmi.launcher) {
-    return false; // it does not say, and nothing else does
+    return false; // the launcher does not say, and nothing else does
   }
   // torchrun's ranks may be tasks of Slurm that somebody renamed.
   for (const char* name : {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}) {

@@ -16,8 +16,8 @@ struct Environment {
   std::optional<int> master_port;
   bool store_is_hosted = false; // by the launcher, not by rank 0
   int restart_count = 0;
-  /// Same on all processes of a job and on no others; empty if the launcher
-  /// does not say (MPICH: see comm/launcher_process.h).
+  /// The same on all processes of a job and on no other process; empty if the
+  /// launcher does not say (MPICH: see comm/launcher_process.h).
   std::string job_id;
   /// True where the launcher says that all ranks are on this host.
   bool one_host = true;
@@ -26,9 +26,9 @@ struct Environment {
 using Getenv = std::function<const char*(const char*)>;
 
 /// Reads the variables of `tessera run` and torchrun, OpenMPI, MPICH, Slurm or
-/// another PMI launcher, in this order; none of them: alone. Throws
-/// c10::ValueError that names the variable when a value is missing, not a
-/// number or out of range.
+/// another PMI launcher, in this order; without any of them the process is
+/// alone. Throws c10::ValueError that names the variable when a value is
+/// missing, not a number or out of range.
 Environment read_environment(const Getenv& getenv);
 
 } // namespace tessera::comm

@@ -25,7 +25,7 @@
 namespace tessera::comm {
 namespace {
 
-/// Seldom enough for name servers.
+/// How often to ask name servers again.
 constexpr std::chrono::milliseconds kAskAgain{500};
 
 std::string link_target(const char* path) {
@@ -90,7 +90,7 @@ std::string without_brackets(const std::string& host) {
 std::string host_identity() {
   std::string boot;
   if (!(std::ifstream("/proc/sys/kernel/random/boot_id") >> boot)) {
-    utsname names{}; // without /proc the name is all that tells hosts apart
+    utsname names{}; // without /proc only the name tells hosts apart
     uname(&names);
     boot = std::string("?") + names.nodename;
   }
@@ -121,11 +121,6 @@ std::string what_separates(const std::string& one, const std::string& other) {
   return result;
 }
 
-int available_cores() {
-  // glibc counts what sched_getaffinity allows, however many there are.
-  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-}
-
 bool is_loopback(const std::string& host) {
   const std::string name = without_brackets(host);
   in_addr ipv4{};
@@ -149,7 +144,7 @@ std::string address_towards(
       raise<c10::ValueError>(
           {.call = "init"},
           fmt::format(
-              "TESSERA_SOCKET_ADDR=\"{}\" is no numeric address. Give one of this host's, as `ip addr` shows them.",
+              "TESSERA_SOCKET_ADDR=\"{}\" is not a numeric address. Give an address of this host, as `ip addr` shows them.",
               chosen));
     }
     return chosen;

@@ -1,4 +1,4 @@
-// This host: who it is, how many cores it lends us, how others reach it.
+// This host: its identity, and how other hosts reach it.
 #pragma once
 
 #include <netdb.h>
@@ -10,23 +10,20 @@
 namespace tessera::comm {
 
 /// Equal for two processes that are expected to share memory: same boot, same
-/// network, process and user namespaces, same user. Host names do not do:
-/// containers and namespaces on one machine share them.
+/// network, process and user namespaces, same user. Host names do not
+/// suffice: containers and namespaces on one machine share them.
 std::string host_identity();
 
 /// What keeps two processes from sharing memory though they are on one machine
-/// and in one network namespace: "user namespaces", say. Empty if nothing
-/// does, or if they are on different hosts.
+/// and in one network namespace, for example "user namespaces". Empty if
+/// nothing keeps them apart, or if they are on different hosts.
 std::string what_separates(const std::string& one, const std::string& other);
-
-/// Cores this process may run on.
-int available_cores();
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-/// The addresses of `host`, which may be in brackets. A name that is not known
-/// is asked for again until `deadline`: where pods or nodes are just starting
-/// it may be known soon. Throws c10::DistNetworkError if it has no address.
+/// The addresses of `host`, which may be in brackets. An unknown name is
+/// resolved again until `deadline`: while pods or nodes are starting, the name
+/// may soon be known. Throws c10::DistNetworkError if `host` has no address.
 AddressList resolve(
     const std::string& host,
     int port,

@@ -23,6 +23,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/mutex.h"
 #include "comm/environment.h"
 #include "comm/group/group_impl.h"
 #include "comm/host.h"
@@ -39,13 +40,14 @@ using comm::StoreEndpoint;
 using comm::StorePtr;
 
 constexpr Milliseconds kDefaultTimeout = std::chrono::minutes(10);
-/// Thirty years: longer is as good as for ever, and can be added to a time.
+/// Thirty years, which can still be added to a time.
 constexpr Milliseconds kLongestTimeout = std::chrono::seconds(1'000'000'000);
-/// A process that cannot take part says so to the others within this time.
+/// How long a process that cannot take part tries to tell the other ranks.
 constexpr Milliseconds kRefusal{2000};
 
-/// A store that this process hosts. Kept until it ends: the others may need it
-/// after this rank has shut down, and a later init() finds it at its place.
+/// A store that this process hosts. Kept until the process ends: other ranks
+/// may need the store after this rank has shut down, and a later init() uses it
+/// again.
 struct HostedStore {
   StoreEndpoint asked_for;
   StoreEndpoint endpoint; // with the port in use
@@ -54,10 +56,10 @@ struct HostedStore {
 };
 
 struct State {
-  std::mutex mutex;
-  Group world; // guarded by mutex
-  int num_inits = 0; // guarded by mutex; the same on all ranks
-  std::vector<HostedStore> hosted; // guarded by mutex
+  Mutex mutex;
+  Group world TESSERA_GUARDED_BY(mutex);
+  int num_inits TESSERA_GUARDED_BY(mutex) = 0; // the same on all ranks
+  std::vector<HostedStore> hosted TESSERA_GUARDED_BY(mutex);
 };
 
 State& state() {
@@ -118,7 +120,7 @@ std::string backend_from(const InitOptions& options) {
   if (options.backend() != "auto" || text == nullptr || *text == '\0') {
     return options.backend();
   }
-  // Not "fake": a variable is no place to turn training into pretence.
+  // Not "fake": a variable must not turn training into pretence.
   constexpr std::array kOfVariable{"auto", "shm", "gloo", "nccl"};
   if (!has(kOfVariable, text)) {
     raise<c10::ValueError>(
@@ -130,10 +132,10 @@ std::string backend_from(const InitOptions& options) {
   return text;
 }
 
-/// The environment with what the options say laid over it.
+/// The environment, with the options in place of what they set.
 Environment settle(const InitOptions& options) {
   Environment environment;
-  // With rank and size given, what the environment says of them is not read.
+  // If the options give rank and size, the environment's are not read.
   if (options.rank() && options.world_size()) {
     environment.launcher = "InitOptions";
   } else {
@@ -170,15 +172,16 @@ struct OpenedStore {
   StoreEndpoint endpoint;
 };
 
-/// Hosts the store, or finds the one that an earlier init() hosts there.
+/// Hosts the store, or finds the store that an earlier init() hosts there.
 OpenedStore host(
-    State& current,
+    std::vector<HostedStore>& kept,
     const StoreEndpoint& asked_for,
     const std::string& job_id,
     Milliseconds timeout) {
-  for (const HostedStore& hosted : current.hosted) {
+  for (const HostedStore& hosted : kept) {
     if (hosted.asked_for.to_string() == asked_for.to_string()) {
-      StorePtr store = hosted.store->clone(); // its own connection may be lost
+      StorePtr store =
+          hosted.store->clone(); // the first connection may be lost
       store->setTimeout(timeout);
       return {std::move(store), hosted.endpoint};
     }
@@ -190,12 +193,12 @@ OpenedStore host(
         std::make_unique<comm::PortHandout>(job_id, hosted.endpoint.port);
   }
   OpenedStore opened{hosted.store, hosted.endpoint};
-  current.hosted.push_back(std::move(hosted));
+  kept.push_back(std::move(hosted));
   return opened;
 }
 
 OpenedStore open_store(
-    State& current,
+    std::vector<HostedStore>& kept,
     const Environment& environment,
     Milliseconds timeout) {
   const ErrorSite site{
@@ -207,7 +210,7 @@ OpenedStore open_store(
     const StoreEndpoint endpoint{
         *environment.master_addr, *environment.master_port};
     return hosts
-        ? host(current, endpoint, /*job_id=*/"", timeout)
+        ? host(kept, endpoint, /*job_id=*/"", timeout)
         : OpenedStore{comm::connect_store(endpoint, timeout), endpoint};
   }
   if (environment.master_addr || environment.master_port) {
@@ -232,7 +235,7 @@ OpenedStore open_store(
   }
   StoreEndpoint endpoint{"127.0.0.1", 0};
   if (hosts) {
-    return host(current, endpoint, job_id, timeout);
+    return host(kept, endpoint, job_id, timeout);
   }
   endpoint.port = comm::PortHandout::ask(job_id, timeout);
   return {comm::connect_store(endpoint, timeout), endpoint};
@@ -248,8 +251,8 @@ std::string world_prefix(
   return fmt::format("tessera/attempt{}/{}", restart_count, own);
 }
 
-/// The other ranks wait for this one: tell them why it will not come. Best
-/// effort, since what is wrong may be the way to them.
+/// The other ranks wait for this rank: tells them why it will not come. Best
+/// effort, since the connection to them may be what is wrong.
 void tell_others(const InitOptions& options, int num_inits, const char* what) {
   try {
     const char* address = std::getenv("MASTER_ADDR");
@@ -269,7 +272,7 @@ void tell_others(const InitOptions& options, int num_inits, const char* what) {
     comm::refuse(
         own, fmt::format("another process could not take part: {}", what));
   } catch (const std::exception&) {
-    // Its own error is the one to report; the others have their timeout.
+    // The error of this rank is the one to report; the others have a timeout.
   }
 }
 
@@ -303,7 +306,7 @@ void wait_for_debugger_if_asked(int rank, int world_size) {
     raise<c10::ValueError>(
         {.call = "init"},
         fmt::format(
-            "TESSERA_DEBUG_RANK=\"{}\" is no rank of this world, 0 to {}. Correct or unset it.",
+            "TESSERA_DEBUG_RANK=\"{}\" is not a rank of this world, 0 to {}. Correct or unset it.",
             text,
             world_size - 1));
   }
@@ -358,7 +361,7 @@ std::vector<int> number_hosts(const std::vector<comm::Member>& members) {
   return host_of;
 }
 
-/// Ranks that look like one host to their user and cannot share memory.
+/// Warns of ranks that are on one host for their user and cannot share memory.
 void warn_if_apart(
     const std::string& backend,
     const std::vector<comm::Member>& members) {
@@ -374,13 +377,13 @@ void warn_if_apart(
           rank,
           " are on one host but in different ",
           what,
-          ", so they do not share memory and use Gloo, which is slower. TESSERA_BACKEND=gloo means it and says nothing.");
+          ", so they do not share memory and use Gloo, which is slower. TESSERA_BACKEND=gloo chooses Gloo without this warning.");
       return;
     }
   }
 }
 
-/// What this process brings to the world, checked before it joins.
+/// The settings of this process, checked before it joins the world.
 std::shared_ptr<comm::WorldInfo> read_settings(
     const InitOptions& options,
     const Environment& environment) {
@@ -395,14 +398,14 @@ std::shared_ptr<comm::WorldInfo> read_settings(
 }
 
 Group make_world(
-    State& current,
+    std::vector<HostedStore>& kept,
     const InitOptions& options,
     const Environment& environment,
     const std::shared_ptr<comm::WorldInfo>& info,
     int num_inits) {
   StorePtr store;
   if (environment.world_size > 1 && info->backend != "fake") {
-    const OpenedStore opened = open_store(current, environment, info->timeout);
+    const OpenedStore opened = open_store(kept, environment, info->timeout);
     store = c10::make_intrusive<c10d::PrefixStore>(
         world_prefix(options, environment.restart_count, num_inits),
         opened.store);
@@ -436,9 +439,9 @@ Group make_world(
       info, store, "world", std::move(everyone)));
 }
 
-/// A process that ends leaves its groups, so that peers hear that it left and
-/// not that it died. Its forked children end without a word: they share the
-/// memory, but are no ranks.
+/// A process that ends leaves its groups, so that peers are told that the rank
+/// left and not that it died. Its forked children tell nothing: they share the
+/// memory, but they are not ranks.
 void leave_at_exit() {
   static pid_t rank_process = 0;
   static std::once_flag once;
@@ -456,7 +459,7 @@ void leave_at_exit() {
 
 Group init(const InitOptions& options) {
   State& current = state();
-  std::lock_guard lock(current.mutex);
+  const MutexLock lock(current.mutex);
   if (current.world.valid()) {
     raise(
         {.call = "init",
@@ -475,14 +478,15 @@ Group init(const InitOptions& options) {
     tell_others(options, num_inits, error.what());
     throw;
   }
-  current.world = make_world(current, options, environment, info, num_inits);
+  current.world =
+      make_world(current.hosted, options, environment, info, num_inits);
   leave_at_exit();
   return current.world;
 }
 
 Group world() {
   State& current = state();
-  std::lock_guard lock(current.mutex);
+  const MutexLock lock(current.mutex);
   if (!current.world.valid()) {
     raise({.call = "world"}, "not initialized. Call tessera::init() first.");
   }
@@ -491,13 +495,13 @@ Group world() {
 
 bool is_initialized() {
   State& current = state();
-  std::lock_guard lock(current.mutex);
+  const MutexLock lock(current.mutex);
   return current.world.valid();
 }
 
 void shutdown() {
   State& current = state();
-  std::lock_guard lock(current.mutex);
+  const MutexLock lock(current.mutex);
   current.world = Group();
 }
 

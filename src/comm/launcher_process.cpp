@@ -50,7 +50,7 @@ std::optional<Ancestor> read_ancestor(pid_t pid) {
 }
 
 /// Whether a process with this environment was started with the same value of
-/// `name` as this one. True also where this one has none: nothing differs.
+/// `name` as this process. True also if this process has no such variable.
 bool shares(const std::string& environment, const char* name) {
   const char* value = std::getenv(name);
   const std::string entry = value == nullptr

@@ -22,7 +22,7 @@ std::string member_key(int rank) {
   return "member/" + std::to_string(rank);
 }
 
-/// Writes the verdict unless there is one; returns the one that holds.
+/// Writes the verdict unless there is one already; returns the one that holds.
 std::string settle(c10d::Store& store, const std::string& verdict) {
   return store.compareSet(kVerdict, "", verdict);
 }
@@ -105,7 +105,7 @@ Member Member::decode(const std::string& text) {
 
 namespace {
 
-/// Leaves this rank's record and settles the verdict if it can be told now.
+/// Leaves this rank's record, and writes the verdict if it is known now.
 void check_in(c10d::Store& store, int rank, const Member& self) {
   const std::string size_text = std::to_string(self.world_size);
   const std::string agreed = store.compareSet("world_size", "", size_text);
@@ -149,7 +149,8 @@ Outcome await_verdict(
   return {store.get_to_str(kVerdict)};
 }
 
-/// After a bad verdict: the store goes when its host ends.
+/// After a bad verdict: the store ends with the process that hosts it, so the
+/// host waits until the others have read the verdict.
 void say_farewell(c10d::Store& store, bool hosts_store, int world_size) {
   const auto deadline = std::chrono::steady_clock::now() + kFarewell;
   auto readers = store.add("readers", 1);

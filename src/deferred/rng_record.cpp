@@ -8,6 +8,7 @@
 #include <mutex>
 #include <span>
 
+#include "base/fnv.h"
 #include "deferred/deferred_tensor.h"
 
 namespace tessera::engine {
@@ -17,14 +18,14 @@ namespace {
 /// that an operator draws.
 constexpr uint64_t kLeap = uint64_t{1} << 40;
 
-/// FNV-1a: the streams must be the same on all ranks, so std::hash cannot be
+/// The streams must be the same on all ranks, so std::hash cannot be
 /// used.
 uint64_t fingerprint(const at::Tensor& state) {
-  uint64_t hash = 0xcbf29ce484222325;
+  uint64_t hash = kFnvStart;
   for (uint8_t byte : std::span(
            state.const_data_ptr<uint8_t>(),
            static_cast<size_t>(state.numel()))) {
-    hash = (hash ^ byte) * 0x100000001b3;
+    hash = mix_digest(hash, uint64_t{byte});
   }
   return hash;
 }

@@ -134,10 +134,6 @@ std::optional<std::string> objection_to(
 
 } // namespace
 
-int64_t ShardedTensor::Box::numel() const {
-  return product(sizes);
-}
-
 ShardedTensor::ShardedTensor(
     std::vector<int64_t> sizes,
     at::ScalarType dtype,

@@ -159,7 +159,7 @@ ShardedTensor UnitParams::sharded(const c10::TensorImpl* face) const {
   const Run run = bundle.layout().run(place.index, unit_.groups().shard.rank());
   std::vector<ShardedTensor::Piece> pieces;
   int64_t begin = run.shard_begin;
-  for (Box& box : boxes_of(shape, run.param_begin, run.numel)) {
+  for (TensorBox& box : boxes_of(shape, run.param_begin, run.numel)) {
     const at::Tensor part =
         alias_of(bundle.shard(), box.sizes, begin, kShardKeys);
     begin += box.numel();

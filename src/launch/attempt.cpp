@@ -278,7 +278,7 @@ void Attempt::take_exits(const std::vector<size_t>& ready) {
       if (!failed_first_) {
         failed_first_ = i;
         set_cause(Ending::Failed, status->exit_code());
-        // Who hangs up does not want it started again.
+        // A user who hangs up does not want a restart.
         if (has_hung_up_ && status->signal == SIGHUP) {
           cause_.may_restart = false;
         }

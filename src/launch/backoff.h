@@ -11,9 +11,10 @@ constexpr std::chrono::milliseconds kFirstDelay{500};
 constexpr std::chrono::milliseconds kLongestDelay{30000};
 
 /// How long to wait before the next attempt, after this many in a row failed
-/// early: one may be bad luck and is followed at once; from the second on the
-/// delay doubles, so that a program that always crashes does not wear out what
-/// it starts with (file servers, name servers, logs).
+/// early: the first failure may be bad luck and is followed by a restart at
+/// once; from the second on the delay doubles, so that a program that always
+/// crashes does not overload what it needs at its start (file servers, name
+/// servers, logs).
 constexpr std::chrono::milliseconds restart_delay(int early_failures) {
   if (early_failures < 2) {
     return std::chrono::milliseconds(0);

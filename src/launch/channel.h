@@ -12,24 +12,24 @@ struct ChannelSlow : std::runtime_error {
 };
 
 /// A small key-value store that the launchers of all nodes share, hosted by
-/// node 0. It must be empty at the start of a run. Calls come from the thread
-/// in run(), and ranks' output and signals wait for them: they return or throw
-/// within a second or two, also when the network is down. get() throws
-/// ChannelSlow where it may be asked again; any other exception means that the
-/// other nodes cannot be reached any more, and ends the run.
+/// node 0. The store must be empty at the start of a run. Calls come from the
+/// thread in run(), and the ranks' output and signals wait for each call: calls
+/// return or throw within a second or two, also when the network is down. get()
+/// throws ChannelSlow if it may be called again; any other exception means that
+/// the other nodes can no longer be reached, and ends the run.
 class Channel {
  public:
   virtual ~Channel() = default;
 
-  /// Looks for node 0: nothing once it is found, else why it is not. Called
-  /// again and again at the start; the other calls come after it.
+  /// Looks for node 0: returns nothing once node 0 is found, else why it is
+  /// not. Called repeatedly at the start, before any other call.
   virtual std::optional<std::string> connect() {
     return std::nullopt;
   }
-  /// Sets or replaces a value; where node 0 is slow, later.
+  /// Sets or replaces a value; if node 0 is slow, after the call has returned.
   virtual void set(const std::string& key, const std::string& bytes) = 0;
-  /// Sets a value unless there is one, atomically over all nodes; where node 0
-  /// is slow, later. get() tells which one holds.
+  /// Sets a value unless the key has one, atomically over all nodes; if node 0
+  /// is slow, after the call has returned. get() tells which value holds.
   virtual void set_unless_set(
       const std::string& key,
       const std::string& bytes) = 0;

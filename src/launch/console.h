@@ -55,8 +55,8 @@ class ConsoleSink {
 /// the order it was written here, whole line after whole line, also where both
 /// are the same file. Nothing blocks; a slow reader shows as congested().
 ///
-/// On a terminal there may be a live line below all others, which the next one
-/// replaces.
+/// On a terminal there may be a live line below all other lines, which the next
+/// live line replaces.
 class Console {
  public:
   /// Borrows the descriptors.
@@ -65,7 +65,7 @@ class Console {
   /// `lines` ends with a newline.
   void write(Stream stream, std::string_view lines);
 
-  /// Width of the terminal that standard output is; 0 where it is none, and
+  /// The width of the terminal; 0 if standard output is not a terminal, and
   /// live lines are not shown.
   int live_columns() const {
     return live_columns_;
@@ -73,7 +73,7 @@ class Console {
   /// Replaces the live line, cut to the terminal's width; empty: wipes it away.
   void set_live(std::string_view line);
 
-  /// So much is waiting that no more output should be produced.
+  /// Whether so much is waiting that no more output should be produced.
   bool congested() const;
   bool pending() const;
   /// Adds the files that have something waiting.

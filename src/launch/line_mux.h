@@ -34,7 +34,7 @@ class LineSplitter {
 class LineTail {
  public:
   static constexpr size_t kMaxLines = 20;
-  /// What is kept of one line.
+  /// How much is kept of one line.
   static constexpr size_t kMaxLineBytes = 2048;
 
   void push(std::string_view line);
@@ -46,8 +46,8 @@ class LineTail {
   std::deque<std::string> lines_;
 };
 
-/// A line that begins with this, return and erase, is live: it shows how far
-/// things are until the next one comes.
+/// A line that begins with this (return and erase) is live: it shows progress
+/// until the next live line replaces it.
 inline constexpr std::string_view kLiveLine = "\r\x1b[K";
 
 /// "[ 3] " for rank 3 where the largest rank has two digits.

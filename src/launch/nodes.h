@@ -30,32 +30,32 @@ class NodesError : public std::runtime_error {
   int exit_code_;
 };
 
-/// The other nodes cannot be reached any more.
+/// The other nodes can no longer be reached.
 class ChannelLost : public NodesError {
  public:
   using NodesError::NodesError;
 };
 
-/// This launcher among those of the other nodes.
+/// This node's launcher among the launchers of all nodes.
 ///
 /// [Note: node agreement]
 /// All launchers run the same steps and tell each other through keys:
 ///
-///   node/K             K is there, with its options        (each node)
+///   node/K             node K has come, with its options   (each node)
 ///   beat/K             a counter, every two seconds        (each but node 0)
 ///   A/start            where the ranks of attempt A meet   (node 0)
 ///   A/stop             somebody wants attempt A to stop    (any node)
 ///   A/report/K         how attempt A ended on K            (each node)
 ///   A/verdict          done, restart or fail               (node 0)
 ///   abort              the run ends now, and why           (any node)
-///   left/K             K needs the channel no more         (each but node 0)
+///   left/K             K no longer needs the channel       (each but node 0)
 ///
 /// A report is written after the node's ranks are gone, and the verdict after
 /// all reports, so no rank of attempt A is left when attempt A + 1 begins. A
 /// node that does not report in time, or whose counter stands still, is lost:
-/// node 0 writes its report for it, and there is no restart. Node 0 hosts the
-/// channel; if it dies, or does not answer for as long, the others end by
-/// themselves.
+/// node 0 writes the report of that node, and there is no restart. Node 0 hosts
+/// the channel; if node 0 dies, or does not answer for as long, the other nodes
+/// end by themselves.
 class Nodes {
  public:
   /// Borrows everything. The options have been validated.
@@ -65,7 +65,7 @@ class Nodes {
   /// nodes if they differ or if some are missing; throws Interrupted.
   void join();
 
-  /// Node 0 begins an attempt; the others wait for it.
+  /// Node 0 begins an attempt; the other nodes wait for node 0.
   void publish_start(int attempt, const AttemptStart& start);
   AttemptStart await_start(int attempt);
   /// Lets time pass between two attempts. Throws NodesError if the run was
@@ -74,10 +74,11 @@ class Nodes {
 
   /// Asks all nodes to stop their ranks. `ending` is why this node does.
   void request_stop(int attempt, Ending ending);
-  /// Whether any node asked for it, or a node was lost. Quick; to be called
-  /// several times a second while ranks are running.
+  /// Whether any node asked for the stop, or a node was lost. Quick; to be
+  /// called several times a second while ranks are running.
   bool stop_requested(int attempt);
-  /// Whether a user did, and ranks may take their time to end.
+  /// Whether a user asked for the stop, so that ranks get the longer grace
+  /// period.
   bool was_interrupted(int attempt);
 
   /// Gives this node's report and returns node 0's verdict; the same on all
@@ -87,8 +88,8 @@ class Nodes {
 
   /// Ends the run on all nodes. Never throws.
   void abort(const std::string& message, int exit_code) noexcept;
-  /// The last call. On node 0 it waits a little until the others have heard
-  /// the outcome, since they lose the channel with it. Never throws.
+  /// The last call. Node 0 waits a little until the other nodes have read the
+  /// outcome, since the channel ends with node 0. Never throws.
   void leave() noexcept;
 
  private:
@@ -113,7 +114,7 @@ class Nodes {
   void connect(Clock::time_point deadline);
   [[noreturn]] void abort_and_throw(const std::string& message);
   void throw_if_aborted();
-  /// What the others are told of this node.
+  /// What this node tells the other nodes.
   std::string announcement() const;
   void check_peer(int node, const std::string& announced);
   std::string missing_nodes() const;
@@ -129,7 +130,7 @@ class Nodes {
   std::string identity_;
   std::vector<Peer> peers_;
   Clock::time_point next_beat_;
-  Clock::time_point last_answer_; // of the channel
+  Clock::time_point last_answer_; // from the channel
   std::chrono::seconds patience_ = kLostAfter; // with a channel that is slow
   int64_t num_beats_ = 0;
 };

@@ -1,12 +1,9 @@
 #include "launch/options.h"
 
-#include <sched.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <climits>
-#include <thread>
 
+#include "base/cores.h"
 #include "launch/environment.h"
 
 namespace tessera::launch {
@@ -18,28 +15,6 @@ namespace {
 
 bool has_nul(const std::string& text) {
   return text.find('\0') != std::string::npos;
-}
-
-int num_available_cores() {
-  // The kernel refuses a mask smaller than its own, so grow until it fits.
-  for (int num_cpus = 1024; num_cpus <= (1 << 20); num_cpus *= 2) {
-    cpu_set_t* set = CPU_ALLOC(static_cast<size_t>(num_cpus));
-    if (set == nullptr) {
-      break;
-    }
-    const size_t num_bytes = CPU_ALLOC_SIZE(static_cast<size_t>(num_cpus));
-    const int rc = sched_getaffinity(0, num_bytes, set);
-    const int error = errno;
-    const int count = rc == 0 ? CPU_COUNT_S(num_bytes, set) : 0;
-    CPU_FREE(set);
-    if (rc == 0) {
-      return count;
-    }
-    if (error != EINVAL) {
-      break;
-    }
-  }
-  return static_cast<int>(std::thread::hardware_concurrency());
 }
 
 void validate_extra_env(const RunOptions& options) {
@@ -114,7 +89,7 @@ void validate(const RunOptions& options) {
 }
 
 int default_cpu_threads(int ranks_per_node) {
-  return std::max(1, num_available_cores() / std::max(1, ranks_per_node));
+  return std::max(1, bound_cores() / std::max(1, ranks_per_node));
 }
 
 } // namespace tessera::launch

@@ -16,7 +16,7 @@ class InvalidRunOptions : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// What `tessera run` starts, and how it watches over it.
+/// What `tessera run` starts, and how it supervises the ranks.
 struct RunOptions {
   /// Path of the program, or a name that is looked up in PATH.
   std::string program;
@@ -43,11 +43,11 @@ struct RunOptions {
   /// variables of the launcher's environment where OMP_NUM_THREADS is set
   /// there, else default_cpu_threads().
   std::optional<int> cpu_threads;
-  /// From the moment a stop begins until no rank is left. Ranks that are still
-  /// there after nine tenths of it get SIGKILL.
+  /// The time from the beginning of a stop until no rank is left. Ranks that
+  /// are still running after nine tenths of it get SIGKILL.
   std::chrono::milliseconds stop_grace{5000};
-  /// The same where the user asked to stop: ranks may want to save first. A
-  /// second SIGINT does not wait.
+  /// The same if the user asked to stop: ranks may want to save first. A second
+  /// SIGINT does not wait.
   std::chrono::milliseconds interrupt_grace{60000};
   /// How long the nodes wait for one another at the start.
   std::chrono::milliseconds join_timeout{600000};

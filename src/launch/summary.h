@@ -34,7 +34,8 @@ struct FailureReport {
   /// From the start of the rank to its end.
   double seconds = 0;
   int attempt = 0;
-  /// Who printed last_lines: the first, or where that printed nothing another.
+  /// The rank that printed last_lines: the one that failed first, or another if
+  /// that rank printed nothing.
   int speaker = 0;
   std::vector<std::string> last_lines;
   /// The log that holds them; empty without a log folder.

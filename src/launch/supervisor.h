@@ -9,8 +9,9 @@
 namespace tessera::launch {
 
 /// Called on node 0 before each attempt (0, 1, ...): opens a fresh meeting
-/// point for the ranks and says where it is. The one of the attempt before may
-/// be closed: none of its ranks is left. An exception ends the run.
+/// point for the ranks and returns its address. The meeting point of the
+/// attempt before may be closed: none of its ranks is left. An exception ends
+/// the run.
 using EndpointProvider = std::function<Endpoint(int attempt)>;
 
 /// Where ranks' lines and the launcher's messages are written. Borrowed.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <stdexcept>
+#include <utility>
 
 namespace tessera::launch {
 namespace {
@@ -89,32 +90,12 @@ Verdict decide(
   return verdict;
 }
 
-std::string encode_fields(const std::vector<std::string>& fields) {
-  std::string result;
-  for (const std::string& field : fields) {
-    result += std::to_string(field.size()) + ":" + field;
-  }
-  return result;
-}
-
 std::vector<std::string> decode_fields(std::string_view bytes, size_t count) {
-  std::vector<std::string> result;
-  while (!bytes.empty()) {
-    const size_t colon = bytes.find(':');
-    if (colon == std::string_view::npos) {
-      refuse_bytes();
-    }
-    const auto length = static_cast<size_t>(to_integer(
-        std::string(bytes.substr(0, colon)),
-        0,
-        static_cast<int64_t>(bytes.size() - colon - 1)));
-    result.emplace_back(bytes.substr(colon + 1, length));
-    bytes.remove_prefix(colon + 1 + length);
-  }
-  if (result.size() != count) {
+  auto fields = tessera::decode_fields(bytes);
+  if (!fields || fields->size() != count) {
     refuse_bytes();
   }
-  return result;
+  return std::move(*fields);
 }
 
 std::string encode(const NodeReport& report) {

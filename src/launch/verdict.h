@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/fields.h"
+
 namespace tessera::launch {
 
 /// How an attempt ended on one node.
@@ -49,9 +51,8 @@ Verdict decide(
     int attempt,
     int max_restarts);
 
-/// Strings in one string, each as "<length>:<bytes>".
-std::string encode_fields(const std::vector<std::string>& fields);
-/// Throws std::runtime_error unless there are exactly `count` whole fields.
+/// What encode_fields() joined. Throws std::runtime_error unless there are
+/// exactly `count` whole fields.
 std::vector<std::string> decode_fields(std::string_view bytes, size_t count);
 
 std::string encode(const NodeReport& report);

@@ -6,9 +6,9 @@
 
 namespace tessera::engine {
 
-/// A tensor of its own that shares `base`'s storage and has its dispatch keys,
-/// and `more_keys`. Not a view for autograd: optimizers detach gradients in
-/// place, which views refuse.
+/// A new tensor that shares `base`'s storage and has its dispatch keys and
+/// `more_keys`. For autograd the tensor is not a view: optimizers detach
+/// gradients in place, which views refuse.
 at::Tensor alias_of(
     const at::Tensor& base,
     at::IntArrayRef sizes,

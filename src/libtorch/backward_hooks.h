@@ -14,9 +14,9 @@
 
 namespace tessera::engine {
 
-/// Calls `hook` after the engine has added a gradient to a leaf, as long as
-/// this object lives, on the engine's thread. The leaf must require gradients.
-/// Not for torch::autograd::grad(), which adds nothing to leaves.
+/// Calls `hook` on the engine's thread after the engine has added a gradient to
+/// a leaf, as long as this object lives. The leaf must require gradients.
+/// torch::autograd::grad() adds nothing to leaves and calls no hook.
 class GradientHook {
  public:
   GradientHook(const at::Tensor& leaf, std::function<void()> hook);
@@ -29,7 +29,8 @@ class GradientHook {
   uintptr_t key_;
 };
 
-/// A number for the backward that this thread is in; negative outside of any.
+/// The number of the backward that this thread is in; negative outside a
+/// backward.
 int current_backward();
 
 inline bool in_backward() {

@@ -1,5 +1,5 @@
 // What differs between the LibTorch versions that Tessera builds with (2.11 to
-// 2.13). Everything that depends on the version goes through here.
+// 2.13). All code that depends on the version uses this header.
 #pragma once
 
 #include <torch/version.h>

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kAlign = 64; // as LibTorch's own allocations
 constexpr size_t kLargePage = 2 << 20;
 
-/// A wish: where it is not granted, nothing changes.
+/// Asks the kernel for large pages. If the kernel refuses, nothing changes.
 void ask_for_large_pages(const at::Tensor& block) {
   static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<uintptr_t>(block.mutable_data_ptr());

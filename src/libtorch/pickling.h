@@ -1,4 +1,4 @@
-// Tensors that somebody saves with torch::save.
+// Checks of the tensors that a program saves with torch::save().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,14 +7,15 @@ namespace tessera::engine {
 
 /// [Note: saving tensors without values]
 ///
-/// torch::save() asks no operator and, before LibTorch 2.13, no pointer of a
-/// storage that has no bytes: it would write a sharded or deferred model
-/// without its values. But it asks for metadata of each tensor, by functions
-/// that can be set for a kind of device. Ours add none, and call the checks.
+/// torch::save() calls no operator and, before LibTorch 2.13, reads no pointer
+/// of a storage without bytes: it would write a sharded or deferred model
+/// without its values. But it asks for the metadata of each tensor, through
+/// functions that can be set for a kind of device. Our functions add no
+/// metadata and call the checks.
 using PicklingCheck = void (*)(const at::Tensor& tensor);
 
 /// From now on torch::save() calls `check`, which may throw, for every tensor.
-/// A check that is added again is not called twice.
+/// A check that was added before is not added again.
 void check_before_pickling(PicklingCheck check);
 
 } // namespace tessera::engine

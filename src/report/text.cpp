@@ -40,18 +40,6 @@ std::string printable(std::string text) {
   return text;
 }
 
-std::string count_text(double count) {
-  std::string digits = print("%.0f", count);
-  for (size_t i = digits.size(); i > 3; i -= 3) {
-    digits.insert(i - 3, ",");
-  }
-  return digits;
-}
-
-std::string count_text(double count, const std::string& noun) {
-  return count_text(count) + " " + noun + (count == 1 ? "" : "s");
-}
-
 std::string number_text(double value) {
   if (std::isnan(value)) {
     return "nan"; // printf may add a sign
@@ -59,20 +47,6 @@ std::string number_text(double value) {
   const double size = std::fabs(value);
   return size >= 0.01 && size < 10000 ? print("%.4f", value)
                                       : print("%.4g", value);
-}
-
-std::string bytes_text(double bytes) {
-  if (bytes < 1000) {
-    return count_text(bytes, "byte");
-  }
-  const std::array units{"kB", "MB", "GB", "TB", "PB"};
-  size_t unit = 0;
-  bytes /= 1000;
-  while (bytes >= 999.95 && unit + 1 < units.size()) {
-    bytes /= 1000;
-    ++unit;
-  }
-  return print("%.1f %s", bytes, units[unit]);
 }
 
 std::string duration_text(double seconds) {

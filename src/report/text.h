@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <string>
 
+#include "base/text.h"
+
 namespace tessera::report {
 
 /// At most `max_bytes` of UTF-8 text, cut between characters; "..." marks a
@@ -14,14 +16,8 @@ std::string clipped(std::string text, size_t max_bytes);
 /// become "?".
 std::string printable(std::string text);
 
-/// "12,345".
-std::string count_text(double count);
-/// "1 step", "2 steps".
-std::string count_text(double count, const std::string& noun);
 /// "1.49", "nan".
 std::string number_text(double value);
-/// "17 bytes", "1.2 GB".
-std::string bytes_text(double bytes);
 /// "0.41 s", "3 min 05 s", "2 h 10 min".
 std::string duration_text(double seconds);
 

@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "base/byte_vector.h"
+#include "base/byte_stream.h"
 
 namespace tessera {
 namespace {
@@ -24,14 +25,12 @@ namespace {
 ///   value   tag, then by tag what it needs; tensors: dtype, dims, elements
 ///
 /// Numbers are 8 bytes in the host's order: both ends are ranks of one program.
-/// The reader trusts nothing: every length is checked against the remaining
-/// bytes before anything is allocated.
 constexpr char kMagic[] = "tsstate1";
 constexpr int kMaxDepth = 64;
 constexpr uint64_t kMaxDims = 64;
 constexpr uint64_t kMaxTensorBytes = uint64_t{1} << 62;
 
-/// Only dtypes whose elements are whole bytes, each a number.
+/// Whether elements of `dtype` are numbers of whole bytes.
 bool has_elements(at::ScalarType dtype) {
   switch (dtype) {
     case at::kByte:
@@ -74,29 +73,10 @@ enum class Tag : uint8_t {
   Id,
 };
 
-class Writer {
+class Writer : public ByteWriter {
  public:
-  void raw(const void* data, size_t size) {
-    const auto* bytes = static_cast<const uint8_t*>(data);
-    bytes_.insert(bytes_.end(), bytes, bytes + size);
-  }
   void tag(Tag tag) {
-    raw(&tag, sizeof tag);
-  }
-  template <class T>
-  void number(T value) {
-    static_assert(sizeof(T) == 8);
-    raw(&value, sizeof value);
-  }
-  void text(const std::string& text) {
-    number<uint64_t>(text.size());
-    raw(text.data(), text.size());
-  }
-  void sizes(at::IntArrayRef sizes) {
-    number<uint64_t>(sizes.size());
-    for (const int64_t size : sizes) {
-      number(size);
-    }
+    byte(static_cast<uint8_t>(tag));
   }
   void key(const StateKey& key) {
     if (key.is_id()) {
@@ -109,8 +89,8 @@ class Writer {
   }
   void tensor(const at::Tensor& tensor) {
     const at::Tensor here = tensor.detach().cpu().contiguous();
-    number<int64_t>(static_cast<int64_t>(here.scalar_type()));
-    sizes(here.sizes());
+    number(static_cast<int64_t>(here.scalar_type()));
+    numbers(here.sizes());
     raw(here.const_data_ptr(), here.nbytes());
   }
   void value(const StateValue& value) {
@@ -132,13 +112,13 @@ class Writer {
       number(value.to_double());
     } else if (value.is_bool()) {
       tag(Tag::Bool);
-      number<int64_t>(value.to_bool() ? 1 : 0);
+      number(value.to_bool() ? 1 : 0);
     } else if (value.is_string()) {
       tag(Tag::String);
       text(value.string());
     } else if (value.is_list()) {
       tag(Tag::List);
-      number<uint64_t>(value.list().size());
+      number(value.list().size());
       for (const StateValue& item : value.list()) {
         this->value(item);
       }
@@ -148,46 +128,41 @@ class Writer {
     }
   }
   void dict(const StateDict& dict) {
-    number<uint64_t>(dict.size());
+    number(dict.size());
     for (const auto& [key, value] : dict) {
       this->key(key);
       this->value(value);
     }
   }
-  Bytes take() {
-    return std::move(bytes_);
-  }
 
  private:
   void sharded(const ShardedTensor& tensor) {
-    number<int64_t>(static_cast<int64_t>(tensor.dtype()));
-    sizes(tensor.sizes());
-    number<uint64_t>(tensor.pieces().size());
+    number(static_cast<int64_t>(tensor.dtype()));
+    numbers(tensor.sizes());
+    number(tensor.pieces().size());
     for (const auto& piece : tensor.pieces()) {
-      sizes(piece.box.offsets);
-      sizes(piece.box.sizes);
+      numbers(piece.box.offsets);
+      numbers(piece.box.sizes);
       this->tensor(piece.tensor);
     }
   }
-
-  Bytes bytes_;
 };
 
-class Reader {
+class Reader : ByteReader {
  public:
   Reader(std::span<const uint8_t> bytes, const std::optional<Group>& group)
-      : all_(bytes), rest_(bytes), group_(group) {}
+      : ByteReader(bytes), group_(group) {}
 
   void magic() {
-    if (rest_.size() < sizeof kMagic - 1 ||
-        std::memcmp(rest_.data(), kMagic, sizeof kMagic - 1) != 0) {
-      refuse("these bytes are not a state of this version");
+    constexpr size_t kSize = sizeof kMagic - 1;
+    const ByteReader before = *this; // whose place the error names
+    if (left() < kSize || std::memcmp(raw(kSize).data(), kMagic, kSize) != 0) {
+      before.refuse("these bytes are not a state of this version");
     }
-    rest_ = rest_.subspan(sizeof kMagic - 1);
   }
   void end() {
-    if (!rest_.empty()) {
-      refuse(fmt::format("{} bytes too many", rest_.size()));
+    if (left() > 0) {
+      refuse(fmt::format("{} bytes too many", left()));
     }
   }
   StateDict dict(int depth) {
@@ -195,7 +170,7 @@ class Reader {
       refuse("nested too deeply");
     }
     StateDict result;
-    const uint64_t count = length(/*least_each=*/2);
+    const uint64_t count = this->count(/*least_each=*/2);
     for (uint64_t i = 0; i < count; ++i) {
       StateKey name = key();
       if (result.contains(name)) {
@@ -207,44 +182,11 @@ class Reader {
   }
 
  private:
-  [[noreturn]] void refuse(const std::string& what) {
-    raise<c10::ValueError>(
-        {.call = "state_dict_from_bytes"},
-        fmt::format("byte {}: {}.", all_.size() - rest_.size(), what));
-  }
-  std::span<const uint8_t> raw(uint64_t size) {
-    if (size > rest_.size()) {
-      refuse(fmt::format("{} bytes expected, {} are left", size, rest_.size()));
-    }
-    const auto part = rest_.first(size);
-    rest_ = rest_.subspan(size);
-    return part;
-  }
-  template <class T>
-  T number() {
-    static_assert(sizeof(T) == 8);
-    T value;
-    std::memcpy(&value, raw(sizeof value).data(), sizeof value);
-    return value;
-  }
   Tag tag() {
-    return static_cast<Tag>(raw(1)[0]);
-  }
-  /// A count of items that take at least this many bytes each.
-  uint64_t length(uint64_t least_each) {
-    const auto count = number<uint64_t>();
-    if (count > rest_.size() / least_each) {
-      refuse(fmt::format(
-          "a count of {}, where {} bytes are left", count, rest_.size()));
-    }
-    return count;
-  }
-  std::string text() {
-    const auto part = raw(length(1));
-    return {part.begin(), part.end()};
+    return static_cast<Tag>(byte());
   }
   std::vector<int64_t> sizes() {
-    const uint64_t count = length(8);
+    const uint64_t count = this->count(8);
     if (count > kMaxDims) {
       refuse(fmt::format("a tensor of {} dims", count));
     }
@@ -303,7 +245,7 @@ class Reader {
     }
     const at::ScalarType type = dtype();
     auto shape = sizes();
-    std::vector<ShardedTensor::Piece> pieces(length(16));
+    std::vector<ShardedTensor::Piece> pieces(count(16));
     for (auto& piece : pieces) {
       piece.box.offsets = sizes();
       piece.box.sizes = sizes();
@@ -334,7 +276,7 @@ class Reader {
         return text();
       case Tag::List: {
         StateList list;
-        const uint64_t count = length(1);
+        const uint64_t count = this->count(1);
         for (uint64_t i = 0; i < count; ++i) {
           list.push_back(value(depth + 1));
         }
@@ -348,8 +290,6 @@ class Reader {
     refuse("no value");
   }
 
-  const std::span<const uint8_t> all_;
-  std::span<const uint8_t> rest_;
   const std::optional<Group>& group_;
 };
 
@@ -365,11 +305,15 @@ Bytes state_dict_to_bytes(const StateDict& dict) {
 StateDict state_dict_from_bytes(
     std::span<const uint8_t> bytes,
     const std::optional<Group>& group) {
-  Reader reader(bytes, group);
-  reader.magic();
-  StateDict result = reader.dict(0);
-  reader.end();
-  return result;
+  try {
+    Reader reader(bytes, group);
+    reader.magic();
+    StateDict result = reader.dict(0);
+    reader.end();
+    return result;
+  } catch (const BadBytes& error) {
+    raise<c10::ValueError>({.call = "state_from_bytes"}, error.what());
+  }
 }
 
 } // namespace tessera

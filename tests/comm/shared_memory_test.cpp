@@ -160,7 +160,7 @@ TEST(SharedMemoryTest, WorksAsAPlainC10dProcessGroup) {
     std::vector<at::Tensor> tensors{torch::ones({3}) * (world.rank() + 1)};
     group.allreduce(tensors)->wait();
     EXPECT_EQ(tensors[0][0].item<float>(), 3);
-    const auto& backend = world.impl().backend(at::kCPU);
+    const auto backend = world.impl().carrier(at::kCPU)->backend();
     auto future = backend->allreduce(tensors)->getFuture();
     future->wait();
     EXPECT_EQ(tensors[0][0].item<float>(), 6);

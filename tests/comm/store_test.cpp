@@ -708,7 +708,7 @@ TEST(StoreClientTest, RefusesWhatIsTooLarge) {
             std::vector<std::string>(9, "k"),
             std::vector<Bytes>(9, Bytes(wire::kMaxValueBytes)));
       }),
-      HasSubstr("it is too long"));
+      HasSubstr("the request is too long"));
   EXPECT_THAT(
       error_of<c10::DistStoreError>(
           [&] { store->set("k", Bytes(wire::kMaxValueBytes + 1)); }),

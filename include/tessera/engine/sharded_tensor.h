@@ -2,6 +2,7 @@
 
 #include <tessera/api.h>
 #include <tessera/comm/group.h>
+#include <tessera/engine/tensor_box.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -17,16 +18,7 @@ namespace tessera {
 /// Copies are cheap and share the local tensors.
 class TESSERA_API ShardedTensor {
  public:
-  /// A block inside the tensor: where the block begins and how far it reaches
-  /// on each dim.
-  struct TESSERA_API Box {
-    std::vector<int64_t> offsets; // one per dim
-    std::vector<int64_t> sizes; // one per dim
-
-    /// Elements in the box.
-    int64_t numel() const;
-    bool operator==(const Box&) const = default;
-  };
+  using Box = TensorBox;
   /// A box with its values.
   struct Piece {
     Box box; // where it lies

@@ -123,9 +123,8 @@ class DcpSource : public Source {
       // overflow.
       if (*format::checked_numel(chunk.sizes) > 0) {
         stored.boxes.push_back(
-            {.offsets = chunk.offsets,
-             .sizes = chunk.sizes,
-             .item = add_item(*chunk.storage, tensor.name)});
+            {{.offsets = chunk.offsets, .sizes = chunk.sizes},
+             add_item(*chunk.storage, tensor.name)});
       }
     }
     tensors_.push_back(std::move(stored));

@@ -125,10 +125,7 @@ class SafetensorsSource : public Source {
         .sizes = tensor.sizes,
         .boxes = {}};
     if (tensor.end > tensor.begin) {
-      stored.boxes.push_back(
-          {.offsets = std::vector<int64_t>(tensor.sizes.size(), 0),
-           .sizes = tensor.sizes,
-           .item = items_.size()});
+      stored.boxes.push_back({whole_of(tensor.sizes), items_.size()});
       items_.push_back(
           {.file = file,
            .begin = data_offsets_[file] + tensor.begin,

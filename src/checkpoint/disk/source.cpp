@@ -25,8 +25,23 @@ const char* name_of(Format format) {
   return "?";
 }
 
-int64_t StoredBox::numel() const {
-  return format::checked_numel(sizes).value();
+TensorBox whole_of(const std::vector<int64_t>& sizes) {
+  return {.offsets = std::vector<int64_t>(sizes.size(), 0), .sizes = sizes};
+}
+
+std::optional<TensorBox> intersect(const TensorBox& a, const TensorBox& b) {
+  TensorBox shared;
+  for (size_t dim = 0; dim < a.sizes.size(); ++dim) {
+    const int64_t begin = std::max(a.offsets[dim], b.offsets[dim]);
+    const int64_t end =
+        std::min(a.offsets[dim] + a.sizes[dim], b.offsets[dim] + b.sizes[dim]);
+    if (begin >= end) {
+      return std::nullopt;
+    }
+    shared.offsets.push_back(begin);
+    shared.sizes.push_back(end - begin);
+  }
+  return shared;
 }
 
 int64_t StoredTensor::numel() const {

@@ -1,6 +1,8 @@
 // A checkpoint to read from, whatever its format. Does not depend on LibTorch.
 #pragma once
 
+#include <tessera/engine/tensor_box.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -25,14 +27,15 @@ enum class Format { Dcp, Safetensors, TorchFile };
 /// "DCP", "safetensors", "torch file".
 const char* name_of(Format format);
 
-/// A box of a tensor that is stored in one piece.
-struct StoredBox {
-  std::vector<int64_t> offsets;
-  std::vector<int64_t> sizes;
-  size_t item = 0; // what Source::locate() takes
-
-  int64_t numel() const;
+/// A box of a tensor that is stored in one piece, an item of a source.
+struct StoredBox : TensorBox {
+  size_t item = 0; // for Source::range_of() and locate()
 };
+
+/// The box that is all of a tensor.
+TensorBox whole_of(const std::vector<int64_t>& sizes);
+/// The part that two boxes share, or nothing.
+std::optional<TensorBox> intersect(const TensorBox& a, const TensorBox& b);
 
 struct StoredTensor {
   std::string name;

@@ -170,10 +170,7 @@ class TorchSource : public Source {
         .sizes = tensor.sizes,
         .boxes = {}};
     if (*format::checked_numel(tensor.sizes) > 0) {
-      stored.boxes.push_back(
-          {.offsets = std::vector<int64_t>(tensor.sizes.size(), 0),
-           .sizes = tensor.sizes,
-           .item = items_.size()});
+      stored.boxes.push_back({whole_of(tensor.sizes), items_.size()});
       items_.push_back(&value);
     }
     tensors_.push_back(std::move(stored));

@@ -50,7 +50,7 @@ class Differ {
       const Source& a,
       const Source& b,
       const DiffOptions& options,
-      Progress& progress)
+      ProgressMeter& progress)
       : a_(a),
         b_(b),
         exclude_(options.exclude),
@@ -131,7 +131,7 @@ class Differ {
   void compare_elements(const StoredTensor& a, const StoredTensor& b) {
     ElementComparison found(a.dtype, b.dtype, tolerance_);
     reader_a_.each_piece(
-        a, Region::whole(a), [&](format::ByteSpan piece, const Region& region) {
+        a, whole_of(a.sizes), [&](format::ByteSpan piece, const TensorBox& region) {
           found.add(piece, reader_b_.read(b, region));
           progress_.add(piece.size());
         });
@@ -139,8 +139,8 @@ class Differ {
       ++report_.num_same;
       return;
     }
-    std::string text = std::to_string(found.num_different()) + " of " +
-        count_text(static_cast<uint64_t>(a.numel()), "element") +
+    std::string text = count_text(static_cast<double>(found.num_different())) +
+        " of " + count_text(static_cast<uint64_t>(a.numel()), "element") +
         " differ, max abs " + number_text(found.max_abs()) + ", max rel " +
         number_text(found.max_rel());
     for (const auto& element : found.first()) {
@@ -179,7 +179,7 @@ class Differ {
   const std::vector<std::string> exclude_;
   TensorReader reader_a_;
   TensorReader reader_b_;
-  Progress& progress_;
+  ProgressMeter& progress_;
   Tolerance tolerance_;
   DiffReport report_;
 };
@@ -211,7 +211,7 @@ DiffReport diff(
     const Source& a,
     const Source& b,
     const DiffOptions& options,
-    Progress& progress) {
+    ProgressMeter& progress) {
   return Differ(a, b, options, progress).run();
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "checkpoint/disk/source.h"
-#include "checkpoint/tools/progress.h"
+#include "checkpoint/tools/progress_meter.h"
 
 namespace tessera::checkpoint {
 
@@ -50,6 +50,6 @@ DiffReport diff(
     const Source& a,
     const Source& b,
     const DiffOptions& options,
-    Progress& progress);
+    ProgressMeter& progress);
 
 } // namespace tessera::checkpoint

@@ -7,7 +7,7 @@
 
 #include "checkpoint/format/bytes.h"
 #include "checkpoint/tools/content.h"
-#include "checkpoint/tools/progress.h"
+#include "checkpoint/tools/progress_meter.h"
 #include "checkpoint/tools/tensor_reader.h"
 
 namespace tessera::checkpoint {
@@ -16,17 +16,17 @@ namespace tessera::checkpoint {
 /// outlive the reader.
 class EntryReader {
  public:
-  EntryReader(const Content& content, Progress& progress);
+  EntryReader(const Content& content, ProgressMeter& progress);
 
   /// Piece by piece, in order; each is gone when the next one comes.
   void each_piece(
       const TensorEntry& entry,
-      const Region& region,
+      const TensorBox& region,
       const std::function<void(format::ByteSpan)>& take);
 
  private:
   TensorReader tensors_;
-  Progress& progress_;
+  ProgressMeter& progress_;
   std::vector<uint8_t> converted_;
 };
 

@@ -4,39 +4,8 @@
 
 #include "checkpoint/disk/read_region.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/extent.h"
 
 namespace tessera::checkpoint {
-namespace {
-
-// The intersection of both; nothing if it is empty.
-std::optional<Region> common(const Region& region, const StoredBox& box) {
-  Region both = region;
-  for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
-    const int64_t begin = std::max(region.offsets[dim], box.offsets[dim]);
-    const int64_t end = std::min(
-        region.offsets[dim] + region.sizes[dim],
-        box.offsets[dim] + box.sizes[dim]);
-    if (begin >= end) {
-      return std::nullopt;
-    }
-    both.offsets[dim] = begin;
-    both.sizes[dim] = end - begin;
-  }
-  return both;
-}
-
-} // namespace
-
-int64_t Region::numel() const {
-  return format::checked_numel(sizes).value();
-}
-
-Region Region::whole(const StoredTensor& tensor) {
-  return {
-      .offsets = std::vector<int64_t>(tensor.sizes.size(), 0),
-      .sizes = tensor.sizes};
-}
 
 TensorReader::TensorReader(const Source& source)
     : source_(source), blocks_(source) {}
@@ -57,7 +26,7 @@ const Place& TensorReader::place_of(size_t box) {
 
 void TensorReader::each_piece(
     const StoredTensor& tensor,
-    const Region& region,
+    const TensorBox& region,
     const Take& take) {
   turn_to(tensor);
   if (region.numel() > 0) {
@@ -67,13 +36,13 @@ void TensorReader::each_piece(
 
 format::ByteSpan TensorReader::read(
     const StoredTensor& tensor,
-    const Region& region) {
+    const TensorBox& region) {
   turn_to(tensor);
   return read_part(region);
 }
 
 // Rows along the first dim that has more than one come one after another.
-void TensorReader::split(const Region& region, const Take& take) {
+void TensorReader::split(const TensorBox& region, const Take& take) {
   const int64_t element = format::element_bytes(tensor_->dtype);
   const int64_t most = static_cast<int64_t>(kPieceBytes) / element;
   const int64_t numel = region.numel();
@@ -88,14 +57,14 @@ void TensorReader::split(const Region& region, const Take& take) {
   const int64_t rows = region.sizes[dim];
   const int64_t rows_at_once = std::max<int64_t>(1, most / (numel / rows));
   for (int64_t begin = 0; begin < rows; begin += rows_at_once) {
-    Region part = region;
+    TensorBox part = region;
     part.offsets[dim] += begin;
     part.sizes[dim] = std::min(rows_at_once, rows - begin);
     split(part, take);
   }
 }
 
-format::ByteSpan TensorReader::read_part(const Region& region) {
+format::ByteSpan TensorReader::read_part(const TensorBox& region) {
   const int64_t element = format::element_bytes(tensor_->dtype);
   const auto bytes = static_cast<size_t>(region.numel() * element);
   if (piece_.size() < bytes) {
@@ -108,7 +77,7 @@ format::ByteSpan TensorReader::read_part(const Region& region) {
     stride *= region.sizes[dim];
   }
   for (size_t i = 0; i < tensor_->boxes.size(); ++i) {
-    const auto part = common(region, tensor_->boxes[i]);
+    const auto part = intersect(region, tensor_->boxes[i]);
     if (!part) {
       continue;
     }

@@ -12,15 +12,6 @@
 
 namespace tessera::checkpoint {
 
-/// A box of a tensor.
-struct Region {
-  std::vector<int64_t> offsets;
-  std::vector<int64_t> sizes;
-
-  int64_t numel() const;
-  static Region whole(const StoredTensor& tensor);
-};
-
 /// At most this many bytes of a tensor are held.
 constexpr uint64_t kPieceBytes = uint64_t{16} << 20;
 
@@ -34,18 +25,18 @@ class TensorReader {
   /// `take` gets each piece once, in order, and the part of the tensor that it
   /// holds; the bytes are valid during the call only. Throws FileError,
   /// DamageError.
-  using Take = std::function<void(format::ByteSpan, const Region&)>;
+  using Take = std::function<void(format::ByteSpan, const TensorBox&)>;
   void each_piece(
       const StoredTensor& tensor,
-      const Region& region,
+      const TensorBox& region,
       const Take& take);
 
   /// All bytes of a region, valid until the next call.
-  format::ByteSpan read(const StoredTensor& tensor, const Region& region);
+  format::ByteSpan read(const StoredTensor& tensor, const TensorBox& region);
 
  private:
-  void split(const Region& region, const Take& take);
-  format::ByteSpan read_part(const Region& region);
+  void split(const TensorBox& region, const Take& take);
+  format::ByteSpan read_part(const TensorBox& region);
   void turn_to(const StoredTensor& tensor);
   const Place& place_of(size_t box);
 

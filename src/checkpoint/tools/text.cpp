@@ -162,26 +162,6 @@ std::string sizes_text(const std::vector<int64_t>& sizes) {
   return text + "]";
 }
 
-std::string bytes_text(uint64_t bytes) {
-  for (const auto& unit : kUnits) {
-    if (static_cast<double>(bytes) >= unit.bytes) {
-      std::array<char, 32> text;
-      std::snprintf(
-          text.data(),
-          text.size(),
-          "%.1f %s",
-          static_cast<double>(bytes) / unit.bytes,
-          unit.name);
-      return text.data();
-    }
-  }
-  return count_text(bytes, "byte");
-}
-
-std::string count_text(uint64_t count, const std::string& noun) {
-  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
-}
-
 std::string value_text(const format::Value& value) {
   return Writer().take(value);
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/text.h"
 #include "checkpoint/format/dcp_metadata.h"
 #include "checkpoint/format/value.h"
 
@@ -12,10 +13,6 @@ namespace tessera::checkpoint {
 
 /// "[2, 3]".
 std::string sizes_text(const std::vector<int64_t>& sizes);
-/// "1.2 GB", "17 bytes".
-std::string bytes_text(uint64_t bytes);
-/// "1 tensor", "2 tensors".
-std::string count_text(uint64_t count, const std::string& noun);
 /// The value as Python would write it, cut if it is long.
 std::string value_text(const format::Value& value);
 /// The part of a name; a position in a list is its number.

@@ -30,7 +30,7 @@ class Verifier {
   Verifier(
       const fs::path& path,
       const std::vector<std::string>& exclude,
-      Progress& progress)
+      ProgressMeter& progress)
       : path_(path), exclude_(exclude), progress_(progress) {}
 
   VerifyReport run() {
@@ -239,7 +239,7 @@ class Verifier {
 
   const fs::path path_;
   const std::vector<std::string> exclude_;
-  Progress& progress_;
+  ProgressMeter& progress_;
   fs::path root_;
   std::unique_ptr<Source> source_;
   std::optional<Checksums> sums_;
@@ -252,7 +252,7 @@ class Verifier {
 VerifyReport verify(
     const fs::path& path,
     const std::vector<std::string>& exclude,
-    Progress& progress) {
+    ProgressMeter& progress) {
   return Verifier(path, exclude, progress).run();
 }
 

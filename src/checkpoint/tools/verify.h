@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "checkpoint/disk/files.h"
-#include "checkpoint/tools/progress.h"
+#include "checkpoint/tools/progress_meter.h"
 
 namespace tessera::checkpoint {
 
@@ -35,7 +35,7 @@ struct VerifyReport {
 VerifyReport verify(
     const fs::path& path,
     const std::vector<std::string>& exclude,
-    Progress& progress);
+    ProgressMeter& progress);
 
 /// As JSON.
 std::string verify_json(const VerifyReport& report);

@@ -21,8 +21,8 @@ std::string file_of(int rank) {
 
 // The rows of a rank, as torch.chunk() divides them: the first ranks have the
 // most. A single number or a tensor without elements goes to rank 0.
-Region region_of(const StoredTensor& tensor, int rank, int world) {
-  Region region = Region::whole(tensor);
+TensorBox region_of(const StoredTensor& tensor, int rank, int world) {
+  TensorBox region = whole_of(tensor.sizes);
   if (region.sizes.empty() || region.numel() == 0) {
     return region;
   }
@@ -34,14 +34,14 @@ Region region_of(const StoredTensor& tensor, int rank, int world) {
   return region;
 }
 
-bool is_written_by(const StoredTensor& tensor, int rank, const Region& region) {
+bool is_written_by(const StoredTensor& tensor, int rank, const TensorBox& region) {
   return tensor.sizes.empty() || tensor.numel() == 0 ? rank == 0
                                                      : region.numel() > 0;
 }
 
 class DcpTarget {
  public:
-  DcpTarget(const Content& content, fs::path folder, Progress& progress)
+  DcpTarget(const Content& content, fs::path folder, ProgressMeter& progress)
       : content_(content),
         folder_(std::move(folder)),
         reader_(content, progress) {
@@ -62,7 +62,7 @@ class DcpTarget {
     ItemFile file(folder_ / file_of(rank));
     for (size_t i = 0; i < content_.tensors.size(); ++i) {
       const auto& tensor = *content_.tensors[i].tensor;
-      const Region region = region_of(tensor, rank, world);
+      const TensorBox region = region_of(tensor, rank, world);
       if (is_written_by(tensor, rank, region)) {
         add_tensor(file, rank, i, region);
       }
@@ -89,7 +89,7 @@ class DcpTarget {
         .transforms = {}};
   }
 
-  void add_tensor(ItemFile& file, int rank, size_t i, const Region& region) {
+  void add_tensor(ItemFile& file, int rank, size_t i, const TensorBox& region) {
     const auto& entry = content_.tensors[i];
     file.begin_tensor(entry.dtype, region.sizes);
     reader_.each_piece(entry, region, [&](format::ByteSpan piece) {
@@ -126,7 +126,7 @@ void write_dcp(
     const fs::path& folder,
     int world,
     const TargetOptions& options,
-    Progress& progress) {
+    ProgressMeter& progress) {
   FolderWriter writer(folder, options.overwrite);
   progress.begin(content.bytes());
   DcpTarget target(content, writer.partial(), progress);

@@ -3,7 +3,7 @@
 
 #include "checkpoint/disk/files.h"
 #include "checkpoint/tools/content.h"
-#include "checkpoint/tools/progress.h"
+#include "checkpoint/tools/progress_meter.h"
 #include "checkpoint/tools/target_options.h"
 
 namespace tessera::checkpoint {
@@ -15,6 +15,6 @@ void write_dcp(
     const fs::path& folder,
     int world,
     const TargetOptions& options,
-    Progress& progress);
+    ProgressMeter& progress);
 
 } // namespace tessera::checkpoint

@@ -63,7 +63,7 @@ void write_tensors(
   append(format::as_bytes(begin));
   for (const auto& tensor : header.tensors) {
     const auto& entry = *by_name.at(tensor.name);
-    reader.each_piece(entry, Region::whole(*entry.tensor), append);
+    reader.each_piece(entry, whole_of(entry.tensor->sizes), append);
   }
 }
 
@@ -99,7 +99,7 @@ void write_folder(
     const Content& content,
     const fs::path& folder,
     const TargetOptions& options,
-    Progress& progress) {
+    ProgressMeter& progress) {
   FolderWriter writer(folder, options.overwrite);
   const auto shards = divide(content, options.max_shard_bytes);
   EntryReader reader(content, progress);
@@ -132,7 +132,7 @@ void write_one_file(
     const Content& content,
     const fs::path& path,
     const TargetOptions& options,
-    Progress& progress) {
+    ProgressMeter& progress) {
   NewFile file(path, options.overwrite);
   EntryReader reader(content, progress);
   Entries entries;
@@ -151,7 +151,7 @@ void write_safetensors(
     const Content& content,
     const fs::path& path,
     const TargetOptions& options,
-    Progress& progress) {
+    ProgressMeter& progress) {
   if (!options.drop_values) {
     refuse_values(content);
   }

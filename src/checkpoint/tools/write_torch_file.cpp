@@ -38,7 +38,7 @@ struct StorageEntry {
 
 class TorchTarget {
  public:
-  TorchTarget(const Content& content, NewFile& file, Progress& progress)
+  TorchTarget(const Content& content, NewFile& file, ProgressMeter& progress)
       : content_(content), file_(file), reader_(content, progress) {
     ValueTree tree;
     for (const auto& entry : content.tensors) {
@@ -136,7 +136,7 @@ class TorchTarget {
   void fill(const StorageEntry& storage) {
     reader_.each_piece(
         *storage.entry,
-        Region::whole(*storage.entry->tensor),
+        whole_of(storage.entry->tensor->sizes),
         [&](format::ByteSpan piece) { file_.append(piece); });
   }
 
@@ -154,7 +154,7 @@ void write_torch_file(
     const Content& content,
     const fs::path& path,
     const TargetOptions& options,
-    Progress& progress) {
+    ProgressMeter& progress) {
   NewFile file(path, options.overwrite);
   TorchTarget target(content, file, progress);
   progress.begin(target.bytes());

@@ -3,7 +3,7 @@
 
 #include "checkpoint/disk/files.h"
 #include "checkpoint/tools/content.h"
-#include "checkpoint/tools/progress.h"
+#include "checkpoint/tools/progress_meter.h"
 #include "checkpoint/tools/target_options.h"
 
 namespace tessera::checkpoint {
@@ -14,6 +14,6 @@ void write_torch_file(
     const Content& content,
     const fs::path& path,
     const TargetOptions& options,
-    Progress& progress);
+    ProgressMeter& progress);
 
 } // namespace tessera::checkpoint

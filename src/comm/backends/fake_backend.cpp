@@ -4,7 +4,6 @@
 namespace tessera::comm {
 namespace {
 
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using Tensors = std::vector<at::Tensor>;
 
 /// Shapes and memory as if all ranks were there; nothing is sent.
@@ -77,8 +76,10 @@ class FakeBackend : public c10d::Backend {
 
 } // namespace
 
-BackendPtr make_fake_backend(const BackendConfig& config) {
-  return c10::make_intrusive<FakeBackend>(config.rank, config.size());
+CarrierPtr make_fake_backend(const BackendConfig& config) {
+  return carry_over(
+      c10::make_intrusive<FakeBackend>(config.rank, config.size()),
+      {.takes_every_dtype = true});
 }
 
 } // namespace tessera::comm

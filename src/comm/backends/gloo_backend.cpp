@@ -2,6 +2,8 @@
 
 #include <gloo/context.h>
 
+#include <utility>
+
 #include "comm/backends/backends.h"
 
 namespace tessera::comm {
@@ -22,14 +24,14 @@ class GlooBackend : public c10d::ProcessGroupGloo {
 
 } // namespace
 
-BackendPtr make_gloo_backend(const BackendConfig& config) {
+CarrierPtr make_gloo_backend(const BackendConfig& config) {
   auto options = c10d::ProcessGroupGloo::Options::create(config.timeout);
   options->devices = {
       c10d::ProcessGroupGloo::createDeviceForHostname(config.address)};
   auto backend = c10::make_intrusive<GlooBackend>(
       config.store, config.rank, config.size(), options);
-  // Until all are connected: a rank that dropped its group at once would break
-  // the connections that a slower one is still making.
+  // Waits until all ranks are connected: a rank that dropped its group at once
+  // would break the connections that a slower rank is still making.
   exchange(
       *config.store,
       "gloo/connected",
@@ -38,7 +40,9 @@ BackendPtr make_gloo_backend(const BackendConfig& config) {
       "",
       config.timeout,
       config.call);
-  return backend;
+  return carry_over(
+      std::move(backend),
+      {.averages = false, .c10d_type = c10d::ProcessGroup::BackendType::GLOO});
 }
 
 } // namespace tessera::comm

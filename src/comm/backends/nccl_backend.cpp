@@ -8,14 +8,16 @@ bool nccl_is_built() {
   return true;
 }
 
-BackendPtr make_nccl_backend(const BackendConfig& config) {
+CarrierPtr make_nccl_backend(const BackendConfig& config) {
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = config.timeout;
   for (int rank : config.global_ranks) {
     options->global_ranks_in_group.push_back(static_cast<uint64_t>(rank));
   }
-  return c10::make_intrusive<c10d::ProcessGroupNCCL>(
-      config.store, config.rank, config.size(), options);
+  return carry_over(
+      c10::make_intrusive<c10d::ProcessGroupNCCL>(
+          config.store, config.rank, config.size(), options),
+      {.c10d_type = c10d::ProcessGroup::BackendType::NCCL});
 }
 
 } // namespace tessera::comm

@@ -10,7 +10,7 @@ bool nccl_is_built() {
   return false;
 }
 
-BackendPtr make_nccl_backend(const BackendConfig& config) {
+CarrierPtr make_nccl_backend(const BackendConfig& config) {
   raise<c10::ValueError>(
       {.call = "init", .rank = config.global_ranks[0]},
       "this Tessera was built without NCCL. Build it against a LibTorch with CUDA (Torch_DIR) where nccl.h can be found, or choose the backend \"auto\".");

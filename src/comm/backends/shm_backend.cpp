@@ -16,10 +16,11 @@
 #include <system_error>
 #include <utility>
 
+#include "base/cores.h"
+#include "base/mutex.h"
 #include "comm/backends/done_work.h"
 #include "comm/diagnostics/describe.h"
 #include "comm/diagnostics/traced.h"
-#include "comm/host.h"
 #include "comm/shm/reduce_kernels.h"
 
 namespace tessera::comm {
@@ -28,7 +29,11 @@ namespace {
 constexpr size_t kDefaultSlotBytes = 1 << 20;
 constexpr std::chrono::microseconds kSpin{50};
 
-thread_local const Call* next_call = nullptr;
+constexpr Capabilities kCapabilities{
+    .takes_every_dtype = true,
+    .compares_calls = true,
+    .traces_calls = true,
+    .shares_memory = true};
 
 /// An operation of the queue as c10d sees it.
 class ShmWork : public c10d::Work {
@@ -70,7 +75,7 @@ class ShmWork : public c10d::Work {
   }
 
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    std::unique_lock lock(future_mutex_);
+    MutexLock lock(mutex_);
     if (!future_) {
       future_ = c10::make_intrusive<c10::ivalue::Future>(
           c10::ListType::create(c10::TensorType::get()));
@@ -85,7 +90,7 @@ class ShmWork : public c10d::Work {
 
  private:
   void complete() {
-    std::unique_lock lock(future_mutex_);
+    MutexLock lock(mutex_);
     auto future = future_;
     if (!future || std::exchange(future_completed_, true)) {
       return;
@@ -98,16 +103,17 @@ class ShmWork : public c10d::Work {
     }
   }
 
-  std::vector<at::Tensor> outputs_;
-  std::shared_ptr<shm::OpQueue> queue_;
+  // Constant after start().
+  const std::vector<at::Tensor> outputs_;
+  const std::shared_ptr<shm::OpQueue> queue_;
   shm::OpQueue::TaskPtr task_;
 
-  std::mutex future_mutex_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_; // guarded by future_mutex_
-  bool future_completed_ = false; // guarded by future_mutex_
+  Mutex mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_ TESSERA_GUARDED_BY(mutex_);
+  bool future_completed_ TESSERA_GUARDED_BY(mutex_) = false;
 };
 
-/// In whole pages, with a few cache lines for each rank.
+/// The bytes of a slot: whole pages, and a page at least for each rank.
 size_t slot_bytes_setting(int num_ranks) {
   constexpr size_t kPage = 4096;
   const size_t least = static_cast<size_t>(num_ranks) * kPage;
@@ -132,8 +138,8 @@ std::byte* bytes_of(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.mutable_data_ptr());
 }
 
-/// For inputs: memory that is shared until somebody writes (an async_save
-/// reads it) stays shared.
+/// For inputs: memory that is shared until somebody writes to it (async_save()
+/// reads such memory) stays shared.
 const std::byte* const_bytes_of(const at::Tensor& tensor) {
   return static_cast<const std::byte*>(tensor.const_data_ptr());
 }
@@ -154,7 +160,7 @@ shm::Reduction reduction_of(
       default:
         raise<c10::ValueError>(
             {.call = "shm backend"},
-            "this reduction is not offered over shared memory; use SUM, AVG, MIN or MAX.");
+            "this reduction is not supported over shared memory; use SUM, AVG, MIN or MAX.");
     }
   }();
   const auto found = shm::find_reduction(tensor.scalar_type(), ours);
@@ -169,20 +175,20 @@ shm::Reduction reduction_of(
   return *found;
 }
 
-/// What all ranks map, as rank 0 announced it.
+/// A segment that all ranks map, as rank 0 announced it.
 struct Shared {
   shm::Segment segment;
   std::string announcement; // rank 0's words, besides the place
   std::vector<std::string> answers; // each rank's process number
 };
 
-// How an answer of a rank begins that has no process number.
+// How an answer begins that is not a process number.
 constexpr char kFailed = '!'; // an error of the program or the user
 constexpr char kCannot = '~'; // this host does not let memory be shared
-/// In place of rank 0's segment. Its own answer says why there is none.
+/// In place of rank 0's segment. Rank 0's answer says why there is none.
 constexpr std::string_view kNoSegment = "none";
 
-/// The error that the first rank with such an answer had, if any.
+/// The error of the first rank whose answer begins with `mark`, if any.
 std::optional<std::string> find_problem(
     const std::vector<std::string>& answers,
     char mark,
@@ -198,9 +204,9 @@ std::optional<std::string> find_problem(
   return std::nullopt;
 }
 
-/// Maps one segment on all ranks. Rank 0 makes it; `announce` gives its size
-/// and some words for the others. What went wrong anywhere is thrown
-/// everywhere: CannotShareMemory if it was the mapping alone.
+/// Maps one segment on all ranks. Rank 0 makes the segment; `announce` gives
+/// its size and some words for the other ranks. What went wrong on any rank is
+/// thrown on all: CannotShareMemory if only the mapping failed.
 Shared map_together(
     const BackendConfig& config,
     const std::string& key,
@@ -224,13 +230,13 @@ Shared map_together(
         shared.announcement = text.substr(slash + 1);
       }
     }
-  } catch (const std::system_error& caught) { // of the segment
+  } catch (const std::system_error& caught) { // from the segment
     answer = kCannot + std::string(caught.what());
   } catch (const std::exception& caught) {
     answer = kFailed + std::string(caught.what());
   }
   if (config.rank == 0 && shared.segment.data() == nullptr) {
-    config.store->set(key, std::string(kNoSegment)); // nobody waits for it
+    config.store->set(key, std::string(kNoSegment)); // peers stop waiting
   }
   shared.answers = exchange(
       *config.store,
@@ -258,7 +264,8 @@ Shared map_together(
 
 using Spans = shm::Collectives::Spans;
 
-/// A span a rank. Splits are rows of dim 0; none: equal parts.
+/// One span per rank. Splits are rows of dim 0; without any the parts are
+/// equal.
 std::vector<Spans> spans_of(
     const at::Tensor& tensor,
     const std::vector<int64_t>& splits,
@@ -305,6 +312,7 @@ void require_contiguous(const at::Tensor& tensor) {
 
 ShmBackend::ShmBackend(const BackendConfig& config)
     : Backend(config.rank, config.size()),
+      Carrier(kCapabilities),
       config_(config),
       buffers_(std::make_shared<shm::SharedBuffers>()) {
   // Rank 0's setting is everybody's.
@@ -321,7 +329,7 @@ ShmBackend::ShmBackend(const BackendConfig& config)
     pids.push_back(std::stoi(answer));
   }
   peers_ = std::make_unique<shm::Peers>(pids);
-  const bool cores_are_short = config.ranks_on_host > available_cores();
+  const bool cores_are_short = config.ranks_on_host > host_cores();
   channel_ = std::make_unique<shm::Channel>(
       segment_.data(),
       shm::Channel::Config{
@@ -352,11 +360,13 @@ void ShmBackend::abort() {
   }
 }
 
-void ShmBackend::set_next_call(const Call* call) {
-  next_call = call;
+BackendPtr ShmBackend::backend() {
+  return BackendPtr::reclaim_copy(this);
 }
 
-at::Tensor ShmBackend::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
+at::Tensor ShmBackend::allocate_shared(
+    at::IntArrayRef sizes,
+    at::ScalarType dtype) {
   const uint64_t id = ++num_allocations_;
   const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) *
       c10::elementSize(dtype);
@@ -371,14 +381,14 @@ at::Tensor ShmBackend::allocate(at::IntArrayRef sizes, at::ScalarType dtype) {
       data, sizes, [buffer](void*) {}, at::TensorOptions().dtype(dtype));
 }
 
-ShmBackend::WorkPtr ShmBackend::run(
+WorkPtr ShmBackend::run(
+    const Call& call,
     c10d::OpType type,
     bool async,
     Tensors outputs,
     std::function<void()> operation) {
-  if (at::hasCallbacks() && next_call != nullptr) { // there may be a profiler
-    operation = [operation = std::move(operation),
-                 name = trace_name(*next_call)] {
+  if (at::hasCallbacks()) { // there may be a profiler
+    operation = [operation = std::move(operation), name = trace_name(call)] {
       const TracedRange range([&] { return name; });
       operation();
     };
@@ -393,74 +403,171 @@ ShmBackend::WorkPtr ShmBackend::run(
 }
 
 Call ShmBackend::make_call(const char* operation, const at::Tensor& input) {
-  if (next_call != nullptr) {
-    return *next_call;
-  }
   Call call = describe_call(operation, input);
   call.sequence = sequence_++;
   return call;
 }
 
-void ShmBackend::mark_shared_input(Call& call, const at::Tensor& input) const {
+Call ShmBackend::with_shared_input(Call call, const at::Tensor& input) const {
   if (auto place = buffers_->find(input.const_data_ptr(), input.nbytes())) {
     call.segment = place->id;
     call.offset = place->offset;
   }
+  return call;
 }
 
 c10d::Backend& ShmBackend::gloo() {
   if (!gloo_) {
-    gloo_ = make_gloo_backend(config_);
+    gloo_ = make_gloo_backend(config_)->backend();
   }
   return *gloo_;
 }
 
-/// Gloo does not compare calls; one step of the channel does.
-c10d::Backend& ShmBackend::gloo_for(
-    const char* operation,
-    const at::Tensor& input) {
-  queue_->run_now([this, call = make_call(operation, input)] {
-    collectives_->barrier(call);
-  });
+/// Gloo, after one step of the channel, which compares the ranks' calls as Gloo
+/// does not.
+c10d::Backend& ShmBackend::gloo_for(const char* operation) {
+  queue_->run_now(
+      [this, call = make_call(operation)] { collectives_->barrier(call); });
   return gloo();
 }
 
-ShmBackend::WorkPtr ShmBackend::broadcast(
-    Tensors& tensors,
-    const c10d::BroadcastOptions& options) {
-  const at::Tensor tensor = tensors.at(0);
+WorkPtr ShmBackend::broadcast(
+    const Call& call,
+    at::Tensor tensor,
+    int root,
+    bool async) {
   require_contiguous(tensor);
   return run(
+      call,
       c10d::OpType::BROADCAST,
-      options.asyncOp,
+      async,
       {tensor},
-      [this,
-       tensor,
-       root = static_cast<int>(options.rootRank),
-       call = make_call("broadcast", tensor)] {
+      [this, call, tensor, root] {
         collectives_->broadcast(call, bytes_of(tensor), tensor.nbytes(), root);
       });
 }
 
-ShmBackend::WorkPtr ShmBackend::allreduce(
-    Tensors& tensors,
-    const c10d::AllreduceOptions& options) {
-  const at::Tensor tensor = tensors.at(0);
+WorkPtr ShmBackend::all_reduce(
+    const Call& call,
+    at::Tensor tensor,
+    const c10d::ReduceOp& op,
+    bool async) {
   require_contiguous(tensor);
   return run(
+      call,
       c10d::OpType::ALLREDUCE,
-      options.asyncOp,
+      async,
       {tensor},
-      [this,
-       tensor,
-       reduction = reduction_of(tensor, options.reduceOp),
-       call = make_call("all_reduce", tensor)] {
+      [this, call, tensor, reduction = reduction_of(tensor, op)] {
         collectives_->all_reduce(
             call, bytes_of(tensor), tensor.nbytes(), reduction);
       });
 }
 
-ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
+WorkPtr ShmBackend::all_gather(
+    const Call& call,
+    at::Tensor output,
+    at::Tensor input,
+    bool async) {
+  require_contiguous(input);
+  require_contiguous(output);
+  return run(
+      call,
+      c10d::OpType::_ALLGATHER_BASE,
+      async,
+      {output},
+      [this, output, input, call = with_shared_input(call, input)] {
+        collectives_->all_gather(
+            call, const_bytes_of(input), bytes_of(output), input.nbytes());
+      });
+}
+
+WorkPtr ShmBackend::reduce_scatter(
+    const Call& call,
+    at::Tensor output,
+    at::Tensor input,
+    const c10d::ReduceOp& op,
+    bool async) {
+  require_contiguous(input);
+  require_contiguous(output);
+  return run(
+      call,
+      c10d::OpType::_REDUCE_SCATTER_BASE,
+      async,
+      {output},
+      [this,
+       output,
+       input,
+       call = with_shared_input(call, input),
+       reduction = reduction_of(input, op)] {
+        collectives_->reduce_scatter(
+            call,
+            bytes_of(input),
+            bytes_of(output),
+            output.nbytes(),
+            reduction);
+      });
+}
+
+WorkPtr ShmBackend::barrier(const Call& call, bool async) {
+  return run(call, c10d::OpType::BARRIER, async, {}, [this, call] {
+    collectives_->barrier(call);
+  });
+}
+
+WorkPtr ShmBackend::all_to_all(
+    const Call& call,
+    at::Tensor output,
+    at::Tensor input,
+    std::vector<int64_t> output_splits,
+    std::vector<int64_t> input_splits,
+    bool async) {
+  require_contiguous(output);
+  require_contiguous(input);
+  return run(
+      call,
+      c10d::OpType::ALLTOALL_BASE,
+      async,
+      {output},
+      [this,
+       call,
+       input, // kept until the operation ran
+       from = spans_of(input, input_splits, getSize()),
+       to = spans_of(output, output_splits, getSize())] {
+        collectives_->all_to_all(call, from, to);
+      });
+}
+
+WorkPtr ShmBackend::all_to_all_pieces(
+    const Call& call,
+    const std::vector<Tensors>& outputs,
+    const std::vector<Tensors>& inputs) {
+  return run(call, c10d::OpType::ALLTOALL, /*async=*/false, {}, [&] {
+    collectives_->all_to_all(call, spans_of(inputs), spans_of(outputs));
+  });
+}
+
+WorkPtr ShmBackend::broadcast(
+    Tensors& tensors,
+    const c10d::BroadcastOptions& options) {
+  return broadcast(
+      make_call("broadcast", tensors.at(0)),
+      tensors.at(0),
+      static_cast<int>(options.rootRank),
+      options.asyncOp);
+}
+
+WorkPtr ShmBackend::allreduce(
+    Tensors& tensors,
+    const c10d::AllreduceOptions& options) {
+  return all_reduce(
+      make_call("all_reduce", tensors.at(0)),
+      tensors.at(0),
+      options.reduceOp,
+      options.asyncOp);
+}
+
+WorkPtr ShmBackend::allreduce_coalesced(
     Tensors& tensors,
     const c10d::AllreduceCoalescedOptions& options) {
   WorkPtr last = c10::make_intrusive<DoneWork>(c10d::OpType::ALLREDUCE);
@@ -471,36 +578,28 @@ ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(
   return last; // operations finish in order
 }
 
-ShmBackend::WorkPtr ShmBackend::_allgather_base(
+WorkPtr ShmBackend::_allgather_base(
     at::Tensor& output,
     at::Tensor& input,
     const c10d::AllgatherOptions& options) {
-  require_contiguous(input);
-  require_contiguous(output);
-  Call call = make_call("all_gather_into", input);
-  mark_shared_input(call, input);
-  return run(
-      c10d::OpType::_ALLGATHER_BASE,
-      options.asyncOp,
-      {output},
-      [this, output, input, call] {
-        collectives_->all_gather(
-            call, const_bytes_of(input), bytes_of(output), input.nbytes());
-      });
+  return all_gather(
+      make_call("all_gather_into", input), output, input, options.asyncOp);
 }
 
-ShmBackend::WorkPtr ShmBackend::allgather(
+WorkPtr ShmBackend::allgather(
     std::vector<Tensors>& outputs,
     Tensors& inputs,
     const c10d::AllgatherOptions& options) {
   const at::Tensor input = inputs.at(0).contiguous();
   const Tensors parts = outputs.at(0);
   at::Tensor flat = at::empty({getSize(), input.numel()}, input.options());
+  const Call call = make_call("all_gather", input);
   return run(
+      call,
       c10d::OpType::ALLGATHER,
       options.asyncOp,
       parts,
-      [this, flat, input, parts, call = make_call("all_gather", input)] {
+      [this, call, flat, input, parts] {
         collectives_->all_gather(
             call, const_bytes_of(input), bytes_of(flat), input.nbytes());
         for (size_t i = 0; i < parts.size(); ++i) {
@@ -510,119 +609,88 @@ ShmBackend::WorkPtr ShmBackend::allgather(
       });
 }
 
-ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(
+WorkPtr ShmBackend::_reduce_scatter_base(
     at::Tensor& output,
     at::Tensor& input,
     const c10d::ReduceScatterOptions& options) {
-  require_contiguous(input);
-  require_contiguous(output);
-  Call call = make_call("reduce_scatter", input);
-  mark_shared_input(call, input);
-  return run(
-      c10d::OpType::_REDUCE_SCATTER_BASE,
-      options.asyncOp,
-      {output},
-      [this,
-       output,
-       input,
-       call,
-       reduction = reduction_of(input, options.reduceOp)] {
-        collectives_->reduce_scatter(
-            call,
-            bytes_of(input),
-            bytes_of(output),
-            output.nbytes(),
-            reduction);
-      });
+  return reduce_scatter(
+      make_call("reduce_scatter", input),
+      output,
+      input,
+      options.reduceOp,
+      options.asyncOp);
 }
 
-ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
-  return run(
-      c10d::OpType::BARRIER,
-      options.asyncOp,
-      {},
-      [this, call = make_call("barrier", {})] { collectives_->barrier(call); });
+WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
+  return barrier(make_call("barrier"), options.asyncOp);
 }
 
-ShmBackend::WorkPtr ShmBackend::alltoall_base(
+WorkPtr ShmBackend::alltoall_base(
     at::Tensor& output,
     at::Tensor& input,
     std::vector<int64_t>& output_splits,
     std::vector<int64_t>& input_splits,
     const c10d::AllToAllOptions& options) {
-  require_contiguous(output);
-  require_contiguous(input);
-  return run(
-      c10d::OpType::ALLTOALL_BASE,
-      options.asyncOp,
-      {output},
-      [this,
-       input, // kept until the operation ran
-       from = spans_of(input, input_splits, getSize()),
-       to = spans_of(output, output_splits, getSize()),
-       call = make_call("all_to_all", {})] {
-        collectives_->all_to_all(call, from, to);
-      });
+  return all_to_all(
+      make_call("all_to_all"),
+      output,
+      input,
+      output_splits,
+      input_splits,
+      options.asyncOp);
 }
 
-ShmBackend::WorkPtr ShmBackend::alltoall_pieces(
-    const std::vector<Tensors>& outputs,
-    const std::vector<Tensors>& inputs) {
-  return run(c10d::OpType::ALLTOALL, /*async=*/false, {}, [&] {
-    collectives_->all_to_all(
-        make_call("all_to_all", {}), spans_of(inputs), spans_of(outputs));
-  });
-}
-
-ShmBackend::WorkPtr ShmBackend::alltoall(
+WorkPtr ShmBackend::alltoall(
     Tensors& outputs,
     Tensors& inputs,
     const c10d::AllToAllOptions& options) {
-  return gloo_for("all_to_all", {}).alltoall(outputs, inputs, options);
+  return gloo_for("all_to_all").alltoall(outputs, inputs, options);
 }
 
-ShmBackend::WorkPtr ShmBackend::reduce(
+WorkPtr ShmBackend::reduce(
     Tensors& tensors,
     const c10d::ReduceOptions& options) {
-  return gloo_for("reduce", {}).reduce(tensors, options);
+  return gloo_for("reduce").reduce(tensors, options);
 }
 
-ShmBackend::WorkPtr ShmBackend::gather(
+WorkPtr ShmBackend::gather(
     std::vector<Tensors>& outputs,
     Tensors& inputs,
     const c10d::GatherOptions& options) {
-  return gloo_for("gather", {}).gather(outputs, inputs, options);
+  return gloo_for("gather").gather(outputs, inputs, options);
 }
 
-ShmBackend::WorkPtr ShmBackend::scatter(
+WorkPtr ShmBackend::scatter(
     Tensors& outputs,
     std::vector<Tensors>& inputs,
     const c10d::ScatterOptions& options) {
-  return gloo_for("scatter", {}).scatter(outputs, inputs, options);
+  return gloo_for("scatter").scatter(outputs, inputs, options);
 }
 
-ShmBackend::WorkPtr ShmBackend::reduce_scatter(
+WorkPtr ShmBackend::reduce_scatter(
     Tensors& outputs,
     std::vector<Tensors>& inputs,
     const c10d::ReduceScatterOptions& options) {
-  return gloo_for("reduce_scatter", {})
-      .reduce_scatter(outputs, inputs, options);
+  return gloo_for("reduce_scatter").reduce_scatter(outputs, inputs, options);
 }
 
-ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {
+WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {
   return gloo().send(tensors, to, tag);
 }
 
-ShmBackend::WorkPtr ShmBackend::recv(Tensors& tensors, int from, int tag) {
+WorkPtr ShmBackend::recv(Tensors& tensors, int from, int tag) {
   return gloo().recv(tensors, from, tag);
 }
 
-ShmBackend::WorkPtr ShmBackend::recvAnysource(Tensors& tensors, int tag) {
+WorkPtr ShmBackend::recvAnysource(Tensors& tensors, int tag) {
   return gloo().recvAnysource(tensors, tag);
 }
 
-BackendPtr make_shm_backend(const BackendConfig& config) {
-  return c10::make_intrusive<ShmBackend>(config);
+CarrierPtr make_shm_backend(const BackendConfig& config) {
+  auto backend = c10::make_intrusive<ShmBackend>(config);
+  Carrier* carrier = backend.get();
+  // c10d holds the same object, and counts who does.
+  return CarrierPtr(carrier, [backend = std::move(backend)](Carrier*) {});
 }
 
 } // namespace tessera::comm

@@ -20,16 +20,17 @@
 namespace tessera::comm {
 
 /// Collectives on CPU tensors through memory that all ranks map: all-gather,
-/// reduce-scatter, all-reduce, broadcast, all-to-all and barrier; everything
-/// else goes to a Gloo backend that is made when first needed.
+/// reduce-scatter, all-reduce, broadcast, all-to-all and barrier. Every other
+/// collective goes to a Gloo backend that is made when first needed.
 ///
-/// With `asyncOp = false` an operation runs on the calling thread and is done
-/// when the call returns. See [Note: who runs an operation].
-class ShmBackend : public c10d::Backend {
+/// Groups use the Carrier; its collectives take the call that the ranks
+/// compare. c10d uses the Backend, whose calls are described by their tensors
+/// and counted apart.
+///
+/// With `async` (or `asyncOp`) false an operation runs on the calling thread
+/// and is done when the call returns. See [Note: who runs an operation].
+class ShmBackend : public c10d::Backend, public Carrier {
  public:
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  using Tensors = std::vector<at::Tensor>;
-
   explicit ShmBackend(const BackendConfig& config);
   ~ShmBackend() override;
 
@@ -41,13 +42,42 @@ class ShmBackend : public c10d::Backend {
   /// over Gloo fail at once.
   void abort() override;
 
-  /// The call that the next operation of this thread stands for; without one
-  /// it is described by its tensors.
-  static void set_next_call(const Call* call);
+  // As a Carrier.
+  BackendPtr backend() override;
+  WorkPtr all_gather(
+      const Call& call,
+      at::Tensor output,
+      at::Tensor input,
+      bool async) override;
+  WorkPtr reduce_scatter(
+      const Call& call,
+      at::Tensor output,
+      at::Tensor input,
+      const c10d::ReduceOp& op,
+      bool async) override;
+  WorkPtr all_reduce(
+      const Call& call,
+      at::Tensor tensor,
+      const c10d::ReduceOp& op,
+      bool async) override;
+  WorkPtr broadcast(const Call& call, at::Tensor tensor, int root, bool async)
+      override;
+  WorkPtr all_to_all(
+      const Call& call,
+      at::Tensor output,
+      at::Tensor input,
+      std::vector<int64_t> output_splits,
+      std::vector<int64_t> input_splits,
+      bool async) override;
+  WorkPtr barrier(const Call& call, bool async) override;
+  WorkPtr all_to_all_pieces(
+      const Call& call,
+      const std::vector<Tensors>& outputs,
+      const std::vector<Tensors>& inputs) override;
+  at::Tensor allocate_shared(at::IntArrayRef sizes, at::ScalarType dtype)
+      override;
 
-  /// Memory that all ranks map, zero-filled. Collective.
-  at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype);
-
+  // As a c10d::Backend, the same collectives.
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options)
       override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options)
@@ -74,12 +104,8 @@ class ShmBackend : public c10d::Backend {
       std::vector<int64_t>& output_splits,
       std::vector<int64_t>& input_splits,
       const c10d::AllToAllOptions& options) override;
-  /// The same with the parts of each rank in pieces, contiguous ones.
-  WorkPtr alltoall_pieces(
-      const std::vector<Tensors>& outputs,
-      const std::vector<Tensors>& inputs);
 
-  // Through Gloo.
+  // As a c10d::Backend, through Gloo.
   WorkPtr alltoall(
       Tensors& outputs,
       Tensors& inputs,
@@ -103,14 +129,17 @@ class ShmBackend : public c10d::Backend {
 
  private:
   WorkPtr run(
+      const Call& call,
       c10d::OpType type,
       bool async,
       Tensors outputs,
       std::function<void()> operation);
-  Call make_call(const char* operation, const at::Tensor& input);
-  void mark_shared_input(Call& call, const at::Tensor& input) const;
+  /// The call that an operation of c10d stands for.
+  Call make_call(const char* operation, const at::Tensor& input = {});
+  /// `call`, with the place of `input` if `input` is shared memory.
+  Call with_shared_input(Call call, const at::Tensor& input) const;
   c10d::Backend& gloo();
-  c10d::Backend& gloo_for(const char* operation, const at::Tensor& input);
+  c10d::Backend& gloo_for(const char* operation);
 
   // Constant after construction.
   const BackendConfig config_;
@@ -120,12 +149,14 @@ class ShmBackend : public c10d::Backend {
   std::unique_ptr<shm::Channel> channel_;
   std::unique_ptr<shm::Collectives> collectives_;
 
-  BackendPtr gloo_; // made by the first call that needs it
-  uint64_t sequence_ = 0; // of calls that bring no description
-  uint64_t num_allocations_ = 0;
-
-  // Shared with the works it hands out; stopped before the rest goes.
+  // Shared with the works that were handed out; stopped by the destructor,
+  // while the members that operations use still exist. Has its own lock.
   std::shared_ptr<shm::OpQueue> queue_;
+
+  // Touched by the one thread that uses the group.
+  BackendPtr gloo_; // made by the first call that needs it
+  uint64_t sequence_ = 0; // of calls by c10d
+  uint64_t num_allocations_ = 0;
 };
 
 } // namespace tessera::comm

@@ -14,7 +14,7 @@ namespace tessera::comm {
 /// One rank's description of a collective. Trivially copyable: it travels
 /// through shared memory and over the wire as it is. Ranks whose calls do not
 /// match are at different points of their programs, or pass different shapes.
-/// Texts are cut to fit; what is compared is a digest of the whole.
+/// Texts are cut to fit; ranks compare a digest of the whole texts.
 struct Call {
   char operation[24] = {}; // "all_gather_into"
   char detail[64] = {}; // "float32 [4, 8] SUM"
@@ -37,34 +37,26 @@ struct Call {
   std::string describe() const;
 };
 
-/// Copies `text` into a field of a Call with a closing zero. Of one that is too
-/// long the end stays, which says more in "layers.7.attention.query.weight".
+/// Copies `text` into a field of a Call with a closing zero. A text that is too
+/// long loses its beginning: the end says more in
+/// "layers.7.attention.query.weight".
 template <size_t N>
 void assign(char (&field)[N], std::string_view text) {
   text.remove_prefix(text.size() - std::min(text.size(), N - 1));
   field[text.copy(field, N - 1)] = '\0';
 }
 
-/// FNV-1a, to be called for one part after the other.
-inline uint64_t mix_digest(uint64_t digest, std::string_view text) {
-  constexpr uint64_t kPrime = 1099511628211ULL;
-  for (char c : text) {
-    digest = (digest ^ static_cast<uint8_t>(c)) * kPrime;
-  }
-  return (digest ^ 0xff) * kPrime; // so that "ab", "c" is not "a", "bc"
-}
-
 /// "rank 3" or "ranks 1, 3".
 std::string rank_list(std::span<const int> ranks);
 
-/// A line for each text that occurs: "\n  ranks 0, 2: text". `texts[i]` is that
-/// of rank `names[i]`.
+/// A line for each text that occurs: "\n  ranks 0, 2: text". `texts[i]` is the
+/// text of rank `names[i]`.
 std::string list_by_text(
     std::span<const std::string> texts,
     std::span<const int> names);
 
 /// Nothing if all calls match; else one text, the same on every rank, that
-/// says which ranks made which call. `calls[i]` is that of rank `names[i]`.
+/// says which ranks made which call. `calls[i]` is the call of rank `names[i]`.
 std::optional<std::string> describe_mismatch(
     std::span<const Call> calls,
     std::span<const int> names);

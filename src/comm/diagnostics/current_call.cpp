@@ -11,9 +11,9 @@ using Clock = std::chrono::steady_clock;
 
 enum class Phase { NoneYet, Inside, Outside };
 
-// One a thread: written by it, and read by a signal handler that runs on it. A
-// handler that interrupts a write sees a mixture of two calls, which is
-// harmless in a report.
+// One per thread: written by the thread, and read by a signal handler that runs
+// on the thread. A handler that interrupts a write sees a mixture of two calls,
+// which is harmless in a report.
 struct Standing {
   std::atomic<Phase> phase{Phase::NoneYet};
   Call call;

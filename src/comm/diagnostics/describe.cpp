@@ -2,6 +2,8 @@
 
 #include <charconv>
 
+#include "base/fnv.h"
+
 namespace tessera::comm {
 
 std::string_view name_of(ReduceOp op) {

@@ -2,20 +2,23 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/digits.h"
+#include "base/mutex.h"
 
 namespace tessera::comm {
 namespace {
 
 struct Observers {
-  std::mutex mutex; // held while one is told
-  std::vector<std::shared_ptr<const CallObserver>> all; // guarded by mutex
-  std::atomic<size_t> count{0}; // of all
+  Mutex mutex; // held while an observer is told
+  std::vector<std::shared_ptr<const CallObserver>> all
+      TESSERA_GUARDED_BY(mutex);
+
+  // Provide their own synchronization.
+  std::atomic<size_t> count{0}; // all.size()
   std::atomic<uint64_t> last_id{0};
 };
 
@@ -29,15 +32,17 @@ Observers& observers() {
 
 CallWatch::CallWatch(CallObserver observer)
     : observer_(std::make_shared<const CallObserver>(std::move(observer))) {
-  const std::scoped_lock lock(observers().mutex);
-  observers().all.push_back(observer_);
-  observers().count = observers().all.size();
+  Observers& known = observers();
+  const MutexLock lock(known.mutex);
+  known.all.push_back(observer_);
+  known.count = known.all.size();
 }
 
 CallWatch::~CallWatch() {
-  const std::scoped_lock lock(observers().mutex);
-  std::erase(observers().all, observer_);
-  observers().count = observers().all.size();
+  Observers& known = observers();
+  const MutexLock lock(known.mutex);
+  std::erase(known.all, observer_);
+  known.count = known.all.size();
 }
 
 uint64_t next_watched_call() {
@@ -50,8 +55,9 @@ void tell(const CallEvent& event) {
   if (event.id == 0) {
     return;
   }
-  const std::scoped_lock lock(observers().mutex);
-  for (const auto& observer : observers().all) {
+  Observers& known = observers();
+  const MutexLock lock(known.mutex);
+  for (const auto& observer : known.all) {
     (*observer)(event);
   }
 }

@@ -1,4 +1,4 @@
-// Collectives as they go by, for whoever wants to draw them.
+// Tells observers of collectives as they happen, for timelines.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,9 @@ struct CallEvent {
   /// Tells the calls of a process apart, over all groups.
   uint64_t id;
   const Call& call;
-  /// It runs on a device: "Ended" comes at once, on a stream that the device
-  /// reaches when it has ended, and waits are those of the current stream.
+  /// The call runs on a device: Ended comes at once, on a stream that the
+  /// device reaches when the call has ended, and waits are those of the current
+  /// stream.
   bool on_device = false;
 };
 
@@ -30,8 +31,8 @@ struct CallEvent {
 /// brief and make no calls.
 using CallObserver = std::function<void(const CallEvent&)>;
 
-/// Tells `observer` of every call that this process starts from now on, as long
-/// as the result lives. Once that is gone nobody is inside the observer.
+/// Tells `observer` of every call that this process starts, as long as the
+/// watch lives. Once the watch is destroyed no thread is inside the observer.
 class [[nodiscard]] CallWatch {
  public:
   explicit CallWatch(CallObserver observer);
@@ -43,7 +44,7 @@ class [[nodiscard]] CallWatch {
   const std::shared_ptr<const CallObserver> observer_;
 };
 
-/// An id for a call that is told of; 0 where nobody watches.
+/// An id for a call that observers are told of; 0 if nobody watches.
 uint64_t next_watched_call();
 /// Does nothing for a call of id 0.
 void tell(const CallEvent& event);
@@ -53,4 +54,5 @@ const char* verb_of(const Call& call);
 /// What a call is for: a unit's name (without the number that labels have),
 /// else the label, else the operation.
 std::string subject_of(const Call& call);
+
 } // namespace tessera::comm

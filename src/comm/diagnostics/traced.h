@@ -15,8 +15,8 @@ inline std::string trace_name(const Call& call) {
   return std::string(verb_of(call)) + ' ' + subject_of(call);
 }
 
-/// A range on this thread, as long as it lives. Without a profiler `name` is
-/// not even called.
+/// A range on this thread while the object lives. Without a profiler `name` is
+/// not called.
 class TracedRange {
  public:
   template <class Name>

@@ -15,30 +15,18 @@
 #include <utility>
 
 #include "base/byte_vector.h"
+#include "base/fields.h"
+#include "comm/group/all_or_none.h"
 #include "comm/group/group_impl.h"
 
 namespace tessera {
 namespace {
 
-/// Items with their lengths, so that no two lists give one text.
-std::string encode(const std::vector<std::string>& items) {
-  std::string text;
-  for (const std::string& item : items) {
-    text += std::to_string(item.size()) + ":" + item;
-  }
-  return text;
-}
-
 std::vector<std::string> decode(const Bytes& bytes) {
-  const std::string text(bytes.begin(), bytes.end());
-  std::vector<std::string> items;
-  for (size_t at = 0; at < text.size();) {
-    const size_t colon = text.find(':', at);
-    const size_t length = std::stoull(text.substr(at, colon - at));
-    items.push_back(text.substr(colon + 1, length));
-    at = colon + 1 + length;
-  }
-  return items;
+  auto items = decode_fields(
+      {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  TESSERA_INTERNAL_ASSERT(items, "the items of a peer cannot be read");
+  return std::move(*items);
 }
 
 std::span<const uint8_t> as_bytes(const std::string& text) {
@@ -78,7 +66,7 @@ void agree(
   if (group.size() == 1) {
     return;
   }
-  const std::string text = encode(items);
+  const std::string text = encode_fields(items);
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   at::Tensor mine = at::empty({2}, at::kLong);
   std::memcpy(mine.mutable_data_ptr(), &hash, sizeof hash);
@@ -111,25 +99,17 @@ void fail_together(
     }
     return;
   }
-  at::Tensor failed = at::empty({1}, at::kInt);
-  failed.mutable_data_ptr<int32_t>()[0] = error.has_value() ? 1 : 0;
-  group.all_reduce(failed, ReduceOp::Max, "fail_together");
-  if (failed.const_data_ptr<int32_t>()[0] == 0) {
+  const auto failures = comm::share_failures(group, error, "fail_together");
+  if (failures.empty()) {
     return;
   }
-  const std::string mine = error ? "!" + *error : "";
   std::string text;
-  int rank = 0;
-  for (const Bytes& bytes :
-       group.all_gather_bytes(as_bytes(mine), "fail_together")) {
-    if (!bytes.empty()) {
-      text += fmt::format(
-          "{}rank {} failed: {}",
-          text.empty() ? "" : "\n  ",
-          group.global_ranks()[static_cast<size_t>(rank)],
-          std::string(bytes.begin() + 1, bytes.end()));
-    }
-    ++rank;
+  for (const auto& [rank, failure] : failures) {
+    text += fmt::format(
+        "{}rank {} failed: {}",
+        text.empty() ? "" : "\n  ",
+        group.global_ranks()[static_cast<size_t>(rank)],
+        failure);
   }
   group.impl().raise_error(call, text);
 }

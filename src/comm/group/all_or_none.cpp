@@ -3,13 +3,36 @@
 #include <tessera/comm/agree.h>
 #include <tessera/error.h>
 
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <exception>
-#include <optional>
-#include <string>
 
 namespace tessera::comm {
+
+std::map<int, std::string> share_failures(
+    const Group& group,
+    const std::optional<std::string>& mine,
+    std::string_view label) {
+  at::Tensor failed = at::empty({1}, at::kInt);
+  failed.mutable_data_ptr<int32_t>()[0] = mine ? 1 : 0;
+  group.all_reduce(failed, ReduceOp::Max, label);
+  if (failed.const_data_ptr<int32_t>()[0] == 0) {
+    return {};
+  }
+  const std::string marked = mine ? "!" + *mine : ""; // a failure may be ""
+  const auto all = group.all_gather_bytes(
+      {reinterpret_cast<const uint8_t*>(marked.data()), marked.size()}, label);
+  std::map<int, std::string> failures;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (!all[rank].empty()) {
+      failures.emplace(
+          static_cast<int>(rank),
+          std::string(all[rank].begin() + 1, all[rank].end()));
+    }
+  }
+  return failures;
+}
 
 void all_or_none(
     const std::vector<Group>& groups,

@@ -1,26 +1,39 @@
-// Fail on every rank or on none, with one's own words where one has them.
+// Fail on every rank or on none: share_failures() is the exchange, and
+// fail_together(), all_or_none() and checkpoint::settle() differ in what each
+// rank throws afterwards.
 #pragma once
 
 #include <tessera/comm/group.h>
 
 #include <functional>
+#include <map>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
 namespace tessera::comm {
 
-/// Runs `body`, which must not communicate. If it throws on any rank of the
-/// groups, all of them throw: where it did, what it threw; elsewhere a
-/// c10::ValueError that tells of it. Collective over the groups; without any,
-/// the same as calling it.
+/// The failures of all ranks by rank of the group, `mine` among them; none if
+/// no rank failed. Every rank gets the same. Costs one exchange of 4 bytes if
+/// no rank failed. Collective.
+std::map<int, std::string> share_failures(
+    const Group& group,
+    const std::optional<std::string>& mine,
+    std::string_view label);
+
+/// Runs `body`, which must not communicate. If `body` throws on any rank of the
+/// groups, all ranks throw: a rank where `body` threw throws the same, the
+/// others a c10::ValueError with the text. Collective over the groups; without
+/// a group it only runs `body`.
 void all_or_none(
     const std::vector<Group>& groups,
     std::string_view call,
     const std::function<void()>& body);
 
 /// Runs `body`, which throws on all ranks of a group or on none, for each
-/// group, and throws what it threw first at the end: ranks of the groups that
-/// come later wait for this one too.
+/// group, and throws the first exception at the end: the ranks of the later
+/// groups wait for this rank too.
 void for_each_group(
     const std::vector<Group>& groups,
     const std::function<void(const Group&)>& body);

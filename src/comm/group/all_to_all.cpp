@@ -9,13 +9,14 @@
 #include <algorithm>
 #include <numeric>
 
-#include "comm/backends/shm_backend.h"
 #include "comm/group/arguments.h"
 #include "comm/group/group_impl.h"
 #include "comm/group/staging.h"
 
 namespace tessera {
 
+using comm::Call;
+using comm::Carrier;
 using comm::GroupImpl;
 using comm::StagedTensor;
 
@@ -61,13 +62,13 @@ Work start_all_to_all(
     const at::Tensor& input,
     at::IntArrayRef output_splits,
     at::IntArrayRef input_splits) {
-  const char* call = request.operation;
-  comm::check_pair(group, call, output, input);
+  const char* name = request.operation;
+  comm::check_pair(group, name, output, input);
   const bool even = output_splits.empty() && input_splits.empty();
   if (even &&
       (output.numel() != input.numel() || input.numel() % group.size() != 0)) {
     group.raise_error<c10::ValueError>(
-        call,
+        name,
         fmt::format(
             "output has {} elements and input {}; without splits both need the same number, divisible by {} ranks.",
             output.numel(),
@@ -76,16 +77,16 @@ Work start_all_to_all(
   }
   if (comm::overlap(output, input)) {
     group.raise_error<c10::ValueError>(
-        call, "output overlaps input. Use memory of its own.");
+        name, "output overlaps input. Give the output memory of its own.");
   }
   std::vector<int64_t> to_splits;
   std::vector<int64_t> from_splits;
   if (!even) {
     to_splits =
-        comm::bytes_of_splits(group, call, "output", output, output_splits);
+        comm::bytes_of_splits(group, name, "output", output, output_splits);
     from_splits =
-        comm::bytes_of_splits(group, call, "input", input, input_splits);
-    check_splits_match(group, call, to_splits, from_splits);
+        comm::bytes_of_splits(group, name, "input", input, input_splits);
+    check_splits_match(group, name, to_splits, from_splits);
   }
   if (group.size() == 1) {
     output.detach().view({-1}).copy_(input.detach().view({-1}));
@@ -95,16 +96,14 @@ Work start_all_to_all(
   StagedTensor from(group, input, StagedTensor::Contents::Bytes);
   at::Tensor flat_to = to.wire().view({-1}).view(at::kByte);
   at::Tensor flat_from = from.wire().view({-1}).view(at::kByte);
-  // Inputs may differ in size from rank to rank: described without it.
+  // Uneven inputs differ in size from rank to rank, so calls do not compare it.
   const at::Tensor& described = even ? input : flat_from.narrow(0, 0, 0);
   return group.launch(
       request,
       described,
-      [&](c10d::Backend& backend, bool async) {
-        c10d::AllToAllOptions options;
-        options.asyncOp = async;
-        return backend.alltoall_base(
-            flat_to, flat_from, to_splits, from_splits, options);
+      [&](Carrier& carrier, const Call& call, bool async) {
+        return carrier.all_to_all(
+            call, flat_to, flat_from, to_splits, from_splits, async);
       },
       [to, flat_from]() mutable { to.write_back(); });
 }
@@ -141,7 +140,7 @@ at::Tensor flat_bytes(const at::Tensor& tensor) {
   return tensor.detach().view({-1}).view(at::kByte);
 }
 
-/// The first piece of all, which says where they are; none: on the host.
+/// The device of the first piece; the CPU if there are no pieces.
 at::Device device_of(const Pieces& inputs, const Pieces& outputs) {
   for (const Pieces* pieces : {&inputs, &outputs}) {
     for (const auto& tensors : *pieces) {
@@ -211,16 +210,13 @@ void Group::all_to_all(
       }
     }
   }
-  const bool in_place = group.size() > 1 && device.is_cpu() &&
-      group.backend(at::kCPU)->getBackendName() == "shm";
-  if (in_place) {
+  if (device.is_cpu() && shares_memory()) { // without packing
     group
         .launch(
             {"all_to_all", label, "pieces"},
             at::Tensor(),
-            [&](c10d::Backend& backend, bool) {
-              return static_cast<comm::ShmBackend&>(backend).alltoall_pieces(
-                  outputs, inputs);
+            [&](Carrier& carrier, const Call& call, bool) {
+              return carrier.all_to_all_pieces(call, outputs, inputs);
             },
             nullptr)
         .wait();

@@ -113,7 +113,7 @@ void check_parts(
     group.raise_error<c10::ValueError>(
         call,
         fmt::format(
-            "{} overlaps {} without being this rank's part of it. Use memory of its own, or exactly that part.",
+            "{} overlaps {} without being this rank's part of it. Give it memory of its own, or pass exactly that part.",
             part_name,
             whole_name));
   }

@@ -1,4 +1,4 @@
-// What collectives ask of their arguments. All but overlap() throw
+// What collectives require of their arguments. All but overlap() throw
 // c10::ValueError, which names the group, the call and the argument.
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace tessera::comm {
 
-/// Dense, contiguous, and where backends can reach it. Whoever watches over the
-/// tensor is told of the access first, see [Note: raw access].
+/// The tensor must be dense, contiguous, and on a device that backends reach.
+/// The engine is told of the access first, see [Note: raw access].
 void check_tensor(
     const GroupImpl& group,
     const char* call,
@@ -21,7 +21,8 @@ void check_tensor(
     const at::Tensor& tensor,
     RawAccess access);
 
-/// Two such tensors, of one dtype on one device; `output` will be written.
+/// check_tensor() of both, which must have one dtype and one device. `output`
+/// will be written.
 void check_pair(
     const GroupImpl& group,
     const char* call,
@@ -29,7 +30,7 @@ void check_pair(
     const at::Tensor& input);
 
 /// `whole` must hold size() parts of `part`, and the two must not overlap
-/// except where `part` is the rank()-th one.
+/// except where `part` is the rank()-th part.
 void check_parts(
     const GroupImpl& group,
     const char* call,
@@ -40,7 +41,7 @@ void check_parts(
 
 void check_root(const GroupImpl& group, const char* call, int root);
 
-/// Sizes on dim 0, which must make up the tensor, in bytes.
+/// `splits` in bytes. They are sizes on dim 0, which must add up to the tensor.
 std::vector<int64_t> bytes_of_splits(
     const GroupImpl& group,
     const char* call,

@@ -15,12 +15,12 @@ namespace {
 constexpr const char* kLabel = "tensors of their owners";
 constexpr size_t kInFlight = 4;
 
-/// A tensor of a rank, without gaps.
+/// A tensor as a contiguous one.
 struct Piece {
   explicit Piece(const at::Tensor& tensor)
       : target(tensor), dense(tensor.detach().contiguous()) {}
 
-  /// It was received.
+  /// Called once the tensor was received.
   void write_back() const {
     if (!target.is_contiguous()) {
       target.detach().copy_(dense);
@@ -37,7 +37,7 @@ struct Piece {
 
 using OwnedPieces = std::vector<std::vector<Piece>>; // by owner
 
-/// Over shared memory: one exchange, nothing packed.
+/// Over shared memory: one exchange, without packing.
 void give_to_all(const Group& group, const OwnedPieces& pieces) {
   std::vector<at::Tensor> own;
   for (const Piece& piece : pieces[group.rank()]) {
@@ -56,7 +56,7 @@ void give_to_all(const Group& group, const OwnedPieces& pieces) {
   group.all_to_all(outputs, inputs, kLabel);
 }
 
-/// What is packed into one tensor, and on its way.
+/// Tensors that are packed into one tensor, on the way.
 struct Pack {
   std::vector<Piece> pieces;
   at::Tensor wire;

@@ -1,4 +1,4 @@
-// From the owners of tensors to everybody.
+// Sends tensors from the ranks that own them to all ranks.
 #pragma once
 
 #include <tessera/comm/group.h>
@@ -9,10 +9,10 @@
 
 namespace tessera::comm {
 
-/// Gives every rank what rank r has in the tensors of owned[r], for all r at
-/// once. Ranks of one host copy straight from one tensor into
-/// the other; elsewhere small tensors travel packed, large ones by themselves,
-/// a few at a time. Collective.
+/// Copies the tensors of owned[r] on rank r into those of every other rank, for
+/// all r at once. Ranks that share memory copy straight from tensor to tensor;
+/// elsewhere small tensors are sent packed, large ones by themselves, a few at
+/// a time. Collective.
 void broadcast_owned(
     const Group& group,
     const std::vector<std::vector<at::Tensor>>& owned);

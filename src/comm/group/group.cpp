@@ -12,7 +12,6 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/backends/shm_backend.h"
 #include "comm/diagnostics/describe.h"
 #include "comm/group/arguments.h"
 #include "comm/group/group_impl.h"
@@ -20,6 +19,8 @@
 
 namespace tessera {
 
+using comm::Call;
+using comm::Carrier;
 using comm::GroupImpl;
 using comm::ReducePlan;
 using comm::StagedTensor;
@@ -66,8 +67,8 @@ const std::vector<int>& Group::global_ranks() const {
 }
 
 std::string Group::backend(c10::DeviceType device) const {
-  const auto& backend = impl().backend(device);
-  return backend ? backend->getBackendName() : "none";
+  const auto& carrier = impl().carrier(device);
+  return carrier ? carrier->backend()->getBackendName() : "none";
 }
 
 std::chrono::milliseconds Group::timeout() const {
@@ -97,10 +98,8 @@ Work start_all_gather(
   return group.launch(
       request,
       input,
-      [&](c10d::Backend& backend, bool async) {
-        c10d::AllgatherOptions options;
-        options.asyncOp = async;
-        return backend._allgather_base(to.wire(), from.wire(), options);
+      [&](Carrier& carrier, const Call& call, bool async) {
+        return carrier.all_gather(call, to.wire(), from.wire(), async);
       },
       [to]() mutable { to.write_back(); });
 }
@@ -126,14 +125,10 @@ Work start_reduce_scatter(
   return group.launch(
       request,
       input,
-      [&](c10d::Backend& backend, bool async) {
-        c10d::ReduceScatterOptions options;
-        options.reduceOp = plan.op;
-        options.asyncOp = async;
+      [&](Carrier& carrier, const Call& call, bool async) {
         // Flat, since c10d wants matching outer dimensions.
-        at::Tensor flat_to = to.wire().view({-1});
-        at::Tensor flat_from = from.wire().view({-1});
-        return backend._reduce_scatter_base(flat_to, flat_from, options);
+        return carrier.reduce_scatter(
+            call, to.wire().view({-1}), from.wire().view({-1}), plan.op, async);
       },
       [to, divisor = plan.divisor]() mutable {
         if (divisor != 1) {
@@ -155,22 +150,18 @@ Work start_all_reduce(
   if (group.size() == 1) {
     return {};
   }
-  StagedTensor parcel(group, tensor, Contents::Values);
+  StagedTensor staged(group, tensor, Contents::Values);
   return group.launch(
       request,
       tensor,
-      [&](c10d::Backend& backend, bool async) {
-        c10d::AllreduceOptions options;
-        options.reduceOp = plan.op;
-        options.asyncOp = async;
-        std::vector<at::Tensor> tensors{parcel.wire()};
-        return backend.allreduce(tensors, options);
+      [&](Carrier& carrier, const Call& call, bool async) {
+        return carrier.all_reduce(call, staged.wire(), plan.op, async);
       },
-      [parcel, divisor = plan.divisor]() mutable {
+      [staged, divisor = plan.divisor]() mutable {
         if (divisor != 1) {
-          parcel.wire().div_(divisor);
+          staged.wire().div_(divisor);
         }
-        parcel.write_back();
+        staged.write_back();
       });
 }
 
@@ -185,18 +176,14 @@ Work start_broadcast(
   if (group.size() == 1) {
     return {};
   }
-  StagedTensor parcel(group, tensor, Contents::Bytes);
+  StagedTensor staged(group, tensor, Contents::Bytes);
   return group.launch(
       request,
       tensor,
-      [&](c10d::Backend& backend, bool async) {
-        c10d::BroadcastOptions options;
-        options.rootRank = root;
-        options.asyncOp = async;
-        std::vector<at::Tensor> tensors{parcel.wire()};
-        return backend.broadcast(tensors, options);
+      [&](Carrier& carrier, const Call& call, bool async) {
+        return carrier.broadcast(call, staged.wire(), root, async);
       },
-      [parcel]() mutable { parcel.write_back(); });
+      [staged]() mutable { staged.write_back(); });
 }
 
 Work start_barrier(GroupImpl& group, const Request& request) {
@@ -206,10 +193,8 @@ Work start_barrier(GroupImpl& group, const Request& request) {
   return group.launch(
       request,
       at::Tensor(),
-      [](c10d::Backend& backend, bool async) {
-        c10d::BarrierOptions options;
-        options.asyncOp = async;
-        return backend.barrier(options);
+      [](Carrier& carrier, const Call& call, bool async) {
+        return carrier.barrier(call, async);
       },
       nullptr);
 }
@@ -357,7 +342,8 @@ std::optional<Group> Group::subgroup(
 }
 
 bool Group::shares_memory() const {
-  return backend(c10::DeviceType::CPU) == "shm";
+  const auto& carrier = impl().carrier(c10::DeviceType::CPU);
+  return carrier && carrier->can.shares_memory;
 }
 
 at::Tensor Group::allocate_shared(at::IntArrayRef sizes, at::ScalarType dtype)
@@ -375,15 +361,13 @@ at::Tensor Group::allocate_shared(at::IntArrayRef sizes, at::ScalarType dtype)
   if (!fits) {
     impl().raise_error<c10::ValueError>(
         "allocate_shared",
-        fmt::format("[{}] is no shape.", fmt::join(sizes, ", ")));
+        fmt::format("[{}] is not a shape.", fmt::join(sizes, ", ")));
   }
   agree(
       *this,
       "allocate_shared",
       {fmt::format("{} [{}]", c10::toString(dtype), fmt::join(sizes, ", "))});
-  auto& shm =
-      static_cast<comm::ShmBackend&>(*impl().backend(c10::DeviceType::CPU));
-  return shm.allocate(sizes, dtype);
+  return impl().carrier(c10::DeviceType::CPU)->allocate_shared(sizes, dtype);
 }
 
 } // namespace tessera

@@ -40,7 +40,8 @@ std::vector<int64_t> gather_sizes(
   return {begin, begin + group.size()};
 }
 
-/// Up to here padding all to the longest is cheaper than a round for each.
+/// Up to this size padding all texts to the longest is cheaper than one
+/// broadcast per rank.
 constexpr int64_t kPaddedGatherBytes = 1 << 20;
 
 } // namespace

@@ -17,18 +17,18 @@
 #include <thread>
 #include <utility>
 
-#include "comm/backends/shm_backend.h"
 #include "comm/diagnostics/current_call.h"
 #include "comm/diagnostics/describe.h"
 #include "comm/diagnostics/observer.h"
 #include "comm/diagnostics/traced.h"
+#include "comm/shm/channel.h"
 
 namespace tessera::comm {
 namespace {
 
 /// How long the survivors of a failure wait to learn who else survived.
 constexpr Milliseconds kRollCall{2000};
-/// How often a rank that waits looks whether a peer has failed.
+/// How often a waiting rank checks whether a peer has failed.
 constexpr Milliseconds kLookout{200};
 constexpr const char* kAnyFailed = "roll_call/any";
 
@@ -69,7 +69,7 @@ bool on_one_host(const WorldInfo& world, const std::vector<int>& ranks) {
   });
 }
 
-/// Once, though the same may be true of many groups.
+/// Warns once per process, though many groups may have the same reason.
 void warn_about_gloo(const char* reason) {
   static std::once_flag once;
   std::call_once(once, [&] {
@@ -138,20 +138,17 @@ GroupImpl::GroupImpl(
       .address = world_->address,
       .ranks_on_host = count_on_host(*world_),
       .call = size() == world_->size() ? "init" : "split"};
-  cpu_ = make_cpu_backend(config);
+  cpu_ = make_cpu_carrier(config);
   process_group_ =
       c10::make_intrusive<c10d::ProcessGroup>(store_, rank_, size());
-  using c10d::ProcessGroup;
-  const bool is_gloo = cpu_->getBackendName() == "gloo";
-  const auto cpu_type = is_gloo ? ProcessGroup::BackendType::GLOO
-                                : ProcessGroup::BackendType::CUSTOM;
-  process_group_->setBackend(c10::DeviceType::CPU, cpu_type, cpu_);
-  process_group_->setDefaultBackend(cpu_type);
+  process_group_->setBackend(
+      c10::DeviceType::CPU, cpu_->can.c10d_type, cpu_->backend());
+  process_group_->setDefaultBackend(cpu_->can.c10d_type);
   if (world_->use_nccl) {
     config.store = c10::make_intrusive<c10d::PrefixStore>("nccl", store_);
     cuda_ = make_nccl_backend(config);
     process_group_->setBackend(
-        c10::DeviceType::CUDA, ProcessGroup::BackendType::NCCL, cuda_);
+        c10::DeviceType::CUDA, cuda_->can.c10d_type, cuda_->backend());
   }
   // Unique in this process: a group may be made again under the same name.
   static std::atomic<int> num_registered{0};
@@ -167,7 +164,8 @@ GroupImpl::~GroupImpl() {
   }
   if (cuda_) {
     try {
-      cuda_->shutdown(); // NCCL warns at exit about groups that were not
+      cuda_->backend()
+          ->shutdown(); // NCCL warns at exit about groups that were not
     } catch (const std::exception&) {
       // A communicator that failed earlier; its error was reported then.
     }
@@ -179,11 +177,11 @@ GroupImpl::~GroupImpl() {
 
 void GroupImpl::leave_to_owner() {
   (void)process_group_.release();
-  (void)cuda_.release();
-  (void)cpu_.release();
+  (void)new CarrierPtr(std::move(cuda_));
+  (void)new CarrierPtr(std::move(cpu_));
 }
 
-BackendPtr GroupImpl::make_cpu_backend(const BackendConfig& config) const {
+CarrierPtr GroupImpl::make_cpu_carrier(const BackendConfig& config) const {
   const std::string& wanted = world_->backend;
   if (wanted == "fake") {
     return make_fake_backend(config);
@@ -225,31 +223,27 @@ Work GroupImpl::launch(
   }
   const auto device =
       input.defined() ? input.device().type() : c10::DeviceType::CPU;
-  const BackendPtr& carrier = backend(device);
+  const CarrierPtr& carrier = this->carrier(device);
 
   note_call_begins(call, name_.c_str());
   const bool on_host = carrier != cuda_;
   const uint64_t id = next_watched_call();
   tell({CallEvent::Kind::Starts, id, call, !on_host});
-  c10::intrusive_ptr<c10d::Work> work;
+  WorkPtr work;
   try {
-    std::optional<TracedRange> range; // shared memory has its own
-    if (carrier->getBackendName() != "shm") {
+    std::optional<TracedRange> range;
+    if (!carrier->can.traces_calls) {
       range.emplace([&] { return trace_name(call); });
     }
     const WatchedWait waiting(request.async ? 0 : id, call, !on_host);
-    // Shared memory compares calls anyhow.
-    if (world_->compare_calls && carrier->getBackendName() != "shm") {
+    if (world_->compare_calls && !carrier->can.compares_calls) {
       compare_calls(call);
     }
-    ShmBackend::set_next_call(&call);
-    work = start(*carrier, request.async);
-    ShmBackend::set_next_call(nullptr);
+    work = start(*carrier, call, request.async);
     if (request.async) {
       note_call_ends(); // begins again in wait()
     }
   } catch (...) {
-    ShmBackend::set_next_call(nullptr);
     note_call_ends();
     fail(call, std::current_exception());
   }
@@ -268,7 +262,7 @@ void GroupImpl::compare_calls(const Call& call) {
   at::Tensor mine = at::empty({kBytes}, at::kByte);
   at::Tensor all = at::empty({size() * kBytes}, at::kByte);
   std::memcpy(mine.mutable_data_ptr(), &call, sizeof call);
-  wait_for(*cpu_->_allgather_base(all, mine, {}));
+  wait_for(*cpu_->backend()->_allgather_base(all, mine, {}));
   std::vector<Call> calls(static_cast<size_t>(size()));
   std::memcpy(calls.data(), all.const_data_ptr(), all.nbytes());
   if (auto text = describe_mismatch(calls, global_ranks_)) {
@@ -276,10 +270,11 @@ void GroupImpl::compare_calls(const Call& call) {
   }
 }
 
-/// Ranks that do not report within a moment are not in this operation: those
-/// that are fail with us, since a broken connection is noticed by its peers.
-/// Nobody leaves before all who reported have their answer, or the moment has
-/// passed once more: one of us may be the host of the store they ask.
+/// A rank that does not report within kRollCall is not in this operation: every
+/// rank in the operation fails too, since a broken connection is noticed at
+/// both ends. A rank leaves once all that reported have their answer, or
+/// kRollCall has passed once more: the rank that leaves may host the store they
+/// ask.
 std::vector<int> GroupImpl::find_missing(const Call& call) {
   const auto reported = [this](int peer) {
     return store_->check({"roll_call/" + std::to_string(peer)});
@@ -309,7 +304,7 @@ std::vector<int> GroupImpl::find_missing(const Call& call) {
     poll_for_a_moment(
         [&] { return std::all_of(present.begin(), present.end(), answered); });
   } catch (const std::exception&) {
-    // The store has gone, and with it whoever could still need an answer.
+    // The store is gone, and with it every rank that could need an answer.
   }
   for (int& rank : missing) {
     rank = global_ranks_[static_cast<size_t>(rank)];
@@ -323,7 +318,7 @@ void GroupImpl::wait_for(c10d::Work& work) const {
       work.wait(kLookout);
       return;
     } catch (const c10::Error&) {
-      if (work.isCompleted()) { // perhaps just now: hear what it has to say
+      if (work.isCompleted()) { // perhaps just now: take its result or error
         work.wait();
         return;
       }
@@ -346,7 +341,7 @@ std::string GroupImpl::announce_failure(const std::string& reason) const {
     const auto first = store_->compareSet(kAnyFailed, {}, mine);
     return {first.begin(), first.end()};
   } catch (const std::exception&) {
-    return reason; // without a store they have their own connections
+    return reason; // without a store peers learn from their connections
   }
 }
 
@@ -356,7 +351,7 @@ void GroupImpl::give_up(const std::string& reason) {
   }
   dead_reason_ = reason;
   announce_failure(reason);
-  cpu_->abort();
+  cpu_->backend()->abort();
 }
 
 void GroupImpl::fail(const Call& call, std::exception_ptr error) {
@@ -386,14 +381,14 @@ void GroupImpl::fail(const Call& call, std::exception_ptr error) {
     const std::string message = first_line(other.what());
     if (!says_timeout(message) && !says_connection_broke(message)) {
       announce_failure(message);
-      cpu_->abort();
+      cpu_->backend()->abort();
       dead_reason_ = message;
       raise_error(call.operation, message + " (in " + what_call + ")");
     }
-    // A rank whose peer timed out sees a broken connection: what the first
-    // one saw is what happened.
+    // A rank whose peer timed out sees a broken connection: what the first rank
+    // saw is what happened.
     const bool timed_out = says_timeout(announce_failure(message));
-    cpu_->abort(); // the others learn of it now, and answer the roll call
+    cpu_->backend()->abort(); // peers fail now, and answer the roll call
     std::string who = "which rank is missing could not be found out";
     try {
       const auto missing = find_missing(call);
@@ -426,16 +421,16 @@ void GroupImpl::fail(const Call& call, std::exception_ptr error) {
 PendingCall::PendingCall(
     std::shared_ptr<GroupImpl> group,
     const Call& call,
-    c10::intrusive_ptr<c10d::Work> work,
+    WorkPtr work,
     bool on_host,
     std::function<void()> finish,
     uint64_t watched_as)
     : group_(std::move(group)),
       call_(call),
-      work_(std::move(work)),
       on_host_(on_host),
-      finish_(std::move(finish)),
-      watched_as_(watched_as) {}
+      watched_as_(watched_as),
+      work_(std::move(work)),
+      finish_(std::move(finish)) {}
 
 void PendingCall::wait() {
   if (!work_) {

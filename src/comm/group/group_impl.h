@@ -1,4 +1,4 @@
-// What stands behind a Group handle.
+// The implementation behind a Group handle.
 #pragma once
 
 #include <tessera/comm/group.h>
@@ -25,7 +25,7 @@ struct WorldInfo {
   int rank = 0;
   int local_rank = 0;
   std::vector<int> host_of; // by global rank: a number for each host
-  std::string address; // numeric, of this host, as the peers reach it
+  std::string address; // this host's, numeric, as the peers reach it
   std::string backend; // InitOptions::backend
   bool use_nccl = false;
   bool compare_calls = false; // TESSERA_CHECK=1
@@ -75,9 +75,9 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const {
     return process_group_;
   }
-  /// The backend that carries tensors of `device`; the CPU's where it has none
-  /// of its own. Null in a group of one.
-  const BackendPtr& backend(c10::DeviceType device) const {
+  /// What carries tensors of `device`; the CPU's carrier where the device has
+  /// none. Null in a group of one.
+  const CarrierPtr& carrier(c10::DeviceType device) const {
     return device == c10::DeviceType::CUDA && cuda_ ? cuda_ : cpu_;
   }
 
@@ -88,29 +88,30 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
     std::string_view suffix; // of the description: "SUM", "root 2"
     bool async = false;
   };
-  /// Starts an operation on a backend. `async` as c10d's asyncOp.
-  using Start = std::function<
-      c10::intrusive_ptr<c10d::Work>(c10d::Backend& backend, bool async)>;
+  /// Starts the operation that `call` describes. `async` is c10d's asyncOp.
+  using Start =
+      std::function<WorkPtr(Carrier& carrier, const Call& call, bool async)>;
 
   /// Compares calls if asked to, starts the operation, translates errors.
-  /// `input` describes it and chooses the backend. `finish` runs once, after
-  /// the operation, in wait().
+  /// `input` describes the operation and chooses the carrier. `finish` runs
+  /// once, after the operation, in wait().
   Work launch(
       const Request& request,
       const at::Tensor& input,
       const Start& start,
       std::function<void()> finish);
 
-  /// Throws what went wrong in `call`, with its name; the group is dead
-  /// afterwards unless only the arguments were at fault.
+  /// Throws `error` as an error of `call`. The group is dead afterwards, unless
+  /// only the arguments were at fault.
   [[noreturn]] void fail(const Call& call, std::exception_ptr error);
 
-  /// A rank cannot go on with the collectives that the others wait in: they
-  /// fail at once, here and there, and the group is dead.
+  /// For a rank that cannot go on with the collectives that its peers wait in:
+  /// those fail at once, on this rank and on the peers, and the group is dead.
   void give_up(const std::string& reason);
 
-  /// Blocks until `work` is done. Looks now and then whether a peer has given
-  /// the group up: backends notice that only on the connections they wait on.
+  /// Blocks until `work` is done. Checks now and then whether a peer has given
+  /// the group up: a backend notices that only on the connections that it waits
+  /// on.
   void wait_for(c10d::Work& work) const;
 
   /// `[call] rank 2/8, group "mesh.dp": what`.
@@ -118,17 +119,17 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   [[noreturn]] void raise_error(std::string_view call, std::string_view what)
       const;
 
-  /// How many groups were split off: names their stores apart. The same on
-  /// all ranks, since splitting is collective.
+  /// The number of groups that were split off, for the prefixes of their
+  /// stores. The same on all ranks, since splitting is collective.
   int next_split() {
     return num_splits_++;
   }
 
  private:
-  BackendPtr make_cpu_backend(const BackendConfig& config) const;
-  /// For the copy of the group in a forked child, which is not a rank: its
-  /// backends share memory and sockets with the rank's, and their threads are
-  /// not there. They are never destroyed.
+  CarrierPtr make_cpu_carrier(const BackendConfig& config) const;
+  /// For the copy of the group in a forked child, which is not a rank. The
+  /// carriers of the copy share memory and sockets with the rank's and have no
+  /// threads, so they are never destroyed.
   void leave_to_owner();
   void compare_calls(const Call& call);
   std::vector<int> find_missing(const Call& call);
@@ -143,8 +144,8 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   const std::string name_;
   const std::vector<int> global_ranks_;
   int rank_ = 0;
-  BackendPtr cpu_;
-  BackendPtr cuda_;
+  CarrierPtr cpu_;
+  CarrierPtr cuda_;
   c10::intrusive_ptr<c10d::ProcessGroup> process_group_;
   std::string registered_name_;
 
@@ -160,7 +161,7 @@ class PendingCall {
   PendingCall(
       std::shared_ptr<GroupImpl> group,
       const Call& call,
-      c10::intrusive_ptr<c10d::Work> work,
+      WorkPtr work,
       bool on_host,
       std::function<void()> finish,
       uint64_t watched_as);
@@ -169,12 +170,15 @@ class PendingCall {
   bool done();
 
  private:
-  std::shared_ptr<GroupImpl> group_;
-  Call call_;
-  c10::intrusive_ptr<c10d::Work> work_; // null when waited for
-  bool on_host_; // else waiting only orders the device's stream
-  std::function<void()> finish_;
+  // Constant after construction.
+  const std::shared_ptr<GroupImpl> group_;
+  const Call call_;
+  const bool on_host_; // else waiting only orders the device's stream
   const uint64_t watched_as_; // see next_watched_call()
+
+  // Touched by the one thread that uses the group. Dropped by wait().
+  WorkPtr work_;
+  std::function<void()> finish_;
 };
 
 template <class E>

@@ -15,15 +15,12 @@ StagedTensor::StagedTensor(
     const at::Tensor& tensor,
     Contents contents)
     : original_(tensor.detach()), wire_(original_) {
-  const auto& backend = group.backend(tensor.device().type());
-  staged_ = tensor.is_cuda() && backend == group.backend(at::kCPU);
+  const auto& carrier = group.carrier(tensor.device().type());
+  staged_ = tensor.is_cuda() && carrier == group.carrier(at::kCPU);
   if (staged_) {
     wire_ = wire_.to(at::kCPU);
   }
-  // Shared memory and the fake take every dtype.
-  const bool takes_all =
-      backend->getBackendName() == "shm" || backend->getBackendName() == "fake";
-  if (takes_all) {
+  if (carrier->can.takes_every_dtype) {
     return;
   }
   if (contents == Contents::Bytes || wire_.scalar_type() == at::kBool) {
@@ -66,29 +63,30 @@ ReducePlan plan_reduction(
         call,
         fmt::format("{} of complex numbers is not defined.", name_of(op)));
   }
-  const auto& backend = group.backend(tensor.device().type());
-  const std::string name = backend ? backend->getBackendName() : "none";
-  // Shared memory reduces the most; the others lack int16 of these.
-  const bool is_wired = name == "gloo" || name == "nccl";
-  if (!shm::find_reduction(dtype, op) || (is_wired && dtype == at::kShort)) {
+  const auto& carrier = group.carrier(tensor.device().type());
+  // A group of one has no carrier and nothing that a carrier could lack.
+  const Capabilities can =
+      carrier ? carrier->can : Capabilities{.takes_every_dtype = true};
+  const bool lacks_int16 = !can.takes_every_dtype;
+  if (!shm::find_reduction(dtype, op) || (lacks_int16 && dtype == at::kShort)) {
     group.raise_error<c10::ValueError>(
         call,
         fmt::format(
             "{} cannot be reduced{}. Convert the tensor, to int32 say.",
             c10::toString(dtype),
-            is_wired ? " over " + name : ""));
+            lacks_int16 ? " over " + carrier->backend()->getBackendName()
+                        : ""));
   }
   switch (op) {
     case ReduceOp::Sum:
       // As bytes, true + true would be 2.
       return {
-          dtype == at::kBool && name != "shm" ? c10d::ReduceOp::MAX
-                                              : c10d::ReduceOp::SUM};
+          dtype == at::kBool && !can.takes_every_dtype ? c10d::ReduceOp::MAX
+                                                       : c10d::ReduceOp::SUM};
     case ReduceOp::Avg:
-      // Gloo's AVG is a sum (pytorch issue 162338).
-      return name == "gloo"
-          ? ReducePlan{c10d::ReduceOp::SUM, static_cast<double>(group.size())}
-          : ReducePlan{c10d::ReduceOp::AVG};
+      return can.averages
+          ? ReducePlan{c10d::ReduceOp::AVG}
+          : ReducePlan{c10d::ReduceOp::SUM, static_cast<double>(group.size())};
     case ReduceOp::Min:
       return {c10d::ReduceOp::MIN};
     case ReduceOp::Max:

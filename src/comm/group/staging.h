@@ -1,4 +1,4 @@
-// Between what callers pass and what backends take.
+// From the tensors that callers pass to the tensors that backends take.
 #pragma once
 
 #include <tessera/comm/reduce_op.h>
@@ -12,9 +12,9 @@ namespace tessera::comm {
 
 /// A tensor on its way to a backend that may not take it as it is.
 ///
-/// wire() is what the backend gets: for data movement the bytes, for
-/// reductions a dtype it can add, in host memory where the group has no
-/// backend for the device. write_back() puts a result where it belongs.
+/// wire() is what the backend gets: bytes to move, or a dtype that the backend
+/// can reduce, in host memory if the group has no backend for the device.
+/// write_back() copies a result back into the tensor.
 class StagedTensor {
  public:
   enum class Contents { Bytes, Values };
@@ -38,13 +38,14 @@ class StagedTensor {
   bool staged_ = false;
 };
 
-/// How a backend is asked for a reduction, and what is left to do afterwards.
+/// What to ask a backend for, and what is left to do afterwards.
 struct ReducePlan {
   c10d::ReduceOp op;
-  double divisor = 1; // of the result; 1: nothing to do
+  double divisor = 1; // of the result
 };
 
-/// Throws c10::ValueError for what is not defined, or not by the backend.
+/// Throws c10::ValueError if the reduction is not defined, or not supported by
+/// the backend.
 ReducePlan plan_reduction(
     const GroupImpl& group,
     const char* call,

@@ -47,7 +47,7 @@ struct alignas(128) Channel::Control {
   FutexWord published; // last step that this rank has published
   FutexWord sleepers; // peers asleep on `published`
   FutexWord state; // State; a reason goes with kFailed
-  char reason[512]; // written by who moved kActive to kFailing
+  char reason[512]; // written by the thread that moved kActive to kFailing
   Call calls[2]; // by step parity, like the slots
 };
 
@@ -247,7 +247,7 @@ void Channel::throw_if_hopeless(uint32_t step) {
     }
   }
   if (!dead.empty()) {
-    // A last look: it may have published just before it died.
+    // A last look: the peer may have published just before it died.
     std::erase_if(dead, [&](int peer) { return reached(peer, step); });
   }
   if (!dead.empty()) {

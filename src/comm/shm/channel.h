@@ -40,22 +40,23 @@ class ChannelError : public std::runtime_error {
 ///
 /// Ranks move in steps, numbered from 1. In step k each rank may write its own
 /// slot, publishes k, and reads the slots of peers that have published k. Each
-/// rank has two slots, used in turn, so one wait a step is enough:
+/// rank has two slots, used in turn, so one wait per step is enough:
 ///
 ///   1. A rank makes its steps in order. A peer that has published k-1 has
 ///      therefore finished reading everything of step k-2.
 ///   2. begin_step() for k waits until all peers have published k-1. By (1)
-///      nobody reads slot k%2 any more, which step k-2 filled: it may be
-///      overwritten.
+///      nobody reads slot k%2 any longer, which step k-2 filled: the slot may
+///      be overwritten.
 ///   3. `published` is stored with release and loaded with acquire order: who
 ///      sees k sees the slot of step k.
 ///
 /// Each rank has one futex word, its own `published`: a waiter knows which
 /// rank it waits for, so a timeout can name it.
 ///
-/// Waiting spins briefly, then sleeps in slices of 50 ms, and between slices
-/// looks whether a peer has died, left or failed. Where more ranks than cores
-/// share a host it yields instead of spinning, since the peer needs the core.
+/// A waiting rank spins briefly, then sleeps in slices of 50 ms, and between
+/// slices checks whether a peer has died, left or failed. Where a host has more
+/// ranks than cores the rank yields instead of spinning, since the peer needs
+/// the core.
 ///
 /// Thread safety: one thread at a time, except abort(), which any may call.
 class Channel {

@@ -8,7 +8,8 @@ namespace tessera::comm::shm {
 namespace {
 
 constexpr size_t kAlign = 64;
-/// Up to here every rank reduces everything itself: one wait instead of two.
+/// Up to this size every rank reduces everything itself: one wait instead of
+/// two.
 constexpr size_t kOnePhaseBytes = 32 * 1024;
 
 void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
@@ -338,7 +339,7 @@ void Collectives::all_to_all(
   const auto me = static_cast<size_t>(channel_.rank());
   const auto size = static_cast<size_t>(channel_.size());
 
-  // First everybody's sizes: they say how many steps there are.
+  // First the sizes of all ranks, which give the number of steps.
   std::vector<size_t> row; // by peer, then whether all get the same
   bool is_same = true;
   for (size_t peer = 0; peer < size; ++peer) {

@@ -63,8 +63,8 @@ class Collectives {
 
   void broadcast(const Call& call, std::byte* data, size_t bytes, int root);
 
-  /// What in[r] has goes to rank r, one span after another, into what out[r]
-  /// has there. What one sends must be what the other expects.
+  /// The bytes of in[r], one span after another, go to rank r, into the spans
+  /// of its out[this rank]. Both must have the same number of bytes.
   struct Span {
     std::byte* data = nullptr;
     size_t bytes = 0;
@@ -98,6 +98,7 @@ class Collectives {
       const Reduction& reduction);
   void wait_until_inputs_are_read();
 
+  // Constant after construction.
   Channel& channel_;
   const Resolver resolve_;
 };

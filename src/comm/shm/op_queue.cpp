@@ -11,14 +11,16 @@ OpQueue::~OpQueue() {
 
 void OpQueue::stop() {
   std::deque<TaskPtr> dropped;
+  std::thread worker;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
     dropped.swap(tasks_);
+    worker.swap(worker_);
   }
   filled_.notify_all();
-  if (worker_.joinable()) {
-    worker_.join();
+  if (worker.joinable()) {
+    worker.join();
   }
   for (const TaskPtr& task : dropped) {
     task->run_ = [] {
@@ -36,7 +38,7 @@ OpQueue::TaskPtr OpQueue::submit(
   task->run_ = std::move(run);
   task->on_done_ = std::move(on_done);
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     tasks_.push_back(task);
     if (!worker_.joinable()) {
       worker_ = std::thread([this] { work(); });
@@ -47,7 +49,7 @@ OpQueue::TaskPtr OpQueue::submit(
 }
 
 void OpQueue::run_now(const std::function<void()>& run) {
-  std::lock_guard running(running_);
+  const MutexLock running(running_);
   while (TaskPtr task = pop()) {
     execute(*task);
   }
@@ -56,7 +58,7 @@ void OpQueue::run_now(const std::function<void()>& run) {
 
 void OpQueue::finish(const TaskPtr& task) {
   while (!task->done()) {
-    std::lock_guard running(running_);
+    const MutexLock running(running_);
     if (task->done()) {
       return;
     }
@@ -69,14 +71,16 @@ void OpQueue::finish(const TaskPtr& task) {
 void OpQueue::work() {
   while (true) {
     {
-      std::unique_lock lock(mutex_);
-      filled_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+      MutexLock lock(mutex_);
+      while (!stopping_ && tasks_.empty()) {
+        lock.wait(filled_);
+      }
       if (stopping_) {
         return;
       }
     }
     // Popped only under `running_`, so that nobody overtakes.
-    std::lock_guard running(running_);
+    const MutexLock running(running_);
     if (TaskPtr task = pop()) {
       execute(*task);
     }
@@ -84,7 +88,7 @@ void OpQueue::work() {
 }
 
 OpQueue::TaskPtr OpQueue::pop() {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (tasks_.empty()) {
     return nullptr;
   }

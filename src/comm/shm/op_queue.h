@@ -7,8 +7,9 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
+
+#include "base/mutex.h"
 
 namespace tessera::comm::shm {
 
@@ -16,8 +17,9 @@ namespace tessera::comm::shm {
 ///
 /// Operations run strictly in the order they were given. A background thread
 /// makes sure that they progress even if nobody waits. A thread that does wait
-/// does not hand over to it: it runs what is still ahead of it itself, which
-/// saves two thread switches, and those cost more than a small collective.
+/// does not hand over to the background thread: it runs the operations that are
+/// still ahead of its own, which saves two thread switches, and those cost more
+/// than a small collective.
 ///
 /// Thread safety: all members may be called from any thread.
 class OpQueue {
@@ -68,14 +70,15 @@ class OpQueue {
   TaskPtr pop();
   static void execute(Task& task);
 
-  // Held while an operation runs: at most one does.
-  std::mutex running_;
+  // Held while an operation runs, so that at most one does. Taken before
+  // mutex_.
+  Mutex running_;
 
-  std::mutex mutex_;
-  std::condition_variable filled_;
-  std::deque<TaskPtr> tasks_; // guarded by mutex_
-  bool stopping_ = false; // guarded by mutex_
-  std::thread worker_; // started by the first submit, guarded by mutex_
+  Mutex mutex_;
+  std::condition_variable filled_; // with mutex_
+  std::deque<TaskPtr> tasks_ TESSERA_GUARDED_BY(mutex_);
+  bool stopping_ TESSERA_GUARDED_BY(mutex_) = false;
+  std::thread worker_ TESSERA_GUARDED_BY(mutex_); // started by the first submit
 };
 
 } // namespace tessera::comm::shm

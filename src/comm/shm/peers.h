@@ -1,4 +1,4 @@
-// Are the processes at the other end still there?
+// Whether the processes of the other ranks are alive.
 #pragma once
 
 #include <sys/types.h>
@@ -20,6 +20,7 @@ class Peers {
   bool is_alive(int peer) const;
 
  private:
+  // Constant after construction.
   std::vector<pid_t> pids_;
   std::vector<int> descriptors_; // -1 where the kernel has no pidfd
 };

@@ -11,10 +11,10 @@
 
 namespace tessera::comm::shm {
 
-/// The reduction for `dtype` and `op`, or nothing where they do not go
-/// together (an average of integers, any reduction of a quantized type).
-/// float16 and bfloat16 are summed in float32 and rounded once; bool sums as
-/// "or"; averages divide the sum by the number of ranks.
+/// The reduction for `dtype` and `op`, or nothing if it is not defined (an
+/// average of integers, any reduction of a quantized type). float16 and
+/// bfloat16 are summed in float32 and rounded once; bool sums as "or"; averages
+/// divide the sum by the number of ranks.
 std::optional<Reduction> find_reduction(c10::ScalarType dtype, ReduceOp op);
 
 } // namespace tessera::comm::shm

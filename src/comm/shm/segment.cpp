@@ -64,7 +64,7 @@ bool is_memfd_of_ours(int fd) {
       fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
 }
 
-/// Throws unless it is what a peer of this user announced.
+/// Throws unless the file is the segment that a peer of this user announced.
 void require_segment(
     int fd,
     const SegmentLocator& locator,
@@ -72,8 +72,8 @@ void require_segment(
   const struct stat status = status_of(fd);
   if (status.st_uid != geteuid()) {
     throw_refusal(
-        path + " is of user " + std::to_string(status.st_uid) +
-        ", and this process is of user " + std::to_string(geteuid()));
+        path + " belongs to user " + std::to_string(status.st_uid) +
+        ", and this process to user " + std::to_string(geteuid()));
   }
   if (!S_ISREG(status.st_mode) || !is_memfd_of_ours(fd)) {
     throw_refusal(path + " is not a memfd of Tessera");
@@ -137,7 +137,7 @@ Segment Segment::create(size_t bytes) {
 Segment Segment::open(const SegmentLocator& locator) {
   const std::string path = "/proc/" + std::to_string(locator.pid) + "/fd/" +
       std::to_string(locator.fd);
-  // Opened for its name alone: whatever else it may be is not touched.
+  // Opened for its name alone: a file of another kind is not touched.
   const UniqueFd found(::open(path.c_str(), O_PATH | O_CLOEXEC));
   if (!found) {
     throw_errno("open of a peer's segment at " + path);

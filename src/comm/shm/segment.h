@@ -24,10 +24,10 @@ struct SegmentLocator {
 /// The memory is a memfd: it never has a name in any file system, so that a
 /// process killed at any moment leaves nothing behind, and the size of
 /// /dev/shm (64 MB in a default container) does not limit it. Peers open it
-/// through /proc/<pid>/fd while the creator still holds the descriptor. They
-/// map nothing but a memfd of this user, named and sealed as create() does it,
-/// so that nobody can shrink it under them or have them write elsewhere.
-/// Errors are std::system_error with the step that failed.
+/// through /proc/<pid>/fd while the creator still holds the descriptor. Peers
+/// map only a memfd of this user that is named and sealed as create() does it,
+/// so that nobody can shrink the memory or make a peer write elsewhere. Errors
+/// are std::system_error with the step that failed.
 class Segment {
  public:
   static Segment create(size_t bytes);
@@ -56,7 +56,7 @@ class Segment {
  private:
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
-  int fd_ = -1;
+  int fd_ = -1; // the creator's, until close_descriptor()
 };
 
 } // namespace tessera::comm::shm

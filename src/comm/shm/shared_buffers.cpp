@@ -14,7 +14,7 @@ SharedBuffers::Buffer::Buffer(
 
 SharedBuffers::Buffer::~Buffer() {
   if (auto owner = owner_.lock()) {
-    std::lock_guard lock(owner->mutex_);
+    const MutexLock lock(owner->mutex_);
     owner->by_id_.erase(id_);
     owner->by_address_.erase(segment_.data());
   }
@@ -24,7 +24,7 @@ std::shared_ptr<SharedBuffers::Buffer> SharedBuffers::add(
     uint64_t id,
     Segment segment) {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     by_id_[id] = {segment.data(), segment.bytes()};
     by_address_[segment.data()] = id;
   }
@@ -35,7 +35,7 @@ std::optional<SharedBuffers::Place> SharedBuffers::find(
     const void* address,
     size_t bytes) const {
   const auto* begin = static_cast<const std::byte*>(address);
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto after = by_address_.upper_bound(begin);
   if (after == by_address_.begin()) {
     return std::nullopt;
@@ -50,7 +50,7 @@ std::optional<SharedBuffers::Place> SharedBuffers::find(
 }
 
 const std::byte* SharedBuffers::at(uint64_t id, uint64_t offset) const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto entry = by_id_.find(id);
   if (entry == by_id_.end()) {
     throw std::runtime_error(

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 
+#include "base/mutex.h"
 #include "comm/shm/segment.h"
 
 namespace tessera::comm::shm {
@@ -29,9 +29,10 @@ class SharedBuffers : public std::enable_shared_from_this<SharedBuffers> {
     }
 
    private:
-    std::weak_ptr<SharedBuffers> owner_;
-    uint64_t id_;
-    Segment segment_;
+    // Constant after construction.
+    const std::weak_ptr<SharedBuffers> owner_;
+    const uint64_t id_;
+    const Segment segment_;
   };
 
   struct Place {
@@ -53,9 +54,9 @@ class SharedBuffers : public std::enable_shared_from_this<SharedBuffers> {
     size_t bytes = 0;
   };
 
-  mutable std::mutex mutex_;
-  std::map<uint64_t, Range> by_id_; // guarded by mutex_
-  std::map<const std::byte*, uint64_t> by_address_; // guarded by mutex_
+  mutable Mutex mutex_;
+  std::map<uint64_t, Range> by_id_ TESSERA_GUARDED_BY(mutex_);
+  std::map<const std::byte*, uint64_t> by_address_ TESSERA_GUARDED_BY(mutex_);
 };
 
 } // namespace tessera::comm::shm

@@ -31,11 +31,11 @@ using wire::Query;
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-/// The longest that one address gets to accept a connection.
+/// How long one address gets to accept a connection, at most.
 constexpr Milliseconds kConnectPatience{1000};
-/// The least that a store gets to answer once it was reached.
+/// How long a store gets to answer the greeting, at least.
 constexpr Milliseconds kGreeting{500};
-/// The least that an answer may take which the store can give at once.
+/// How long an answer may take that the store can give at once, at least.
 constexpr Milliseconds kLeast{5000};
 
 struct StreamClosed : std::runtime_error {
@@ -80,7 +80,8 @@ class Stream {
     deadline_ = deadline;
   }
 
-  /// Throws DistStoreError, with nothing sent, at what no store would take.
+  /// Throws DistStoreError, with nothing sent, if no store would take
+  /// `message`.
   void send(const Message& message) {
     check(message);
     send_bytes(message.bytes());
@@ -114,7 +115,7 @@ class Stream {
   std::vector<uint8_t> bytes() {
     const auto size = number<uint64_t>();
     if (size > wire::kMaxRequestBytes) {
-      throw StreamClosed("it sent what is no answer");
+      throw StreamClosed("it sent something that is not an answer");
     }
     std::vector<uint8_t> result(size);
     receive(result.data(), result.size());
@@ -171,8 +172,8 @@ class Stream {
   Deadline deadline_;
 };
 
-/// A port of this host's own that nobody listens on can be connected to
-/// itself.
+/// A socket that connects to a port of this host on which nobody listens may be
+/// connected to itself.
 bool is_connected_to_itself(int fd) {
   sockaddr_storage near{};
   sockaddr_storage far{};
@@ -228,7 +229,7 @@ void prove(Stream& stream, const std::string& secret) {
   stream.send_bytes(proof.bytes() + std::string(view_of(digest)));
 }
 
-/// Empty, or why this is no store.
+/// Empty, or why this is not a store.
 std::string greet(int fd, const std::string& secret, Deadline deadline) {
   constexpr const char* kNoStore =
       "something listens there, but it does not answer as a store";
@@ -251,8 +252,8 @@ std::string greet(int fd, const std::string& secret, Deadline deadline) {
   }
 }
 
-/// Empty, or whose store this is. After it has answered: before, nobody has
-/// accepted the connection yet.
+/// Empty, or who owns the store. Only after the store has answered: before, no
+/// process has accepted the connection.
 std::string find_stranger(int fd) {
   const PeerOwner owner = owner_of_peer(fd);
   if (owner.kind == PeerOwner::Kind::kGone) {
@@ -285,18 +286,18 @@ Message about(Query query, const std::vector<std::string>& keys) {
   return message;
 }
 
-/// Calls off a wait whose time is over. False if the keys came after all.
+/// Cancels a wait whose time is over. False if the keys came after all.
 bool call_off(Stream& stream) {
   stream.set_deadline(after(kLeast));
   stream.send(Message(Query::kCancelWait));
   if (stream.number<wire::WaitEnd>() == wire::WaitEnd::kCancelled) {
     return true;
   }
-  stream.number<wire::WaitEnd>(); // the answer to the cancelling
+  stream.number<wire::WaitEnd>(); // the answer to the cancellation
   return false;
 }
 
-/// Throws DistStoreError if the keys are not there in time.
+/// Throws DistStoreError if the keys are not set in time.
 void wait_on(
     Stream& stream,
     const std::vector<std::string>& keys,
@@ -365,7 +366,7 @@ Milliseconds StoreClient::time_for_answer() const {
 /// `function` gets the stream, with the time that one answer may take.
 template <class Function>
 auto StoreClient::call(Function&& function) {
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   std::string problem = "the connection to it failed before";
   try {
     if (socket_) {
@@ -376,7 +377,7 @@ auto StoreClient::call(Function&& function) {
     problem = error.what();
   } catch (const StreamSilent&) {
     problem = "it does not answer";
-  } catch (const c10::DistStoreError&) { // all was said, and all was heard
+  } catch (const c10::DistStoreError&) { // the stream is in order
     throw;
   } catch (...) {
     socket_.reset();

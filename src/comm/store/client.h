@@ -4,10 +4,10 @@
 
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "base/unique_fd.h"
 #include "comm/host.h"
 #include "comm/store/server.h"
@@ -16,20 +16,19 @@
 namespace tessera::comm {
 
 /// A connection to a store, with the calls that Tessera and its backends make.
-/// Any thread may make them, setTimeout() aside; they are made one after
-/// another.
+/// Any thread may make a call, setTimeout() aside; calls run one after another.
 ///
 /// c10d's client looks up the name that belongs to the address it connects to,
 /// which takes seconds where name servers do not answer, and waits for answers
-/// without a limit. This one does not; a store that is gone, or says nothing
-/// for as long as the timeout (five seconds at least), makes calls throw
-/// c10::DistNetworkError: this one and all later ones. A key that nobody sets
-/// in time is a c10::DistStoreError, and the store as good as before. A timeout
-/// of zero, kNoTimeout, is none.
+/// without a limit. This client does neither. A store that is gone, or that
+/// does not answer within the timeout (five seconds at least), makes the call
+/// and all later calls throw c10::DistNetworkError. A key that nobody sets in
+/// time is a c10::DistStoreError, and the connection stays usable. A timeout of
+/// zero, kNoTimeout, means no timeout.
 class StoreClient final : public c10d::Store {
  public:
-  /// `socket` comes from connect_to_store(). `server` is the store where this
-  /// process hosts it; it lives as long as this.
+  /// `socket` comes from connect_to_store(). `server` is the store, if this
+  /// process hosts it; the client keeps it alive.
   StoreClient(
       UniqueFd socket,
       StoreEndpoint endpoint,
@@ -69,17 +68,19 @@ class StoreClient final : public c10d::Store {
   auto call(Function&& function);
   Milliseconds time_for_answer() const;
 
+  // Constant after construction.
   const StoreEndpoint endpoint_;
   const std::shared_ptr<StoreServer> server_;
-  std::mutex mutex_;
-  UniqueFd socket_; // guarded by mutex_; none after the connection failed
+
+  Mutex mutex_;
+  UniqueFd socket_ TESSERA_GUARDED_BY(mutex_); // none after a failure
 };
 
 /// One attempt to reach a store on one of `addresses`, over by `deadline`,
-/// though a greeting gets half a second at least. None if it fails, with the
-/// reason in `problem`; another user's store on this host is such a failure.
-/// `secret` is proved where it is not empty. Throws c10::DistNetworkError if
-/// the store has another one.
+/// though a greeting gets half a second at least. Returns no socket if the
+/// attempt fails, with the reason in `problem`; another user's store on this
+/// host is such a failure. A `secret` that is not empty is proved. Throws
+/// c10::DistNetworkError if the store has another secret.
 UniqueFd connect_to_store(
     const AddressList& addresses,
     const std::string& secret,

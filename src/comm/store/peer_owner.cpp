@@ -33,7 +33,7 @@ namespace {
 struct End {
   int family = AF_INET;
   std::array<uint32_t, 4>
-      address{}; // as on the wire; the first of them is IPv4
+      address{}; // as on the wire; the first four bytes are IPv4
   uint16_t port = 0; // as on the wire
   uint32_t interface = 0; // of a link-local address
 
@@ -62,14 +62,14 @@ End to_end(const sockaddr_storage& storage) {
   return end;
 }
 
-/// What a table of the kernel has about one end of a connection.
+/// What a table of the kernel says about one end of a connection.
 struct Entry {
   uid_t uid = 0;
-  uint64_t inode = 0; // 0: no process has it
+  uint64_t inode = 0; // 0: no process has the socket
 };
 struct Answer {
   std::optional<Entry> entry;
-  bool works = false; // the table has what it ought to have
+  bool works = false; // the table has the entry that it must have
 };
 
 // ---- sock_diag
@@ -102,7 +102,7 @@ std::optional<inet_diag_msg> ask_sock_diag(const End& near, const End& far) {
           static_cast<ssize_t>(sizeof question)) {
     return std::nullopt;
   }
-  // The answer is there before send() returns; who waits might wait for ever.
+  // The answer is there before send() returns; waiting might never end.
   alignas(nlmsghdr) char bytes[8192];
   const ssize_t count = recv(netlink.get(), bytes, sizeof bytes, MSG_DONTWAIT);
   if (count < static_cast<ssize_t>(NLMSG_LENGTH(sizeof(inet_diag_msg)))) {
@@ -124,7 +124,7 @@ Answer look_in_sock_diag(const End& peer, const End& own) {
       found->id.idiag_dport == own.port) {
     return {Entry{found->idiag_uid, found->idiag_inode}, true};
   }
-  // It knows our end of the connection, or the socket that listened for it.
+  // The table works if it has our end of the connection, or the listener.
   return {std::nullopt, ask_sock_diag(own, peer).has_value()};
 }
 
@@ -207,7 +207,7 @@ bool is_loopback_end(const End& end) {
 bool an_interface_has(const End& end) {
   ifaddrs* all = nullptr;
   if (getifaddrs(&all) != 0) {
-    return true; // for want of better knowledge
+    return true; // the kernel does not tell
   }
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(
       all, &freeifaddrs);
@@ -311,8 +311,8 @@ std::optional<Ends> ends_of(int socket) {
   return Ends{to_end(peer), to_end(own)};
 }
 
-/// The peer has neither closed nor reset it. A reset may be under way for a
-/// moment after its sender has vanished from the tables.
+/// Whether the peer has neither closed nor reset the connection. A reset may be
+/// under way for a moment after its sender has vanished from the tables.
 bool stays_open(int socket) {
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   tcp_info info{};

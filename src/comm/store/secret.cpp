@@ -15,7 +15,7 @@
 namespace tessera::comm {
 namespace {
 
-/// A guess is cheap for who has seen a proof.
+/// Whoever has seen a proof can try out guesses cheaply.
 constexpr size_t kLeastCharacters = 16;
 constexpr size_t kBlock = 64;
 
@@ -145,7 +145,7 @@ std::string secret_from_environment() {
 Digest Proofs::of(std::string_view whose) const {
   std::string text = "tessera store ";
   text += whose;
-  text += '\0'; // a name is no beginning of another
+  text += '\0'; // so that no name is the beginning of another
   text += view_of(client_);
   text += view_of(host_);
   return hmac_sha256(secret_, text);

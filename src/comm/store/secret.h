@@ -15,25 +15,26 @@ using Nonce = std::array<uint8_t, 16>;
 Digest sha256(std::string_view bytes);
 Digest hmac_sha256(std::string_view key, std::string_view bytes);
 
-/// Never the same twice. Throws std::system_error if the kernel has none.
+/// A nonce, never the same twice. Throws std::system_error if the kernel has no
+/// random bytes.
 Nonce make_nonce();
 
-/// TESSERA_STORE_SECRET; empty: there is none. Throws c10::ValueError if it is
-/// too short to be one. No message shows it.
+/// TESSERA_STORE_SECRET, or an empty text if it is not set. Throws
+/// c10::ValueError if the secret is too short. No message shows the secret.
 std::string secret_from_environment();
 
 /// [Note: the secret]
 ///
 /// With a secret the host of a store and its client prove to each other that
-/// they know it, and neither sends it:
+/// they know the secret, and neither sends it:
 ///
 ///   client -> host   kHello, nonce C
 ///   host -> client   nonce H, proof("host", C, H)
 ///   client -> host   kProof, proof("client", C, H)
 ///
-/// Afterwards the connection is as any other: whoever can read the wire reads
-/// what goes over it. A host with a secret serves nobody who does not prove
-/// it, Python's clients included.
+/// Afterwards the connection is not encrypted: whoever can read the wire reads
+/// what goes over it. A host with a secret refuses every client that does not
+/// prove the secret, Python's clients included.
 class Proofs {
  public:
   Proofs(std::string secret, const Nonce& client, const Nonce& host)

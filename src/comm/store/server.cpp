@@ -41,23 +41,23 @@ namespace {
 using wire::Message;
 using wire::Query;
 
-/// Never given twice, unlike descriptors.
+/// A number for a client, never given twice, unlike descriptors.
 using ClientId = uint64_t;
 constexpr ClientId kListener = 0;
 constexpr ClientId kStop = 1;
 constexpr ClientId kFirstClient = 2;
 
-/// A client that lets more than this wait for it is cut off.
+/// A client that leaves more than this unread is cut off.
 constexpr size_t kMaxUnsent = 64 * 1024 * 1024;
-/// Until accepting is tried again where descriptors ran out.
+/// How long to wait before accepting again, after descriptors ran out.
 constexpr int kPauseMs = 100;
 
 [[noreturn]] void throw_errno() {
   throw std::system_error(errno, std::generic_category());
 }
 
-/// A thread that is started meanwhile gets no signals: they are for those that
-/// know what to do about them. Its own faults it does get.
+/// A thread that is started while this lives gets no signals, which are for the
+/// program's threads. The thread does get the signals of its own faults.
 class NoSignals {
  public:
   NoSignals() {
@@ -79,7 +79,7 @@ class NoSignals {
   sigset_t before_;
 };
 
-/// Why it is not known whose a connection is.
+/// Why the owner of a connection is not known.
 const char* reason_of(PeerOwner::Kind kind) {
   switch (kind) {
     case PeerOwner::Kind::kUnmapped:
@@ -105,7 +105,7 @@ int64_t to_number(const std::string& text) {
   try {
     return std::stoll(text);
   } catch (const std::logic_error&) {
-    throw wire::BadRequest("the value is no number");
+    throw wire::BadRequest("the value is not a number");
   }
 }
 
@@ -113,7 +113,7 @@ struct StoreFull : wire::BadRequest {
   using BadRequest::BadRequest;
 };
 
-/// The keys and values, and who waits for which.
+/// The keys and values, and which client waits for which key.
 class Contents {
  public:
   using Reply = std::function<void(ClientId, const Message&)>;
@@ -134,7 +134,7 @@ class Contents {
         set(key(), std::string(request.values[0]));
         return;
       case Query::kMultiSet:
-        require_room(request); // all of it or nothing
+        require_room(request); // all keys are set, or none
         for (size_t i = 0; i < request.keys.size(); ++i) {
           set(key(i), std::string(request.values[i]));
         }
@@ -160,7 +160,7 @@ class Contents {
         for (size_t i = 0; i < request.keys.size(); ++i) {
           all.text(value_of(key(i)));
           if (all.bytes().size() > kMaxUnsent) {
-            throw wire::BadRequest("it asks for too much at once");
+            throw wire::BadRequest("the answer would be too long");
           }
         }
         reply_(client, all);
@@ -216,7 +216,7 @@ class Contents {
     }
   }
 
-  /// The client waits for nothing any more.
+  /// The client no longer waits for any key.
   void forget(ClientId client) {
     if (awaited_.erase(client) == 0) {
       return;
@@ -243,13 +243,13 @@ class Contents {
     return values_.contains(key) || length_of_queue(key) > 0;
   }
 
-  /// About what an entry takes.
+  /// About the bytes that an entry takes.
   static size_t cost(std::string_view key, std::string_view value = {}) {
     constexpr size_t kEntry = 96;
     return kEntry + key.size() + value.size();
   }
 
-  /// As if nothing were replaced.
+  /// Counts as if no value were replaced.
   void require_room(size_t bytes) const {
     if (held_ + bytes > max_bytes_) {
       throw StoreFull("the store is full");
@@ -309,7 +309,7 @@ class Contents {
       set(key, std::string(desired));
       return std::string(desired);
     }
-    // c10d says what was expected where there is nothing.
+    // For a missing key c10d answers with the expected value.
     return found == values_.end() ? std::string(expected) : found->second;
   }
 
@@ -385,7 +385,7 @@ class Contents {
     }
   }
 
-  /// What is pushed is for one client alone.
+  /// A pushed value is for one client alone.
   void wake_one(const std::string& key) {
     bool is_awake = false;
     while (!is_awake) {
@@ -403,7 +403,8 @@ class Contents {
     }
   }
 
-  /// One of the keys that the client waits for came. True if that was the last.
+  /// Notes that one of the keys that the client waits for came. True if it was
+  /// the last.
   bool count_down(ClientId client) {
     const auto found = awaited_.find(client);
     if (found == awaited_.end() || --found->second > 0) {
@@ -416,11 +417,11 @@ class Contents {
 
   const size_t max_bytes_;
   const Reply reply_;
-  size_t held_ = 0; // by all of these; see cost()
+  size_t held_ = 0; // bytes of all of these; see cost()
   std::unordered_map<std::string, std::string> values_;
   std::unordered_map<std::string, std::deque<std::string>> queues_;
   std::unordered_map<std::string, std::vector<ClientId>> waiting_; // by key
-  std::unordered_map<ClientId, size_t> awaited_; // how often each is in there
+  std::unordered_map<ClientId, size_t> awaited_; // how many keys each waits for
 };
 
 /// Everything that the thread owns.
@@ -479,14 +480,14 @@ class Loop {
   struct Client {
     UniqueFd socket;
     std::string received; // the beginning of a request
-    size_t needed = 1; // bytes of it before it is looked at again
+    size_t needed = 1; // bytes of `received` before it is parsed again
     std::string unsent;
-    size_t sent = 0; // of these
+    size_t sent = 0; // bytes of `unsent`
     uint32_t watched = EPOLLIN;
-    std::optional<Proofs> proofs; // once it said hello
+    std::optional<Proofs> proofs; // once the client said hello
     bool is_greeted = false;
     bool is_lost = false;
-    size_t counted = 0; // of its bytes in buffered_
+    size_t counted = 0; // bytes of this client in buffered_
   };
 
   bool watch(int fd, ClientId id) {
@@ -526,7 +527,7 @@ class Loop {
   /// A connection that nothing was read from yet.
   bool may_enter(int socket) {
     if (!secret_.empty()) {
-      return true; // it has to prove that it knows it
+      return true; // the client has to prove that it knows the secret
     }
     const PeerOwner owner = owner_of_peer(socket);
     if (owner.kind == PeerOwner::Kind::kGone) {
@@ -554,16 +555,16 @@ class Loop {
     return is_welcome;
   }
 
-  /// Where there are too many, the one that has waited longest and said
+  /// Where there are too many, closes the one that has waited longest and said
   /// nothing.
   void show_a_stranger_out() {
     while (strangers_.size() > max_strangers_) {
       const ClientId id = *strangers_.begin();
       Client& client = clients_.at(id);
-      receive(id, client); // it may have said something just now
+      receive(id, client); // the client may have greeted just now
       if (!client.is_greeted) {
         lose(id, client);
-        clients_.erase(id); // its descriptor is needed now
+        clients_.erase(id); // the descriptor is needed now
       }
     }
   }
@@ -612,7 +613,7 @@ class Loop {
     count_bytes_of(client);
   }
 
-  /// Keeps what all clients have in buffers within its bound.
+  /// Keeps the buffers of all clients together within their limit.
   void count_bytes_of(Client& client) {
     const size_t now =
         client.is_lost ? 0 : client.received.size() + client.unsent.size();
@@ -627,7 +628,7 @@ class Loop {
     }
   }
 
-  /// The kernel is not to keep what was sent either.
+  /// When the socket is closed, the kernel drops what it has not sent.
   static void reset(Client& client) {
     const linger now{.l_onoff = 1, .l_linger = 0};
     setsockopt(client.socket.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
@@ -648,11 +649,11 @@ class Loop {
 
   static void require_magic(const wire::Request& request) {
     if (request.query == Query::kValidate && request.number != wire::kMagic) {
-      throw wire::BadRequest("this is no client of a store");
+      throw wire::BadRequest("this is not a client of a store");
     }
   }
 
-  /// True once it is there, or was before.
+  /// True once the greeting is complete.
   bool take_greeting(ClientId id, Client& client, std::string_view& rest) {
     if (!client.is_greeted) {
       client.is_greeted = secret_.empty() ? take_validation(client, rest)
@@ -689,14 +690,14 @@ class Loop {
     }
     const auto proof = take_array<Digest>(wire::kProof, client, rest);
     if (proof && !is_same(*proof, client.proofs->of_client())) {
-      throw wire::BadRequest("it does not know the secret");
+      throw wire::BadRequest("the client does not know the secret");
     }
     return proof.has_value();
   }
 
   static void require_kind(std::string_view bytes, uint8_t kind) {
     if (!bytes.empty() && static_cast<uint8_t>(bytes.front()) != kind) {
-      throw wire::BadRequest("this is no client of a store");
+      throw wire::BadRequest("this is not a client of a store");
     }
   }
 
@@ -753,7 +754,7 @@ class Loop {
     }
   }
 
-  /// It is taken away once nobody holds on to it.
+  /// The client is removed once nobody uses it.
   void lose(ClientId id, Client& client) {
     if (!client.is_lost) {
       client.is_lost = true;
@@ -775,8 +776,8 @@ class Loop {
   bool has_told_of_full_ = false;
   ClientId next_ = kFirstClient;
   std::unordered_map<ClientId, Client> clients_;
-  std::set<ClientId> strangers_; // have not greeted; who came first is first
-  size_t buffered_ = 0; // bytes of all clients
+  std::set<ClientId> strangers_; // have not greeted; oldest first
+  size_t buffered_ = 0; // bytes in the buffers of all clients
   std::vector<ClientId> lost_;
   Contents contents_;
 };

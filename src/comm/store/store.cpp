@@ -60,8 +60,8 @@ sockaddr_storage ipv6_address(const in6_addr& address, int port) {
   return storage;
 }
 
-/// The addresses to listen on, the first that this host has: a loopback address
-/// itself, or any of this host.
+/// The addresses to listen on, of which the first that works is taken: a
+/// loopback address alone, or all addresses of this host.
 std::vector<sockaddr_storage> addresses_to_bind(const StoreEndpoint& endpoint) {
   const int port = endpoint.port;
   in_addr ipv4{};
@@ -136,8 +136,8 @@ UniqueFd listen_on(StoreEndpoint& endpoint) {
   return fd;
 }
 
-/// However others reach a store of this process, it does so through loopback:
-/// through the first of these that works.
+/// This process reaches its own store through loopback, however others reach
+/// it: through the first of these addresses that works.
 std::vector<StoreEndpoint> seen_from_here(const UniqueFd& listener, int port) {
   sockaddr_storage bound{};
   socklen_t length = sizeof bound;
@@ -181,13 +181,13 @@ bool is_same_user(int fd) {
       peer.uid == geteuid();
 }
 
-/// connect() and recv() on a socket end by `deadline`; connect() too waits, for
-/// a listener that accepts nobody.
+/// Makes connect() and recv() on a socket end by `deadline`: connect() waits
+/// too, if the listener accepts nobody.
 void limit_waits(int fd, Clock::time_point deadline) {
   const auto left = std::max(
       std::chrono::duration_cast<std::chrono::microseconds>(
           deadline - Clock::now()),
-      std::chrono::microseconds(1)); // zero would be for ever
+      std::chrono::microseconds(1)); // zero would mean without a limit
   const timeval limit{
       .tv_sec = left.count() / 1'000'000, .tv_usec = left.count() % 1'000'000};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
@@ -216,7 +216,7 @@ std::optional<StoreEndpoint> StoreEndpoint::parse(std::string_view text) {
   if (is_in_brackets) {
     host = host.substr(1, host.size() - 2);
   }
-  // Without brackets nobody can tell where an IPv6 address ends.
+  // Without brackets the end of an IPv6 address cannot be told.
   const bool is_clear = is_in_brackets || host.find(':') == host.npos;
   if (error != std::errc() || stop != end || endpoint.port < 1 ||
       endpoint.port > 65535 || host.empty() || !is_clear) {
@@ -259,7 +259,7 @@ StorePtr connect_store(
     std::string_view advice) {
   const auto deadline = Clock::now() + timeout;
   const std::string secret = secret_from_environment();
-  // Once: name servers are not to be asked at each attempt.
+  // Resolved once, so that name servers are not asked at each attempt.
   const AddressList addresses =
       resolve(endpoint.address, endpoint.port, SOCK_STREAM, deadline);
   for (;;) {
@@ -388,7 +388,8 @@ int PortHandout::ask(const std::string& job_id, Milliseconds timeout) {
         recv(fd.get(), &port, sizeof port, MSG_WAITALL) == sizeof port) {
       return static_cast<int>(port);
     }
-    is_silent = connected || errno == EAGAIN; // it listens, and does not answer
+    is_silent =
+        connected || errno == EAGAIN; // rank 0 listens, and does not answer
     std::this_thread::sleep_for(kRetry);
   }
   throw_network(fmt::format(

@@ -24,14 +24,15 @@ struct StoreEndpoint {
 
   /// HOST:PORT, or [HOST]:PORT where the host is an IPv6 address.
   std::string to_string() const;
-  /// The opposite. Nothing if `text` is neither.
+  /// The endpoint that to_string() writes as `text`; nothing if `text` is
+  /// neither form.
   static std::optional<StoreEndpoint> parse(std::string_view text);
 };
 
-/// Hosts a store in this process at `endpoint`; port 0 takes a free one. A
-/// loopback address is listened on alone; any other on all interfaces, over
-/// IPv6 and IPv4. `endpoint.port` is the port in use afterwards. Throws
-/// c10::DistNetworkError if the port is taken.
+/// Hosts a store in this process at `endpoint`; port 0 takes a free port. With
+/// a loopback address the store listens on that address alone, else on all
+/// interfaces, over IPv6 and IPv4. `endpoint.port` is the port in use
+/// afterwards. Throws c10::DistNetworkError if the port is taken.
 ///
 /// Here and below: TESSERA_STORE_SECRET is the secret of the store, if set.
 StorePtr host_store(StoreEndpoint& endpoint, Milliseconds timeout);
@@ -58,10 +59,10 @@ std::vector<std::string> exchange(
     Milliseconds timeout,
     const std::string& call);
 
-/// Tells the processes of one job on one host which port rank 0 listens on,
-/// for launchers that give no MASTER_PORT. It is an abstract Unix socket named
-/// after the job: it has no file, answers only this user, and vanishes with
-/// the process.
+/// Tells the processes of one job on one host which port rank 0 listens on, for
+/// launchers that give no MASTER_PORT. The handout is an abstract Unix socket
+/// named after the job: the socket has no file, answers only this user, and
+/// vanishes with the process.
 class PortHandout {
  public:
   PortHandout(const std::string& job_id, int port);
@@ -73,6 +74,7 @@ class PortHandout {
   static int ask(const std::string& job_id, Milliseconds timeout);
 
  private:
+  // Constant after construction.
   int listener_ = -1;
   int wake_ = -1; // eventfd: stops the thread
   std::thread thread_;

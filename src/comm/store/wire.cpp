@@ -5,7 +5,8 @@
 namespace tessera::comm::wire {
 namespace {
 
-/// Reads on as long as there is enough; afterwards everything reads as zero.
+/// Reads while there are bytes; afterwards everything reads as zero. Not a
+/// ByteReader: a request that is cut is not an error, the rest is on its way.
 class Cursor {
  public:
   explicit Cursor(std::string_view bytes) : bytes_(bytes) {}
@@ -27,7 +28,7 @@ class Cursor {
     return take(size);
   }
 
-  /// Bytes from the beginning to the end of what was asked for last.
+  /// Bytes from the beginning to the end of the last thing that was read.
   size_t needed() const {
     return end_;
   }
@@ -43,13 +44,13 @@ class Cursor {
     const size_t begin = end_;
     end_ += size;
     if (end_ > kMaxRequestBytes) {
-      throw BadRequest("it is too long");
+      throw BadRequest("the request is too long");
     }
     return is_short() ? std::string_view() : bytes_.substr(begin, size);
   }
 
   const std::string_view bytes_;
-  size_t end_ = 0; // of what was asked for; beyond bytes_ if they ran out
+  size_t end_ = 0; // of what was read; beyond bytes_ if the bytes ran out
 };
 
 size_t number_of_keys(Cursor& cursor) {
@@ -114,7 +115,7 @@ void take_arguments(Cursor& cursor, Request& request) {
     case Query::kListKeys:
       return;
   }
-  throw BadRequest("nobody knows this kind");
+  throw BadRequest("this kind of request is not supported");
 }
 
 } // namespace

@@ -1,8 +1,9 @@
-// What goes over the wire between a key-value store and its clients. It is the
-// language of c10d's TCPStore, so that Python ranks meet in our store and our
-// ranks in theirs: a request is one byte for its kind, then its arguments;
-// numbers are as the processor has them; a text is its length (uint64) and its
-// bytes. A connection begins with Validate, which is not answered.
+// What goes over the wire between a key-value store and its clients. The
+// protocol is that of c10d's TCPStore, so that Python ranks meet in our store
+// and our ranks in theirs: a request is one byte for its kind, then its
+// arguments; numbers are as the processor has them; a text is its length
+// (uint64) and its bytes. A connection begins with Validate, which is not
+// answered.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +14,15 @@
 #include <string_view>
 #include <vector>
 
+#include "base/byte_stream.h"
+
 namespace tessera::comm::wire {
 
 inline constexpr uint32_t kMagic = 0x3C85F7CE;
 /// What c10d's clients put before each key.
 inline constexpr std::string_view kKeyPrefix = "/";
 
-// What goes beyond is no request. The first three are c10d's limits too.
+// A request beyond these limits is refused. The first three are c10d's too.
 inline constexpr size_t kMaxKeys = 128 * 1024;
 inline constexpr size_t kMaxKeyBytes = 8 * 1024;
 inline constexpr size_t kMaxValueBytes = 8 * 1024 * 1024;
@@ -27,7 +30,7 @@ inline constexpr size_t kMaxRequestBytes = 64 * 1024 * 1024;
 
 // Ours alone, in place of Validate where a secret is set. See [Note: the
 // secret].
-inline constexpr uint8_t kHello = 0xA0; // a Nonce; a Nonce and a Digest
+inline constexpr uint8_t kHello = 0xA0; // a Nonce; answer: Nonce and Digest
 inline constexpr uint8_t kProof = 0xA1; // a Digest; no answer
 
 enum class Query : uint8_t {
@@ -67,9 +70,9 @@ struct BadRequest : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Takes the request at the beginning of `bytes` away from them. Nothing if
-/// more of it is to come: it is no use to ask again before there are `needed`
-/// bytes. Throws BadRequest at what is none.
+/// Removes the request at the beginning of `bytes` and returns it. Returns
+/// nothing if the request is not complete yet: call again once there are
+/// `needed` bytes. Throws BadRequest if the bytes are not a request.
 std::optional<Request> take_request(std::string_view& bytes, size_t& needed);
 
 class Message {
@@ -81,12 +84,11 @@ class Message {
 
   template <class T>
   Message& number(T value) {
-    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    append_number(bytes_, value);
     return *this;
   }
   Message& text(std::string_view text) {
-    number<uint64_t>(text.size());
-    bytes_ += text;
+    append_text(bytes_, text);
     return *this;
   }
   Message& key(std::string_view key) {

@@ -9,7 +9,7 @@ namespace {
 using ::testing::HasSubstr;
 
 StoredBox box(std::vector<int64_t> offsets, std::vector<int64_t> sizes) {
-  return {.offsets = std::move(offsets), .sizes = std::move(sizes)};
+  return {{.offsets = std::move(offsets), .sizes = std::move(sizes)}};
 }
 
 TEST(CoverTest, AcceptsBoxesThatTile) {

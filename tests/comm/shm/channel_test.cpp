@@ -6,6 +6,7 @@
 #include <atomic>
 #include <latch>
 
+#include "base/fnv.h"
 #include "comm/shm/thread_ranks.h"
 
 namespace tessera::comm::shm {

@@ -134,7 +134,7 @@ TEST(SegmentTest, OpensNothingOfAnotherUser) {
   EXPECT_THAT(
       error_of_opening(SegmentLocator::parse(
           std::string(text, static_cast<size_t>(length)))),
-      HasSubstr("is of user 65533, and this process is of user 0"));
+      HasSubstr("belongs to user 65533, and this process to user 0"));
   kill(neighbour, SIGKILL);
   waitpid(neighbour, nullptr, 0);
   close(ends[0]);

@@ -7,12 +7,12 @@
 namespace tessera::checkpoint {
 
 /// Reports how many bytes are done, and of how many, to whoever shows it.
-class Progress {
+class ProgressMeter {
  public:
   using Show = std::function<void(uint64_t done, uint64_t total)>;
 
-  Progress() = default;
-  explicit Progress(Show show) : show_(std::move(show)) {}
+  ProgressMeter() = default;
+  explicit ProgressMeter(Show show) : show_(std::move(show)) {}
 
   void begin(uint64_t total) {
     total_ = total;
