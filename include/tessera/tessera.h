@@ -12,9 +12,9 @@
 #include <tessera/ddp/join.h>
 #include <tessera/ddp/power_sgd.h>
 #include <tessera/deferred/deferred_init.h>
-#include <tessera/engine/tensor_box.h>
 #include <tessera/engine/seed.h>
 #include <tessera/engine/sharded_tensor.h>
+#include <tessera/engine/tensor_box.h>
 #include <tessera/error.h>
 #include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/fully_shard.h>

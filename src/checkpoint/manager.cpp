@@ -16,8 +16,8 @@
 #include <thread>
 #include <utility>
 
-#include "base/byte_vector.h"
 #include "base/byte_stream.h"
+#include "base/byte_vector.h"
 #include "checkpoint/disk/checksums.h"
 #include "checkpoint/disk/files.h"
 #include "checkpoint/disk/folder_writer.h"

@@ -144,7 +144,7 @@ void settle(const Peers& peers, const std::function<void()>& body) {
     return;
   }
   std::optional<std::string> failure;
-  if (mine.kind != Outcome::Kind::kOk) {
+  if (mine.kind != Outcome::Kind::Ok) {
     const Bytes bytes = mine.to_bytes();
     failure.emplace(bytes.begin(), bytes.end());
   }

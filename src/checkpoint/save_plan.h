@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "base/byte_vector.h"
 #include "base/byte_stream.h"
+#include "base/byte_vector.h"
 #include "checkpoint/disk/checksums.h"
 #include "checkpoint/format/dcp_metadata.h"
 #include "checkpoint/format/dtype.h"

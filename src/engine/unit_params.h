@@ -74,7 +74,8 @@ class UnitParams {
   struct LeafParam {
     std::string name; // below the module of the root unit
     std::vector<int64_t> sizes; // of the whole parameter
-    std::vector<TensorBox> boxes; // this rank's, in the order of the leaf's elements
+    std::vector<TensorBox>
+        boxes; // this rank's, in the order of the leaf's elements
   };
 
   /// Declares a parameter, see shard().

@@ -11,8 +11,8 @@
 #include <cstring>
 #include <limits>
 
-#include "base/byte_vector.h"
 #include "base/byte_stream.h"
+#include "base/byte_vector.h"
 
 namespace tessera {
 namespace {
@@ -312,7 +312,7 @@ StateDict state_dict_from_bytes(
     reader.end();
     return result;
   } catch (const BadBytes& error) {
-    raise<c10::ValueError>({.call = "state_from_bytes"}, error.what());
+    raise<c10::ValueError>({.call = "state_dict_from_bytes"}, error.what());
   }
 }
 

@@ -25,7 +25,8 @@ TEST(FsdpTest, FrozenParametersCanBeThawedAndBack) {
     auto module = make_stack();
     shard_blocks(module);
     const auto leaf_of = [](const at::Tensor& face) {
-      return engine::unit_of(face)->params().leaf_of(face.unsafeGetTensorImpl());
+      return engine::unit_of(face)->params().leaf_of(
+          face.unsafeGetTensorImpl());
     };
     const at::Tensor weight = module->blocks[0]->as<Block>()->up->weight;
     const at::Tensor leaf = leaf_of(weight);

@@ -109,7 +109,9 @@ TEST_P(FsdpStrategyTest, IssuesExactlyTheCollectivesOfTheStrategy) {
           !shards        ? 0
               : reshards ? units + kDepth // blocks again in backward
                          : units);
-      EXPECT_EQ(schedule.probe_for_tests().counts.reductions, world.size() == 1 ? 0 : units);
+      EXPECT_EQ(
+          schedule.probe_for_tests().counts.reductions,
+          world.size() == 1 ? 0 : units);
     }
   });
 }

@@ -283,7 +283,8 @@ TEST(RecomputeScheduleTest, IssuesExactlyTheCollectivesOfAPlainStep) {
         loss_of(model, tokens(world.rank(), step), mode).backward();
         // Forward: the root and each unit; backward: each unit but the last,
         // which is still gathered, and all reductions once the gradients exist.
-        EXPECT_EQ(schedule.probe_for_tests().counts.gathers, 1 + 2 * (kDepth / 2));
+        EXPECT_EQ(
+            schedule.probe_for_tests().counts.gathers, 1 + 2 * (kDepth / 2));
         EXPECT_EQ(schedule.probe_for_tests().counts.reductions, 1 + kDepth / 2);
       }
     }

@@ -131,7 +131,9 @@ class Differ {
   void compare_elements(const StoredTensor& a, const StoredTensor& b) {
     ElementComparison found(a.dtype, b.dtype, tolerance_);
     reader_a_.each_piece(
-        a, whole_of(a.sizes), [&](format::ByteSpan piece, const TensorBox& region) {
+        a,
+        whole_of(a.sizes),
+        [&](format::ByteSpan piece, const TensorBox& region) {
           found.add(piece, reader_b_.read(b, region));
           progress_.add(piece.size());
         });

@@ -34,7 +34,10 @@ TensorBox region_of(const StoredTensor& tensor, int rank, int world) {
   return region;
 }
 
-bool is_written_by(const StoredTensor& tensor, int rank, const TensorBox& region) {
+bool is_written_by(
+    const StoredTensor& tensor,
+    int rank,
+    const TensorBox& region) {
   return tensor.sizes.empty() || tensor.numel() == 0 ? rank == 0
                                                      : region.numel() > 0;
 }
