@@ -95,6 +95,7 @@ std::vector<ProcessInfo> ProcessTree::descendants() const {
     }
   };
   append_children(::getpid());
+  // NOLINTNEXTLINE(modernize-loop-convert): `result` grows meanwhile
   for (size_t i = 0; i < result.size(); ++i) {
     append_children(result[i].pid);
   }

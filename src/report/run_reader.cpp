@@ -126,7 +126,9 @@ class RunReader {
       attempt().last_seen = line.time;
     }
     std::visit(
-        [this](auto&& content) { this->take_content(std::move(content)); },
+        [this](auto&& content) {
+          this->take_content(std::forward<decltype(content)>(content));
+        },
         std::move(line.content));
   }
 
@@ -144,6 +146,8 @@ class RunReader {
     }
   }
 
+  // Bindings move from `rows`, which clang-tidy does not see.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param)
   void take_config(std::vector<std::pair<std::string, std::string>> rows) {
     std::map<std::string, ConfigRow> earlier;
     for (ConfigRow& row : run_.config) {
