@@ -74,7 +74,7 @@ TEST(PlanCommandTest, PrintsTablesAndWhatWasAssumed) {
           HasSubstr("all-gather, forward                 13"),
           HasSubstr("blocks.0 to blocks.11"),
           HasSubstr("--heads 12"),
-          HasSubstr("--tied: the embedding is the output layer too")));
+          HasSubstr("--tied: the embedding is also the output layer")));
   const auto as_the_trainer_says = run(
       {"--layers",
        "12",

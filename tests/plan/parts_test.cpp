@@ -77,7 +77,7 @@ TEST(WireTest, RanksSendAllButTheirOwnPart) {
 }
 
 TEST(ReplicatedRankTest, BucketsHaveTheDefaultSizesOfDdp) {
-  const DDPOptions options;
+  const auto options = DDPOptions();
   const ddp::BucketLimits limits;
   constexpr double kMb = 1 << 20;
   EXPECT_EQ(options.first_bucket_mb() * kMb, limits.first_bucket_bytes);
