@@ -378,7 +378,7 @@ class Copies {
           of_any_rank ? tessera::StateValue::of_any_rank(tensor)
                       : tessera::StateValue(tensor));
     };
-    const auto optim = tessera::optim::state_dict(optimizer_);
+    const auto optim = tessera::optim::state_dict(*optimizer_);
     for (int i = 0; i < kTensors; ++i) {
       const std::string name = std::to_string(i);
       add(name, params_[static_cast<size_t>(i)].detach());
