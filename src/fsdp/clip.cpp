@@ -159,8 +159,8 @@ double plain_power(const Gradients& gradients, double p) {
         at::empty({gradients.all.size(), count}, at::kDouble);
     gradients.all.all_gather_into(all, powers, "clip_grad_norm_");
     refuse_differing(plain, gradients.all, all.const_data_ptr<double>(), p);
-    powers = all.select(0, 0)
-                 .contiguous(); // rank 0's, so that ranks agree to the last bit
+    // Rank 0's, so that ranks agree to the last bit.
+    powers = all.select(0, 0).contiguous();
   }
   double total = 0;
   for (size_t i = 0; i < plain.size(); ++i) {

@@ -316,7 +316,7 @@ void shard_module(torch::nn::Module& module, const ShardRequest& request) {
       raise<c10::ValueError>(
           {.call = request.call},
           fmt::format(
-              "{} is not a floating-point dtype, so it cannot be computed or reduced in.",
+              "{} is not a floating-point dtype; units cannot compute or reduce in it.",
               c10::toString(*dtype)));
     }
   }
