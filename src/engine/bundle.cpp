@@ -12,14 +12,6 @@
 #include "libtorch/compat.h"
 
 namespace tessera::engine {
-namespace {
-
-size_t bytes_held(const at::Tensor& tensor) {
-  return tensor.defined() ? storage_of(tensor)->nbytes() : 0;
-}
-
-} // namespace
-
 Bundle::Bundle(
     Layout layout,
     at::Tensor shard,
@@ -33,15 +25,18 @@ Bundle::Bundle(
       pool_(pool),
       device_(device),
       shard_(std::move(shard)),
-      used_(layout_.num_params(), false) {
-  const auto dtype = shard_.is_floating_point() && options_.param_dtype
-      ? *options_.param_dtype
-      : shard_.scalar_type();
-  full_ = at::empty({0}, at::TensorOptions(device_).dtype(dtype));
+      full_(at::empty(
+          {0},
+          at::TensorOptions(device_).dtype(
+              shard_.is_floating_point() && options_.param_dtype
+                  ? *options_.param_dtype
+                  : shard_.scalar_type()))),
+      storage_(storage_of(full_)),
+      shows_shard_(
+          groups_.shard.size() == 1 &&
+          full_.scalar_type() == shard_.scalar_type() && !options_.offload),
+      gradients_(layout_, shard_, full_.options(), groups_, options_, pool_) {
   full_.unsafeGetTensorImpl()->set_sizes_contiguous({layout_.full_numel()});
-  storage_ = storage_of(full_);
-  shows_shard_ = groups_.shard.size() == 1 && dtype == shard_.scalar_type() &&
-      !options_.offload;
 }
 
 void Bundle::show_bytes(c10::DataPtr data, size_t bytes) {
@@ -165,156 +160,19 @@ at::Tensor Bundle::gather_copy(const at::Tensor& part, std::string_view label)
   return full;
 }
 
-/// Where the gradient of a parameter goes, padding left out: one range in Flat,
-/// a column of (ranks, chunk) in Dim0.
-at::Tensor Bundle::gradient_slot(const at::Tensor& buffer, size_t index) const {
-  return layout_.kind() == Layout::Kind::Flat
-      ? buffer.view({-1}).narrow(
-            0, layout_.full_offset(index), layout_.numel(index))
-      : buffer.narrow(
-            1, layout_.chunk_offset(index), layout_.chunk_numel(index));
-}
-
-at::ScalarType Bundle::reduce_dtype() const {
-  return shard_.is_floating_point()
-      ? options_.reduce_dtype.value_or(shard_.scalar_type())
-      : shard_.scalar_type(); // complex
-}
-
-void Bundle::add_gradients(
-    const std::vector<at::Tensor>& gradients,
-    const std::vector<bool>& trainable) {
-  const auto options = full_.options().dtype(reduce_dtype());
-  // On one rank this memory becomes the gradient of the leaves and does not
-  // return to the pool.
-  at::Tensor buffer = layout_.num_ranks() == 1
-      ? at::empty({1, layout_.shard_numel()}, options)
-      : pool_.take({layout_.num_ranks(), layout_.shard_numel()}, options);
-  if (options_.one_leaf) {
-    buffer.zero_(); // its padding is part of the leaf's gradient
-  } // otherwise the gaps between parameters are never read
-  std::vector<at::Tensor> to;
-  std::vector<at::Tensor> from;
-  const auto copy = [&](const at::Tensor& target, const at::Tensor& source) {
-    if (source.numel() > 0) {
-      to.push_back(target);
-      from.push_back(source);
-    }
-  };
-  for (size_t index = 0; index < layout_.num_params(); ++index) {
-    const at::Tensor slot = gradient_slot(buffer, index);
-    if (!trainable[index] || !gradients[index].defined()) {
-      slot.zero_();
-      continue;
-    }
-    used_[index] = true;
-    const at::Tensor gradient = gradients[index].is_sparse()
-        ? gradients[index].to_dense()
-        : gradients[index];
-    if (layout_.kind() == Layout::Kind::Flat) {
-      copy(slot.view(gradient.sizes()), gradient);
-      continue;
-    }
-    // Whole chunks at once, then the last, shorter one.
-    const int64_t numel = layout_.numel(index);
-    const int64_t chunk = layout_.chunk_numel(index);
-    const int64_t whole = chunk == 0 ? 0 : numel / chunk;
-    const at::Tensor flat = gradient.reshape({-1});
-    copy(
-        slot.narrow(0, 0, whole),
-        flat.narrow(0, 0, whole * chunk).view({whole, chunk}));
-    if (numel > whole * chunk) {
-      copy(
-          slot[whole].narrow(0, 0, numel - whole * chunk),
-          flat.narrow(0, whole * chunk, numel - whole * chunk));
-    }
-  }
-  if (!to.empty()) {
-    at::_foreach_copy_(to, from);
-  }
-  if (gradients_.defined()) {
-    buffer.add_(gradients_);
-    if (layout_.num_ranks() > 1) {
-      pool_.give(std::exchange(gradients_, at::Tensor()));
-    }
-  }
-  gradients_ = std::move(buffer);
-}
-
-void Bundle::start_reduction(bool all_reduce, std::string_view label) {
-  all_reduces_ = all_reduce;
-  if (!gradients_.defined()) { // only what an earlier reduction left
-    reduced_ = std::exchange(partial_, at::Tensor());
-    if (layout_.num_ranks() == 1) {
-      reduction_ =
-          groups_.replicate.all_reduce_async(reduced_, ReduceOp::Avg, label);
-    }
-    return;
-  }
-  if (layout_.num_ranks() == 1) {
-    reduced_ = std::exchange(gradients_, at::Tensor()).view({-1});
-    if (groups_.replicate.valid() && all_reduce) {
-      if (partial_.defined()) {
-        reduced_.add_(std::exchange(partial_, at::Tensor()));
-      }
-      reduction_ =
-          groups_.replicate.all_reduce_async(reduced_, ReduceOp::Avg, label);
-    }
-    return;
-  }
-  reduced_ = at::empty({layout_.shard_numel()}, gradients_.options());
-  reduction_ = groups_.shard.reduce_scatter_async(
-      reduced_, gradients_, ReduceOp::Avg, label);
-}
-
-Bundle::Reduced Bundle::finish_reduction(std::string_view label) {
-  std::exchange(reduction_, Work()).wait();
-  at::Tensor mean = std::exchange(reduced_, at::Tensor());
-  if (gradients_.defined()) { // what was scattered
-    pool_.give(std::exchange(gradients_, at::Tensor()));
-  }
-  if (groups_.replicate.valid()) {
-    if (partial_.defined()) {
-      mean.add_(std::exchange(partial_, at::Tensor()));
-    }
-    if (!all_reduces_) {
-      partial_ = std::move(mean);
-      return {};
-    }
-    if (layout_.num_ranks() > 1) {
-      groups_.replicate.all_reduce(mean, ReduceOp::Avg, label);
-    }
-  }
-  std::vector<bool> used(layout_.num_params(), false);
-  used.swap(used_);
-  return {mean.to(shard_.options().pinned_memory(false)), std::move(used)};
-}
-
-void Bundle::drop_reduction() noexcept {
-  settle();
-  reduced_.reset();
-  gradients_.reset();
-  partial_.reset();
-  used_.assign(layout_.num_params(), false);
-}
-
 void Bundle::settle() noexcept {
-  for (Work* work : {&gather_, &reduction_}) {
-    try {
-      std::exchange(*work, Work()).wait();
-    } catch (const std::exception&) {
-      // The caller has an error that says more, or nobody is left to report to.
-    }
+  try {
+    std::exchange(gather_, Work()).wait();
+  } catch (const std::exception&) {
+    // The caller has an error that says more, or nobody is left to report to.
   }
   gathered_.reset();
+  gradients_.settle();
 }
 
 size_t Bundle::full_bytes_now() const {
-  return (shows_shard_ ? 0 : storage_->nbytes()) + bytes_held(gathered_);
-}
-
-size_t Bundle::gradient_bytes_now() const {
-  return bytes_held(gradients_) + bytes_held(reduced_) + bytes_held(partial_);
+  return (shows_shard_ ? 0 : storage_->nbytes()) +
+      (gathered_.defined() ? storage_of(gathered_)->nbytes() : 0);
 }
 
 } // namespace tessera::engine

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "engine/buffer_pool.h"
+#include "engine/bundle_gradients.h"
 #include "engine/layout.h"
 #include "engine/options.h"
 
@@ -83,48 +84,24 @@ class Bundle {
   /// layout of the shard. Collective over the shard group.
   at::Tensor gather_copy(const at::Tensor& part, std::string_view label) const;
 
-  /// The dtype in which gradients are averaged.
-  at::ScalarType reduce_dtype() const;
-  /// Adds full gradients, by index in the layout, to those that wait; an
-  /// undefined gradient counts as zeros, since a peer may have one.
-  void add_gradients(
-      const std::vector<at::Tensor>& gradients,
-      const std::vector<bool>& trainable);
-  /// Whether gradients wait for a reduction or, with `all_reduce`, for the
-  /// all-reduce that an earlier reduction left out.
-  bool has_waiting(bool all_reduce) const {
-    return gradients_.defined() || (all_reduce && partial_.defined());
+  BundleGradients& gradients() {
+    return gradients_;
   }
-  /// Averages the gradients that wait. Without `all_reduce` only over the shard
-  /// group; the result then waits for the next reduction with `all_reduce`.
-  void start_reduction(bool all_reduce, std::string_view label);
-  bool is_reducing() const {
-    return reduced_.defined();
+  const BundleGradients& gradients() const {
+    return gradients_;
   }
-  /// The average as (shard_numel) in the shard's dtype and on its device;
-  /// undefined if it waits for an all-reduce. `used` says by index which
-  /// parameters had a gradient.
-  struct Reduced {
-    at::Tensor mean;
-    std::vector<bool> used;
-  };
-  Reduced finish_reduction(std::string_view label);
-  void drop_reduction() noexcept;
 
-  /// Waits for collectives in flight, and ignores their results and errors.
+  /// Waits for what is under way, reductions too, and forgets how it ended.
   void settle() noexcept;
 
-  /// Bytes that full parameters occupy now in addition to the shard, including
-  /// those being gathered; and the bytes of gradients that wait or are being
-  /// reduced.
+  /// Bytes that full parameters occupy now, those on their way included, beside
+  /// the shard's.
   size_t full_bytes_now() const;
-  size_t gradient_bytes_now() const;
 
  private:
   void show_bytes(c10::DataPtr data, size_t bytes);
   void give_bytes();
   void unpack(const at::Tensor& full, const at::Tensor& gathered) const;
-  at::Tensor gradient_slot(const at::Tensor& buffer, size_t index) const;
 
   // Constant after construction.
   const Layout layout_;
@@ -142,13 +119,7 @@ class Bundle {
   at::Tensor gathered_; // (ranks, shard_numel)
   Work gather_;
 
-  // Gradients that wait, or are being reduced.
-  at::Tensor gradients_; // (ranks, shard_numel) in the reduce dtype
-  at::Tensor reduced_; // (shard_numel)
-  at::Tensor partial_; // (shard_numel): reduced, but not over the copies
-  std::vector<bool> used_; // by index: got a gradient
-  bool all_reduces_ = true;
-  Work reduction_;
+  BundleGradients gradients_;
 };
 
 } // namespace tessera::engine

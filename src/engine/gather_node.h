@@ -39,6 +39,8 @@ class GatherNode : public torch::autograd::Node {
   explicit GatherNode(std::shared_ptr<Unit> unit)
       : Node(UINT64_MAX), unit_(std::move(unit)) {}
 
+  /// Where the backward of a unit begins: in schedule_backward.cpp, with what
+  /// it calls.
   torch::autograd::variable_list apply(
       torch::autograd::variable_list&& gradients) override;
   std::string name() const override {

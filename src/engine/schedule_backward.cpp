@@ -1,10 +1,15 @@
-// The backward half of the Schedule, see [Note: schedule].
+// The backward half of the Schedule, from the node that the engine calls on;
+// see [Note: schedule].
+#include <tessera/error.h>
+
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <exception>
 #include <unordered_set>
 #include <utility>
 
+#include "engine/gather_node.h"
 #include "engine/schedule.h"
 
 namespace tessera::engine {
@@ -55,6 +60,24 @@ void drop_unused(
 }
 
 } // namespace
+
+torch::autograd::variable_list GatherNode::apply(
+    torch::autograd::variable_list&& gradients) {
+  if (at::GradMode::is_enabled()) {
+    raise<c10::NotImplementedError>(
+        {.call = "backward", .unit = unit_->name()},
+        "a backward with create_graph=true through sharded parameters is not supported. Gradients of inputs, torch::autograd::grad(output, {input}, ..., create_graph=true), are.");
+  }
+  at::NoGradGuard no_grad;
+  // Only grad(loss, leaves) and backward(inputs = leaves) want results here.
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  const bool to_engine = wanted != nullptr && !wanted->empty();
+  return unit_->schedule().take_gradients(
+      *unit_,
+      std::move(gradients),
+      to_engine ? Schedule::Destination::Engine
+                : Schedule::Destination::Leaves);
+}
 
 std::vector<at::Tensor> Schedule::take_gradients(
     Unit& unit,

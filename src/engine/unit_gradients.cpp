@@ -45,7 +45,7 @@ bool UnitGradients::add(std::vector<at::Tensor>&& gradients) {
     }
     if (std::find(trainable.begin(), trainable.end(), true) !=
         trainable.end()) {
-      unit_.bundles()[number].add_gradients(mine, trainable);
+      unit_.bundles()[number].gradients().add(mine, trainable);
       any = true;
     }
   }
@@ -58,14 +58,15 @@ bool UnitGradients::has_waiting() const {
       unit_.bundles().begin(),
       unit_.bundles().end(),
       [&](const Bundle& bundle) {
-        return bundle.has_waiting(all_reduces_) && !bundle.is_reducing();
+        return bundle.gradients().has_waiting(all_reduces_) &&
+            !bundle.gradients().is_reducing();
       });
 }
 
 void UnitGradients::start_reduction() {
   for (Bundle& bundle : unit_.bundles()) {
-    if (bundle.has_waiting(all_reduces_)) {
-      bundle.start_reduction(all_reduces_, unit_.label());
+    if (bundle.gradients().has_waiting(all_reduces_)) {
+      bundle.gradients().start_reduction(all_reduces_, unit_.label());
     }
   }
 }
@@ -77,10 +78,11 @@ UnitGradients::Average UnitGradients::wait() {
       std::vector<bool>(params.size(), true)}; // frozen ones: not in doubt
   for (size_t number = 0; number < unit_.bundles().size(); ++number) {
     Bundle& bundle = unit_.bundles()[number];
-    if (!bundle.is_reducing()) {
+    if (!bundle.gradients().is_reducing()) {
       continue;
     }
-    const auto [mean, used] = bundle.finish_reduction(unit_.label());
+    const auto [mean, used] =
+        bundle.gradients().finish_reduction(unit_.label());
     if (!mean.defined()) {
       continue;
     }
@@ -134,7 +136,7 @@ void UnitGradients::release_hooks() noexcept {
 bool UnitGradients::is_reducing() const {
   return std::any_of(
       unit_.bundles().begin(), unit_.bundles().end(), [](const Bundle& bundle) {
-        return bundle.is_reducing();
+        return bundle.gradients().is_reducing();
       });
 }
 
@@ -186,7 +188,8 @@ void UnitGradients::drop_unused(const std::vector<bool>& used_by_any) {
 void UnitGradients::drop_reduction() noexcept {
   zeros_stand_in_.clear();
   for (Bundle& bundle : unit_.bundles()) {
-    bundle.drop_reduction();
+    bundle.settle();
+    bundle.gradients().drop_reduction();
   }
 }
 

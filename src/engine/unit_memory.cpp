@@ -35,7 +35,7 @@ size_t gradient_bytes(const Unit& unit) {
   for (const Bundle& bundle : unit.bundles()) {
     bytes += static_cast<size_t>(
                  bundle.layout().num_ranks() * bundle.layout().shard_numel()) *
-        c10::elementSize(bundle.reduce_dtype());
+        c10::elementSize(bundle.gradients().reduce_dtype());
   }
   return bytes;
 }
@@ -51,7 +51,7 @@ size_t full_bytes_now(const Unit& unit) {
 size_t gradient_bytes_now(const Unit& unit) {
   size_t bytes = 0;
   for (const Bundle& bundle : unit.bundles()) {
-    bytes += bundle.gradient_bytes_now();
+    bytes += bundle.gradients().bytes_now();
   }
   return bytes;
 }

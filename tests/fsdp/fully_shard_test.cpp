@@ -453,9 +453,11 @@ TEST(FullyShardErrorsTest, ASecondThreadIsRefused) {
     std::string said;
     schedule.probe_for_tests().observer = [&](const engine::ShardEvent&) {
       if (said.empty()) {
-        std::thread([&] { said = error_of([&] { model->head.sum(); }; }).join();
+        std::thread([&] {
+          said = error_of([&] { model->head.sum(); });
+        }).join();
       }
-    });
+    };
     loss_of(model, tokens(0, 0));
     schedule.probe_for_tests().observer = nullptr;
     EXPECT_THAT(said, HasSubstr("a second thread uses this sharded model"));

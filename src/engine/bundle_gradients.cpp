@@ -1,0 +1,177 @@
+#include "engine/bundle_gradients.h"
+
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
+
+#include <exception>
+#include <utility>
+
+#include "engine/owners.h"
+
+namespace tessera::engine {
+
+BundleGradients::BundleGradients(
+    const Layout& layout,
+    const at::Tensor& shard,
+    const at::TensorOptions& full,
+    const Groups& groups,
+    const UnitOptions& options,
+    BufferPool& pool)
+    : layout_(layout),
+      shard_(shard),
+      full_options_(full),
+      groups_(groups),
+      options_(options),
+      pool_(pool),
+      used_(layout_.num_params(), false) {}
+
+/// Where the gradient of a parameter goes, padding left out: one range in Flat,
+/// a column of (ranks, chunk) in Dim0.
+at::Tensor BundleGradients::slot(const at::Tensor& buffer, size_t index) const {
+  return layout_.kind() == Layout::Kind::Flat
+      ? buffer.view({-1}).narrow(
+            0, layout_.full_offset(index), layout_.numel(index))
+      : buffer.narrow(
+            1, layout_.chunk_offset(index), layout_.chunk_numel(index));
+}
+
+at::ScalarType BundleGradients::reduce_dtype() const {
+  return shard_.is_floating_point()
+      ? options_.reduce_dtype.value_or(shard_.scalar_type())
+      : shard_.scalar_type(); // complex
+}
+
+void BundleGradients::add(
+    const std::vector<at::Tensor>& gradients,
+    const std::vector<bool>& trainable) {
+  const auto options = full_options_.dtype(reduce_dtype());
+  // On one rank it becomes the gradient of the leaves and does not come back.
+  at::Tensor buffer = layout_.num_ranks() == 1
+      ? at::empty({1, layout_.shard_numel()}, options)
+      : pool_.take({layout_.num_ranks(), layout_.shard_numel()}, options);
+  if (options_.one_leaf) {
+    buffer.zero_(); // its padding is part of the leaf's gradient
+  } // else what lies between parameters is never read
+  std::vector<at::Tensor> to;
+  std::vector<at::Tensor> from;
+  const auto copy = [&](const at::Tensor& place, const at::Tensor& source) {
+    if (source.numel() > 0) {
+      to.push_back(place);
+      from.push_back(source);
+    }
+  };
+  for (size_t index = 0; index < layout_.num_params(); ++index) {
+    const at::Tensor target = slot(buffer, index);
+    if (!trainable[index] || !gradients[index].defined()) {
+      target.zero_();
+      continue;
+    }
+    used_[index] = true;
+    const at::Tensor gradient = gradients[index].is_sparse()
+        ? gradients[index].to_dense()
+        : gradients[index];
+    if (layout_.kind() == Layout::Kind::Flat) {
+      copy(target.view(gradient.sizes()), gradient);
+      continue;
+    }
+    // Whole chunks at once, then the last, shorter one.
+    const int64_t numel = layout_.numel(index);
+    const int64_t chunk = layout_.chunk_numel(index);
+    const int64_t whole = chunk == 0 ? 0 : numel / chunk;
+    const at::Tensor flat = gradient.reshape({-1});
+    copy(
+        target.narrow(0, 0, whole),
+        flat.narrow(0, 0, whole * chunk).view({whole, chunk}));
+    if (numel > whole * chunk) {
+      copy(
+          target[whole].narrow(0, 0, numel - whole * chunk),
+          flat.narrow(0, whole * chunk, numel - whole * chunk));
+    }
+  }
+  if (!to.empty()) {
+    at::_foreach_copy_(to, from);
+  }
+  if (gradients_.defined()) {
+    buffer.add_(gradients_);
+    if (layout_.num_ranks() > 1) {
+      pool_.give(std::exchange(gradients_, at::Tensor()));
+    }
+  }
+  gradients_ = std::move(buffer);
+}
+
+void BundleGradients::start_reduction(bool all_reduce, std::string_view label) {
+  all_reduces_ = all_reduce;
+  if (!gradients_.defined()) { // only what an earlier one left
+    reduced_ = std::exchange(partial_, at::Tensor());
+    if (layout_.num_ranks() == 1) {
+      reduction_ =
+          groups_.replicate.all_reduce_async(reduced_, ReduceOp::Avg, label);
+    }
+    return;
+  }
+  if (layout_.num_ranks() == 1) {
+    reduced_ = std::exchange(gradients_, at::Tensor()).view({-1});
+    if (groups_.replicate.valid() && all_reduce) {
+      if (partial_.defined()) {
+        reduced_.add_(std::exchange(partial_, at::Tensor()));
+      }
+      reduction_ =
+          groups_.replicate.all_reduce_async(reduced_, ReduceOp::Avg, label);
+    }
+    return;
+  }
+  reduced_ = at::empty({layout_.shard_numel()}, gradients_.options());
+  reduction_ = groups_.shard.reduce_scatter_async(
+      reduced_, gradients_, ReduceOp::Avg, label);
+}
+
+BundleGradients::Reduced BundleGradients::finish_reduction(
+    std::string_view label) {
+  std::exchange(reduction_, Work()).wait();
+  at::Tensor mean = std::exchange(reduced_, at::Tensor());
+  if (gradients_.defined()) { // what was scattered
+    pool_.give(std::exchange(gradients_, at::Tensor()));
+  }
+  if (groups_.replicate.valid()) {
+    if (partial_.defined()) {
+      mean.add_(std::exchange(partial_, at::Tensor()));
+    }
+    if (!all_reduces_) {
+      partial_ = std::move(mean);
+      return {};
+    }
+    if (layout_.num_ranks() > 1) {
+      groups_.replicate.all_reduce(mean, ReduceOp::Avg, label);
+    }
+  }
+  std::vector<bool> used(layout_.num_params(), false);
+  used.swap(used_);
+  return {mean.to(shard_.options().pinned_memory(false)), std::move(used)};
+}
+
+void BundleGradients::drop_reduction() noexcept {
+  settle();
+  reduced_.reset();
+  gradients_.reset();
+  partial_.reset();
+  used_.assign(layout_.num_params(), false);
+}
+
+void BundleGradients::settle() noexcept {
+  try {
+    std::exchange(reduction_, Work()).wait();
+  } catch (const std::exception&) {
+    // Whoever calls has a reason that says more, or nobody is left to tell.
+  }
+}
+
+size_t BundleGradients::bytes_now() const {
+  size_t bytes = 0;
+  for (const at::Tensor* held : {&gradients_, &reduced_, &partial_}) {
+    bytes += held->defined() ? storage_of(*held)->nbytes() : 0;
+  }
+  return bytes;
+}
+
+} // namespace tessera::engine
