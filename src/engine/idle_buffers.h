@@ -14,6 +14,7 @@ namespace tessera::engine {
 struct IdleLimits {
   /// The unit in use, the unit gathered ahead, and one to spare.
   static constexpr size_t kDuringStep = 3;
+  /// What a forward needs: the touched unit's and the next.
   static constexpr size_t kBetweenSteps = 2;
 };
 

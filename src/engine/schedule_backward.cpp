@@ -10,13 +10,11 @@
 #include <utility>
 
 #include "engine/gather_node.h"
+#include "engine/idle_buffers.h"
 #include "engine/schedule.h"
 
 namespace tessera::engine {
 namespace {
-
-/// Buffers of one size that a forward needs: the touched unit's and the next.
-constexpr size_t kIdleBetweenSteps = 2;
 
 /// Units with gradients of earlier backwards without synchronisation that this
 /// backward did not use: they belong to this step all the same.
@@ -140,7 +138,7 @@ void Schedule::end_backward() {
   for (const auto& [number, unit] : units_) {
     unit->gradients().release_hooks();
   }
-  pool_.trim(kIdleBetweenSteps);
+  pool_.trim(IdleLimits::kBetweenSteps);
   last_touched_ = nullptr;
   order_.end_iteration();
   const auto finished = std::exchange(reductions_.finished, {});

@@ -6,7 +6,7 @@ namespace tessera::plan {
 namespace {
 
 constexpr int64_t kStepBytes = 4;
-/// A hash and a flag from each rank, see Schedule::compare_hash().
+/// A hash and a flag from each rank, see engine/order_check.h.
 constexpr int64_t kOrderBytes = 16;
 
 } // namespace
@@ -22,10 +22,7 @@ ShardedRank::ShardedRank(
                                                        : account.device),
       pool_(account.device, setup.device == Device::Cpu),
       sizes_(sizes_of(model, setup)),
-      order_(
-          {.root = model.root(),
-           .reshards_after_forward = setup.reshard_after_forward,
-           .gathers_ahead = setup.shards > 1 || setup.offload}) {
+      root_(model.root()) {
   for (const NamedUnit& unit : model.units) {
     const UnitSizes& sizes = sizes_[unit.kind];
     units_.push_back({.sizes = &sizes});
@@ -35,28 +32,34 @@ ShardedRank::ShardedRank(
 }
 
 void ShardedRank::begin_forward() {
-  order_.begin_forward();
+  in_backward_ = false;
 }
 
 void ShardedRank::begin_backward(bool reduces) {
-  order_.begin_backward();
+  in_backward_ = true;
   reduces_ = reduces;
 }
 
 void ShardedRank::touch(size_t unit) {
-  const auto is_gathering = [&](size_t other) {
-    return units_[other].state == State::Gathering;
+  const auto describe = [&](int held) {
+    const auto other = static_cast<size_t>(held);
+    return engine::GatherOrder::Holding{
+        .is_touched = other == unit,
+        .is_above = other == root_,
+        .is_gathering = units_[other].state == State::Gathering,
+        .is_kept = !setup_.reshard_after_forward};
   };
-  for (const size_t other : order_.to_reshard_before(unit, is_gathering)) {
-    reshard(other);
+  for (const int other : order_.room(in_backward_, describe)) {
+    reshard(static_cast<size_t>(other));
   }
   if (units_[unit].state == State::Full) {
     return;
   }
   start_gather(unit);
   finish_gather(unit);
-  if (const auto next = order_.next_after(unit)) {
-    start_gather(*next);
+  const auto next = order_.record(static_cast<int>(unit));
+  if (next && (setup_.shards > 1 || setup_.offload)) {
+    start_gather(static_cast<size_t>(*next));
   }
 }
 
@@ -65,15 +68,14 @@ void ShardedRank::start_gather(size_t unit) {
     return;
   }
   units_[unit].state = State::Gathering;
-  order_.add_full(unit);
+  order_.hold(static_cast<int>(unit));
   for (const BundleSizes& bundle : units_[unit].sizes->bundles) {
     if (bundle.shows_shard) {
       continue;
     }
     pool_.take(bundle.gathered, Kind::Full);
     account_.wire.count(
-        order_.in_backward() ? Operation::GatherBackward
-                             : Operation::GatherForward,
+        in_backward_ ? Operation::GatherBackward : Operation::GatherForward,
         bundle.gathered,
         setup_.shards);
   }
@@ -103,7 +105,7 @@ void ShardedRank::reshard(size_t unit) {
       pool_.give(bundle.full, Kind::Full);
     }
   }
-  order_.remove_full(unit);
+  order_.free(static_cast<int>(unit));
 }
 
 void ShardedRank::add_gradient(size_t unit, size_t param) {
@@ -187,9 +189,10 @@ void ShardedRank::finish_reduction() {
 
 void ShardedRank::end_backward() {
   finish_reduction();
-  for (const size_t unit : std::vector<size_t>(order_.full())) {
-    reshard(unit);
+  for (const int unit : std::vector<int>(order_.held())) {
+    reshard(static_cast<size_t>(unit));
   }
+  order_.end_iteration();
   pool_.trim();
   account_.wire.count(
       Operation::Agreement, times(kOrderBytes, setup_.world()), setup_.world());

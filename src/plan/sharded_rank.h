@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "plan/gather_order.h"
+#include "engine/gather_order.h"
 #include "plan/pool.h"
 #include "plan/rank.h"
 #include "plan/unit_sizes.h"
@@ -49,7 +49,9 @@ class ShardedRank : public Rank {
   Pool pool_;
   const std::vector<UnitSizes> sizes_; // by kind
   std::vector<Unit> units_;
-  GatherOrder order_;
+  const size_t root_; // stays full until the end of backward
+  engine::GatherOrder order_;
+  bool in_backward_ = false;
   std::optional<size_t> reducing_;
   bool reduces_ = true;
   bool has_state_ = false; // the optimizer

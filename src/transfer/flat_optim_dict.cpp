@@ -108,7 +108,7 @@ StateDict unflatten_osd(
               fmt::format(
                   "its param_groups values differ from those of \"{}\", which is in the same group of the optimizer:\n{}",
                   params.front().string(),
-                  diff(group, options->second)));
+                  diff_state_dicts(group, options->second)));
         }
         group = options->second;
         params.emplace_back(one.name);

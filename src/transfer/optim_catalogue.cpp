@@ -8,6 +8,7 @@
 
 #include <map>
 
+#include "base/byte_vector.h"
 #include "transfer/optim_dict_form.h"
 
 namespace tessera::transfer {

@@ -7,6 +7,7 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include "base/byte_vector.h"
 #include "transfer/optim_dict_form.h"
 
 namespace tessera::transfer {

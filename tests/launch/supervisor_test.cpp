@@ -631,10 +631,16 @@ TEST(SupervisorTest, RanksInheritNoDescriptorsAndNoBlockedSignals) {
       ignored = line.substr(line.find('\t') + 1);
     }
   }
+  const std::string out = launcher.wait().out;
   // ls itself has one more open than 0, 1 and 2.
-  EXPECT_EQ(
-      launcher.wait().out,
-      "[0] 4\n[0] SigBlk: 0000000000000000 SigIgn: " + ignored + " \n");
+  const std::string before = "[0] 4\n[0] SigBlk: 0000000000000000 SigIgn: ";
+  ASSERT_THAT(out, StartsWith(before));
+  // The C library keeps signals 32 and 33 for itself, and does not pass them on
+  // to every kind of child.
+  const auto mask = [](const std::string& digits) {
+    return std::stoull(digits, nullptr, 16) & ~(3ULL << 31);
+  };
+  EXPECT_EQ(mask(out.substr(before.size())), mask(ignored)) << out;
 }
 
 TEST(SupervisorTest, SurvivesThreadsInTheLauncher) {

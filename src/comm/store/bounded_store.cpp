@@ -17,7 +17,7 @@ constexpr Milliseconds kPatience{500};
 /// How long to wait, again and again, for a store that is late already.
 constexpr Milliseconds kGlance{5};
 /// How long to wait for the last calls.
-constexpr Milliseconds kLongest{2000};
+constexpr Milliseconds kLongestCall{2000};
 constexpr Milliseconds kOneAttempt{1000};
 
 /// Runs a function on a thread that nobody waits for.
@@ -45,7 +45,8 @@ class BoundedStore::Thread {
     thread_ = std::thread([shared = shared_] { work(*shared); });
   }
   ~Thread() {
-    const bool hangs = !is_idle(kLongest); // the last calls may be on their way
+    const bool hangs =
+        !is_idle(kLongestCall); // the last calls may be on their way
     {
       const std::scoped_lock lock(shared_->mutex);
       shared_->is_over = true;
@@ -123,7 +124,7 @@ BoundedStore::BoundedStore(StoreEndpoint endpoint, std::string advice)
 
 BoundedStore::~BoundedStore() {
   if (connecting_.valid()) { // not while the process ends
-    connecting_.wait_for(kLongest);
+    connecting_.wait_for(kLongestCall);
   }
 }
 
