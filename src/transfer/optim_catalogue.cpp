@@ -163,7 +163,7 @@ void OptimCatalogue::merge(
       continue;
     }
     const std::string difference =
-        diff(without_elements(*first), without_elements(*entry));
+        diff_state_dicts(without_elements(*first), without_elements(*entry));
     if (!difference.empty()) {
       raise<c10::ValueError>(
           {.call = call_, .parameter = name},

@@ -92,7 +92,7 @@ TEST(ModuleRefTest, RejectsWhatIsEmptyByItsClass) {
 TEST(ModuleRefTest, AModelShardedByItsHoldersTrains) {
   on_ranks(2, [](const Group& world) {
     torch::manual_seed(0);
-    Sequential model(Block(kWidth), Block(kWidth));
+    Sequential model{Block(kWidth), Block(kWidth)};
     for (auto& element : *model) {
       fully_shard(element);
     }

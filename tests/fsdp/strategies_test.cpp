@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engine/schedule.h"
+#include "engine/unit.h"
 #include "fsdp/training.h"
 
 namespace tessera {

@@ -127,6 +127,7 @@ void LauncherProcess::start(const std::function<int()>& body) {
     throw std::runtime_error("cannot make pipes");
   }
   started_ = Clock::now();
+  std::fflush(nullptr); // or the child writes what this process has buffered
   pid_ = ::fork();
   if (pid_ == 0) {
     ::dup2(out[1], STDOUT_FILENO);

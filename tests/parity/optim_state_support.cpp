@@ -378,8 +378,8 @@ void check_load_with_osd(
   Trainee second = init_second(world, *group, load);
   set_state_dict_type(*second.module, settings);
   step_model(second);
-  const StateDict osd2 =
-      optim_state_dict(*second.module, *second.optim, {.group = group});
+  const StateDict osd2 = optim_state_dict(
+      *second.module, *second.optim, OptimStateOptions().group(group));
 
   const auto* full =
       std::get_if<FullOptimStateDictConfig>(&settings.optim_config);
@@ -388,7 +388,10 @@ void check_load_with_osd(
 
   const auto convert = [&](const StateDict& osd) {
     return optim_state_dict_to_load(
-        *second.module, *second.optim, osd, {.group = group});
+        *second.module,
+        *second.optim,
+        osd,
+        OptimStateToLoadOptions().group(group));
   };
   const StateDict converted1 = convert(osd1);
   const StateDict converted2 = convert(osd2);

@@ -7,7 +7,7 @@
 #include <torch/arg.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/any.h>
-#include <torch/nn/pimpl.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include <concepts>
 #include <cstdint>
@@ -41,6 +41,14 @@ inline constexpr bool kMapsTensor =
 template <class F>
 inline constexpr bool kHoldsModule = std::is_constructible_v<ModuleRef, F&> &&
     !std::is_base_of_v<torch::nn::Module, F>;
+
+/// Asked of the module: the holder of a Sequential, whose forward is a
+/// template, does not tell.
+template <class M>
+concept MapsTensorByForward = std::derived_from<M, torch::nn::Module> &&
+    requires(M& module, const at::Tensor& input) {
+  { module.forward(input) } -> std::convertible_to<at::Tensor>;
+};
 
 } // namespace detail
 
@@ -93,12 +101,25 @@ std::enable_if_t<detail::kMapsTensor<F>, at::Tensor> recompute(
       };
   return detail::recompute(run, {input}, options).front();
 }
-template <std::derived_from<torch::nn::Module> M>
-requires detail::kMapsTensor<torch::nn::ModuleHolder<M>> at::Tensor recompute(
+template <detail::MapsTensorByForward M>
+at::Tensor recompute(
     const std::shared_ptr<M>& module,
     const at::Tensor& input,
     const RecomputeOptions& options = {}) {
-  return recompute(torch::nn::ModuleHolder<M>(module), input, options);
+  (void)ModuleRef(module); // a null pointer cannot be called
+  return recompute(
+      [module](const at::Tensor& x) -> at::Tensor {
+        return module->forward(x);
+      },
+      input,
+      options);
+}
+inline at::Tensor recompute(
+    torch::nn::Sequential module,
+    const at::Tensor& input,
+    const RecomputeOptions& options = {}) {
+  (void)ModuleRef(module); // an empty one cannot be called
+  return recompute(module.ptr(), input, options);
 }
 inline at::Tensor recompute(
     const torch::nn::AnyModule& module,
