@@ -43,16 +43,20 @@ concept ModuleHandle =
 /// holder, by which LibTorch gives a const module: take the holder by `auto&`.
 class TESSERA_API ModuleRef {
  public:
+  /// The module itself.
   ModuleRef(torch::nn::Module& module) : module_(&module) {}
   ModuleRef(const torch::nn::Module&) = delete; // the module is const
 
+  /// The module of a holder, which may be a temporary one.
   template <class M>
   ModuleRef(torch::nn::ModuleHolder<M>& holder) : ModuleRef(impl_of(holder)) {}
+  /// The same.
   template <class M>
   ModuleRef(torch::nn::ModuleHolder<M>&& holder) : ModuleRef(impl_of(holder)) {}
   template <class M>
   ModuleRef(const torch::nn::ModuleHolder<M>&) = delete; // the holder is const
 
+  /// The module that a pointer points to.
   template <std::derived_from<torch::nn::Module> M>
   requires(!std::is_const_v<M>) ModuleRef(const std::shared_ptr<M>& pointer)
       : module_(pointer.get()) {
@@ -61,15 +65,19 @@ class TESSERA_API ModuleRef {
     }
   }
 
+  /// The module in an AnyModule.
   ModuleRef(const torch::nn::AnyModule& module);
 
+  /// The module that an FSDP or a DistributedDataParallel was made with.
   template <detail::ModuleHandle H>
   ModuleRef(const H& handle)
       : ModuleRef(std::shared_ptr<torch::nn::Module>(handle.module())) {}
 
+  /// The module, which must be alive.
   torch::nn::Module& get() const {
     return *module_;
   }
+  /// The same, for calls that take a torch::nn::Module&.
   operator torch::nn::Module&() const {
     return *module_;
   }

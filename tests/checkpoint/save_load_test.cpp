@@ -262,7 +262,7 @@ TEST(CheckpointTest, RefusesToReplaceWhatIsNoCheckpoint) {
         checkpoint::save(
             {{"v", 2}}, folder / "home", SaveOptions().overwrite(true));
       }),
-      HasSubstr("no checkpoint"));
+      HasSubstr("not part of a checkpoint"));
   EXPECT_THAT(names_in(folder / "home"), ElementsAre("thesis.tex"));
 }
 
@@ -318,7 +318,7 @@ TEST(CheckpointTest, RefusesWhatItCannotWrite) {
       error_of([&] {
         checkpoint::save({{"v", 1}}, folder / "no" / "c");
       }),
-      AllOf(HasSubstr("no"), HasSubstr("Make it")));
+      AllOf(HasSubstr("no"), HasSubstr("Create it")));
   EXPECT_THAT(names_in(folder.path()), IsEmpty());
 }
 

@@ -164,7 +164,8 @@ TEST(OptimStateDictTest, RejectsNumbersThatAreNotIntegers) {
 TEST(OptimStateDictTest, RejectsAParameterThatIsThereTwice) {
   Saved saved;
   saved.group().set("params", StateList{0, 1, 1, 3});
-  EXPECT_THAT(saved.error(), HasSubstr("parameter \"1\", which is in the"));
+  EXPECT_THAT(
+      saved.error(), HasSubstr("parameter \"1\", which appears twice in the"));
 }
 
 TEST(OptimStateDictTest, RejectsStateThatNoGroupHas) {

@@ -18,6 +18,7 @@ namespace tessera {
 /// Copies are cheap and share the local tensors.
 class TESSERA_API ShardedTensor {
  public:
+  /// Where a piece lies in the tensor.
   using Box = TensorBox;
   /// A box with its values.
   struct Piece {

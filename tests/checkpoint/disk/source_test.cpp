@@ -366,7 +366,7 @@ TEST_F(SourceTest, RejectsItemsOfAnotherKindThanPromised) {
   ints.dtype = DType::Int32;
   ints.storage.dtype = DType::Int32;
   EXPECT_THAT(error_with(ints, 5), HasSubstr("int32, float32 is promised"));
-  EXPECT_THAT(error_with(7, 0), HasSubstr("this is an int"));
+  EXPECT_THAT(error_with(7, 0), HasSubstr("found an int"));
   auto far = float_tensor({5}, 5);
   far.offset = 1;
   EXPECT_THAT(error_with(far, 5), HasSubstr("beyond"));
