@@ -84,6 +84,23 @@ def check_links(pages, exists):
                 yield f"{where}: {target} has no heading for #{anchor}, on GitHub and on the site"
 
 
+# ---- Files that pages name --------------------------------------------------
+
+FILES = re.compile(r"`((?:src|include|tests|scripts|examples|cmake)/[\w./-]*\w)`")
+HEADERS = re.compile(r"`((?:[a-z]+/)?[a-z_]+\.h)`")
+
+
+def check_files(texts, exists):
+    """`texts`: {path: text} of the pages. docs/api.md names headers below tessera/."""
+    for path, text in sorted(texts.items()):
+        named = FILES.findall(text)
+        if path == "docs/api.md":
+            named += ["include/tessera/" + header for header in HEADERS.findall(text)]
+        for name in named:
+            if not exists(name):
+                yield f"{path}: {name} is not in the repository"
+
+
 # ---- Environment variables --------------------------------------------------
 
 NAMES = re.compile(r'"(TESSERA_[A-Z][A-Z_]*)"')
@@ -328,6 +345,11 @@ def self_test():
         pages = {**GOOD_PAGES, **extra}
         return check_links(parsed(pages), lambda path: path in pages)
 
+    files = {"src/a/b.h", "include/tessera/a/b.h"}.__contains__
+    expect("good files", check_files({"docs/api.md": "`src/a/b.h` `a/b.h`"}, files), None)
+    expect("missing file", check_files({"docs/x.md": "`src/a/c.h`"}, files), "src/a/c.h is not in")
+    expect("missing header", check_files({"docs/api.md": "`a/c.h`"}, files), "include/tessera/a/c.h is not in")
+
     expect("good links", links({}), None)
     expect("missing page", links({"docs/c.md": "[x](gone.md)"}), "docs/c.md:1: gone.md leads nowhere")
     expect("missing anchor", links({"docs/c.md": "\n[x](a.md#three)"}), "docs/c.md:2")
@@ -422,6 +444,7 @@ def main():
     from_python = pages["docs/from-python.md"]
     problems = [
         *check_links(pages, lambda path: (root / path).exists()),
+        *check_files(texts, lambda path: (root / path).exists()),
         *check_environment(sources, texts["docs/environment.md"]),
         *check_names(from_python, headers_of(root / "include")),
         *check_diff(texts["docs/tutorial.md"], before, after),
