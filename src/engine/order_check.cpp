@@ -17,9 +17,13 @@ void OrderCheck::note(Event event, int unit) {
   unchecked_gathers_ += event == Event::Gather ? 1 : 0;
 }
 
-void OrderCheck::reset() {
+void OrderCheck::forget_events() {
   hash_ = 0;
   unchecked_gathers_ = 0;
+}
+
+void OrderCheck::reset() {
+  forget_events();
   failure_ = nullptr;
 }
 

@@ -62,6 +62,8 @@ class OrderCheck {
     return group_.size() == 1;
   }
 
+  /// The next comparison begins here.
+  void forget_events();
   /// Forgets all but the plain parameters: after an exception.
   void reset();
 

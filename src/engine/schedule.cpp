@@ -64,33 +64,40 @@ std::shared_ptr<Unit> Schedule::add_unit(
     const std::vector<NamedParam>& params,
     const Groups& groups,
     const UnitOptions& options) {
+  const std::scoped_lock lock(mutex_);
+  order_.end_iteration();
+  check_.forget_events();
   const auto schedule = shared_from_this();
-  const auto forget = [schedule](Unit* gone) {
-    schedule->units_.erase(gone->number());
-    schedule->order_.forget(gone->number());
-    std::erase(schedule->reductions_.in_flight, gone);
-    std::erase_if(schedule->reductions_.finished, [gone](const auto& finished) {
-      return finished.unit == gone;
-    });
-    if (schedule->last_touched_ == gone) {
-      schedule->last_touched_ = nullptr;
-    }
-    delete gone;
-  };
   const std::shared_ptr<Unit> unit(
-      new Unit(std::move(name), number, groups, options, schedule), forget);
+      new Unit(std::move(name), number, groups, options, schedule),
+      [schedule](Unit* gone) { schedule->forget(gone); });
   units_.emplace(number, unit.get());
   unit->shard(params, pool_);
   return unit;
 }
 
+void Schedule::forget(Unit* gone) {
+  const std::scoped_lock lock(mutex_);
+  units_.erase(gone->number());
+  order_.forget(gone->number());
+  std::erase(reductions_.in_flight, gone);
+  std::erase_if(reductions_.finished, [gone](const auto& finished) {
+    return finished.unit == gone;
+  });
+  if (last_touched_ == gone) {
+    last_touched_ = nullptr;
+  }
+  delete gone; // gives its buffers back
+}
+
 void Schedule::touch(std::span<Unit* const> units) {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) {
+  const std::unique_lock only(touching_, std::try_to_lock);
+  if (!only.owns_lock()) {
     raise(
         {.call = "forward", .unit = units.front()->name()},
         "a second thread uses this sharded model at the same time. A model belongs to one thread; give each its own, or take turns.");
   }
+  const std::scoped_lock lock(mutex_);
   if (!in_backward()) {
     backwards_.note_outside();
   }
@@ -117,6 +124,7 @@ void Schedule::touch(std::span<Unit* const> units) {
 }
 
 void Schedule::gather(Unit& unit) {
+  const std::scoped_lock lock(mutex_);
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   unit.params().check_faces("unshard"); // also where it is Full already
@@ -198,6 +206,7 @@ void Schedule::finish_gather(Unit& unit) {
 }
 
 void Schedule::reshard(Unit& unit) {
+  const std::scoped_lock lock(mutex_);
   finish_gather(unit); // the memory is still being written
   if (!unit.reshard()) {
     return;
@@ -210,6 +219,7 @@ void Schedule::reshard(Unit& unit) {
 }
 
 void Schedule::summon(Unit& unit, const SummonOptions& options) {
+  const std::scoped_lock lock(mutex_);
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   unit.params().check_faces("summon_full_params");
@@ -228,6 +238,7 @@ void Schedule::summon(Unit& unit, const SummonOptions& options) {
 }
 
 void Schedule::end_summon(Unit& unit) {
+  const std::scoped_lock lock(mutex_);
   const SummonEnd end = unit.end_summon();
   if (end.changed) {
     reshard(unit);

@@ -56,9 +56,13 @@ struct Reductions {
 /// who recovers if it throws: OpenBackwards.
 ///
 /// A unit that dies is forgotten at once: the Schedule made the pointer that
-/// owns it.
+/// owns it. When that is may differ between the ranks, since a graph that one
+/// rank keeps, or that the engine still holds, keeps its units. So adding a
+/// unit begins anew whatever all ranks must count alike.
 ///
 /// Thread safety: a model belongs to one thread; touch() refuses a second one.
+/// Units may die on any thread: the engine's own threads drop their last node
+/// after backward() has returned.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
   /// The schedule of all units of this group.
@@ -121,9 +125,13 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void finish_reductions();
   void end_backward();
 
-  std::mutex mutex_; // held by touch(), to notice a second thread
+  void forget(Unit* gone);
 
-  // Everything below belongs to the thread that runs the model.
+  std::mutex touching_; // held by touch(), to notice a second thread
+
+  // Everything below belongs to the thread that runs the model, or to one that
+  // drops a unit, whoever holds this mutex. A unit may die inside any call.
+  std::recursive_mutex mutex_;
   std::map<int, Unit*> units_; // all that live, by number
   GatherOrder order_;
   Unit* last_touched_ = nullptr; // unless it was freed since

@@ -81,6 +81,7 @@ std::vector<at::Tensor> Schedule::take_gradients(
     Unit& unit,
     std::vector<at::Tensor>&& gradients,
     Destination destination) {
+  const std::scoped_lock lock(mutex_);
   const size_t count = gradients.size();
   backwards_.enter(shared_from_this());
   unit.params().check_faces("backward");
@@ -126,6 +127,7 @@ void Schedule::finish_reductions() {
 }
 
 void Schedule::end_backward() {
+  const std::scoped_lock lock(mutex_);
   at::NoGradGuard no_grad;
   finish_reductions();
   for (Unit* unit : waiting_units(units_, reductions_)) {
@@ -149,6 +151,7 @@ void Schedule::end_backward() {
 }
 
 void Schedule::recover() {
+  const std::scoped_lock lock(mutex_);
   check_.reset();
   reductions_ = {};
   for (const auto& [number, unit] : units_) {

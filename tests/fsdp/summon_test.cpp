@@ -2,6 +2,8 @@
 #include <tessera/fsdp/fsdp.h>
 
 #include <sstream>
+#include <thread>
+#include <utility>
 
 #include "engine/schedule.h"
 #include "engine/unit.h"
@@ -147,6 +149,48 @@ TEST_P(SummonTest, AForwardInsideAndItsBackwardOutsideIsRefused) {
         error_of([&] { loss.backward(); }),
         HasSubstr("leaf variable has been moved into the graph interior"));
     loss_of(model, tokens(world.rank(), 0)).backward();
+  });
+}
+
+// What the old model did since its last backward was compared with nobody, and
+// its units live on where a rank keeps their graph.
+TEST_P(SummonTest, AModelThatOneRankKeepsDoesNotDisturbTheNext) {
+  on_ranks(size(), [&](const Group& world) {
+    at::Tensor kept;
+    {
+      auto model = make_stack();
+      shard_blocks(model, options());
+      const auto loss = loss_of(model, tokens(0, 0));
+      loss.backward();
+      summon_full_params(*model).close();
+      const torch::NoGradGuard no_grad;
+      loss_of(model, tokens(0, 1));
+      kept = world.rank() == world.size() - 1 ? loss : at::Tensor();
+    }
+    auto model = make_stack();
+    shard_blocks(model, options());
+    for (int step = 0; step < 3; ++step) {
+      EXPECT_NO_THROW(loss_of(model, tokens(step, world.rank())).backward());
+    }
+  });
+}
+
+// As the engine's own threads do, which let go of a graph after backward() has
+// returned.
+TEST_P(SummonTest, UnitsMayDieOnAnotherThread) {
+  on_ranks(size(), [&](const Group& world) {
+    for (int round = 0; round < 20; ++round) {
+      auto model = make_stack();
+      shard_blocks(model, options());
+      auto loss = loss_of(model, tokens(round, world.rank()));
+      loss.backward();
+      model = Stack(nullptr);
+      std::thread engine([last = std::move(loss)]() mutable { last.reset(); });
+      auto next = make_stack();
+      shard_blocks(next, options());
+      loss_of(next, tokens(round, world.rank())).backward();
+      engine.join();
+    }
   });
 }
 
