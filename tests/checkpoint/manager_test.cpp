@@ -481,8 +481,8 @@ TEST(BesideATrainerTest, RanksLoadTheSameOneWhileItIsReplaced) {
     manager.save(7, state_at(7, world));
     world.barrier();
     const Group self = world.alone();
+    bool is_done = false;
     if (world.rank() == 1) { // opens it after another process has replaced it
-      bool is_done = false;
       set_file_fault([&](FileOp op, const fs::path&) {
         if (op == FileOp::Open && !is_done) {
           is_done = true;

@@ -18,21 +18,23 @@ const at::Device kDevice{at::kCUDA, 0};
 
 TEST(NcclTest, TheBackendRunsOnADevice) {
   ASSERT_TRUE(comm::nccl_is_built());
-  auto backend = comm::make_nccl_backend(
+  const auto carrier = comm::make_nccl_backend(
       {.store = c10::make_intrusive<c10d::HashStore>(),
        .rank = 0,
        .global_ranks = {0},
        .timeout = std::chrono::seconds(30)});
-  std::vector<at::Tensor> tensors{torch::full({1000}, 2.0f, kDevice)};
-  backend->allreduce(tensors)->wait();
-  EXPECT_EQ(tensors[0].sum().item<float>(), 2000);
-  auto output = torch::empty({1000}, kDevice);
-  backend->_allgather_base(output, tensors[0])->wait();
+  const comm::Call call;
+  constexpr auto kSum = c10d::ReduceOp::SUM;
+  const auto tensor = torch::full({1000}, 2.0f, kDevice);
+  carrier->all_reduce(call, tensor, kSum, /*async=*/true)->wait();
+  EXPECT_EQ(tensor.sum().item<float>(), 2000);
+  const auto output = torch::empty({1000}, kDevice);
+  carrier->all_gather(call, output, tensor, /*async=*/true)->wait();
   EXPECT_EQ(output.sum().item<float>(), 2000);
-  auto shard = torch::empty({1000}, kDevice);
-  backend->_reduce_scatter_base(shard, output)->wait();
+  const auto shard = torch::empty({1000}, kDevice);
+  carrier->reduce_scatter(call, shard, output, kSum, /*async=*/true)->wait();
   EXPECT_EQ(shard.sum().item<float>(), 2000);
-  backend->shutdown();
+  carrier->backend()->shutdown();
 }
 
 TEST(NcclTest, TwoRanksOnOneDeviceAreRefusedWithAReason) {
