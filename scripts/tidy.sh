@@ -3,7 +3,9 @@
 #
 # Runs clang-tidy 14 with .clang-tidy on every source, on those that changed since
 # BASE, or on FILEs. A changed header is looked at through the source of its name.
-# How each source is compiled, alone, is in build/tidy, which is configured and never
+# Nearly all the time goes into LibTorch's headers, so a run over everything reads
+# the sources of a folder of src/ together, as the build does. How sources are
+# compiled is in build/tidy and build/tidy-whole, which are configured and never
 # built: precompiled headers are read as text there.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,8 +16,13 @@ if ! command -v clang-tidy-14 >/dev/null; then
 fi
 
 folders=(src tests examples bench)
+database=build/tidy
+unity=OFF
 case "${1:-}" in
-  "") mapfile -t files < <(git ls-files -- "${folders[@]/%//*.cpp}") ;;
+  "")
+    database=build/tidy-whole
+    unity=ON
+    ;;
   --changed)
     base="${2:?usage: scripts/tidy.sh --changed BASE}"
     if ! since="$(git merge-base "$base" HEAD 2>/dev/null)"; then
@@ -34,16 +41,19 @@ case "${1:-}" in
   *) files=("$@") ;;
 esac
 
-database=build/tidy
 if [[ ! -e "$database/compile_commands.json" || -n "$(find CMakeLists.txt cmake ./*/CMakeLists.txt -newer "$database/compile_commands.json")" ]]; then
-  cmake -S . -B "$database" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTESSERA_UNITY=OFF \
+  cmake -S . -B "$database" -G Ninja -DCMAKE_BUILD_TYPE=Release "-DTESSERA_UNITY=$unity" \
     -DCMAKE_EXPORT_COMPILE_COMMANDS=ON "-DTESSERA_TORCH_ROOT=$(<build/torch-root)" >/dev/null
   touch "$database/compile_commands.json"
 fi
 
 # Sources that this build has: not those of another backend, nor of other projects.
 known="$(sed -n "s|^ *\"file\": \"$PWD/\(.*\)\",\{0,1\}$|\1|p" "$database/compile_commands.json" | sort -u)"
-mapfile -t files < <(printf '%s\n' "${files[@]}" | grep -Fx "$known" || true)
+if [[ "$unity" == ON ]]; then # all but what the build generates
+  mapfile -t files < <(grep -E "^($(IFS='|' && echo "${folders[*]}"))/|/Unity/" <<<"$known")
+else
+  mapfile -t files < <(printf '%s\n' "${files[@]}" | grep -Fx "$known" || true)
+fi
 if ((${#files[@]} == 0)); then
   echo "tidy: nothing to look at"
   exit 0
