@@ -63,7 +63,7 @@ struct Outcome {
   static Outcome of(const std::function<Bytes()>& body);
   static Outcome from_bytes(const Bytes& bytes);
   Bytes to_bytes() const;
-  /// Throws the error, unless the outcome is kOk.
+  /// Throws the error, unless the outcome is Kind::Ok.
   void raise() const;
 };
 

@@ -190,8 +190,8 @@ Duty duty_from(char letter) {
 }
 
 /// The values that the state's tensor has now, whatever is written to the
-/// tensor later: see [Note: copies when they must be]. Devices write
-/// asynchronously, so their memory is copied at once.
+/// tensor later: see [Note: copies when they must be] in held_memory.h. Devices
+/// write asynchronously, so their memory is copied at once.
 at::Tensor frozen(const at::Tensor& tensor, uint64_t& copied) {
   if (std::optional<at::Tensor> held = hold(tensor)) {
     return *std::move(held);

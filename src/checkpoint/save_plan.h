@@ -107,8 +107,7 @@ class SavePlan {
   struct Unit {
     ShardedTensor::Box box; // of tensors
     uint64_t bytes = 0;
-    std::vector<Holder>
-        holders; // by rank; the first one that remains writes it
+    std::vector<Holder> holders; // by rank; assign() chooses the writer
     Holder writer{};
   };
   struct Entry {

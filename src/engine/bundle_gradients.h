@@ -35,8 +35,8 @@ class BundleGradients {
   void add(
       const std::vector<at::Tensor>& gradients,
       const std::vector<bool>& trainable);
-  /// Gradients wait for a reduction, or, if that is asked for, for the
-  /// all-reduce that an earlier one left out.
+  /// Gradients wait for a reduction or are being reduced, or, if that is asked
+  /// for, wait for the all-reduce that an earlier reduction left out.
   bool has_waiting(bool all_reduce) const {
     return gradients_.defined() || (all_reduce && partial_.defined());
   }
@@ -75,7 +75,7 @@ class BundleGradients {
 
   at::Tensor gradients_; // (ranks, shard_numel) in the reduce dtype
   at::Tensor reduced_; // (shard_numel)
-  at::Tensor partial_; // (shard_numel): reduced, but not over the copies
+  at::Tensor partial_; // (shard_numel): averaged over the shard group only
   std::vector<bool> used_; // by index: got a gradient
   bool all_reduces_ = true;
   Work reduction_;

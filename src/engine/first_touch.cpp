@@ -111,7 +111,7 @@ void refuse_set_data(
   }
 }
 
-/// See [Note: gradients of shards].
+/// See [Note: gradients of shards] in shard_gradient.h.
 void refuse_clip_by_a_part(
     const c10::OperatorHandle& op,
     const torch::jit::Stack& stack) {
@@ -303,7 +303,7 @@ void fallback(
   op.redispatchBoxed(keys & below, stack);
 }
 
-/// See [Note: raw access].
+/// See [Note: raw access] in comm/raw_access.h.
 void watch_raw_access(
     const at::Tensor& tensor,
     comm::RawAccess access,

@@ -21,7 +21,8 @@ namespace tessera::engine {
 /// Leaves carry the key too. Reading a leaf needs nothing; a write is counted,
 /// so that a Full unit is known to be stale.
 ///
-/// Code that takes a tensor's address is noticed too, see [Note: raw access].
+/// Code that takes a tensor's address is noticed too, see
+/// [Note: raw access] in comm/raw_access.h.
 ///
 /// A write to a face is refused: it would be lost at the next reshard.
 ///

@@ -16,12 +16,13 @@ class Unit;
 
 /// [Note: gather node]
 ///
-/// Faces are not leaves: they are outputs of one persistent node a unit, as if
-/// each forward had computed them from the shard. The engine hands the node the
-/// gradients of all faces at once, when the last of them is there; its sequence
-/// number is the highest, so it runs before anything else that is ready. It
-/// copies the gradients into one flat buffer, starts the reduce-scatter, whose
-/// result becomes the leaves' gradients, and lets the unit reshard.
+/// Faces are not leaves: they are outputs of one persistent node per unit, as
+/// if each forward had computed them from the shard. Autograd hands the node
+/// the gradients of all faces at once, when the last of them is there; its
+/// sequence number is the highest, so it runs before anything else that is
+/// ready. The node gives the gradients to Schedule::take_gradients(): they are
+/// copied to one flat buffer per dtype, the full parameters are freed, and the
+/// reduce-scatter starts, whose result becomes the leaves' gradients.
 ///
 /// Its next edges lead to the leaves. A plain backward sends nothing there; the
 /// edges are for torch::autograd::grad(loss, leaves).
@@ -29,7 +30,7 @@ class Unit;
 /// An optimizer of LibTorch's that is built on faces fails loudly ("can't
 /// optimize a non-leaf Tensor"), which is what it should do. One that was built
 /// before sharding is refused when it asks for gradients, see
-/// [Note: gradients of faces].
+/// [Note: gradients of faces] in face_meta.h.
 ///
 /// It owns its unit, and faces own it: so a unit lives as long as its module,
 /// or as a graph that was made with it. Where all parameters are frozen there

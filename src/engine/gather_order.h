@@ -10,9 +10,10 @@ namespace tessera::engine {
 
 /// [Note: gather order]
 ///
-/// Units are numbers here: the engine carries out what this class decides, and
-/// the planner counts what the engine would do. All ranks decide alike, since
-/// every decision follows from the order in which the program touches units.
+/// Units are numbers here: the Schedule carries out what this class decides,
+/// and the planner counts what the Schedule would do. All ranks decide alike,
+/// since every decision follows from the order in which the program touches
+/// units.
 ///
 /// Foresight. The order of gathers is recorded from one end of backward to the
 /// next. In the next iteration the gather that followed the current one is
@@ -23,7 +24,7 @@ namespace tessera::engine {
 /// Units that die stay in recorded orders as gaps, so that ranks go on
 /// foreseeing the same gathers.
 ///
-/// Room. A touch frees the units that it does not need, see Holding. In
+/// Room. A touch frees the units that it does not need, see HeldUnit. In
 /// backward kKeptInBackward units beside these stay, the ones gathered last.
 ///
 /// Thread safety: one thread at a time.
@@ -35,10 +36,10 @@ class GatherOrder {
   static constexpr size_t kMaxRecord = 1 << 16;
 
   /// What decides whether a held unit may be freed for a touch.
-  struct Holding {
+  struct HeldUnit {
     bool is_touched = false; // by the operator that needs room
     bool is_above = false; // a root, or contains a touched unit
-    bool is_gathering = false; // somebody foresaw it
+    bool is_gathering = false; // it was foreseen, and will be needed soon
     bool is_kept = false; // until backward, or by the user's wish
   };
 
@@ -52,13 +53,13 @@ class GatherOrder {
     return held_;
   }
   /// The units to free before a touch, newest first. `describe(unit)` returns
-  /// the Holding of a held unit.
+  /// the HeldUnit of a unit that is held.
   template <class Describe>
-  std::vector<int> room(bool in_backward, const Describe& describe) const {
+  std::vector<int> to_free(bool in_backward, const Describe& describe) const {
     std::vector<int> result;
     int kept = 0;
     for (auto unit = held_.rbegin(); unit != held_.rend(); ++unit) {
-      const Holding held = describe(*unit);
+      const HeldUnit held = describe(*unit);
       const bool is_needed =
           held.is_touched || held.is_above || held.is_gathering || held.is_kept;
       if (!is_needed && !(in_backward && kept++ < kKeptInBackward)) {

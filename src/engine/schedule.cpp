@@ -80,7 +80,9 @@ void Schedule::forget(Unit* gone) {
   const std::scoped_lock lock(mutex_);
   units_.erase(gone->number());
   order_.forget(gone->number());
-  std::erase(reductions_.in_flight, gone);
+  if (reductions_.in_flight == gone) {
+    reductions_.in_flight = nullptr;
+  }
   std::erase_if(reductions_.finished, [gone](const auto& finished) {
     return finished.unit == gone;
   });
@@ -139,13 +141,13 @@ void Schedule::make_room(std::span<Unit* const> units) {
     const auto is_above = [&](const Unit* touched) {
       return held.contains(*touched);
     };
-    return GatherOrder::Holding{
+    return GatherOrder::HeldUnit{
         .is_touched = std::ranges::find(units, &held) != units.end(),
         .is_above = held.is_root() || std::ranges::any_of(units, is_above),
         .is_gathering = held.state() == UnitState::Gathering,
         .is_kept = held.is_pinned() || !held.options().reshard_after_forward};
   };
-  for (const int number : order_.room(in_backward(), describe)) {
+  for (const int number : order_.to_free(in_backward(), describe)) {
     reshard(*units_.at(number));
   }
 }

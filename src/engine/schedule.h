@@ -5,7 +5,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -29,7 +28,7 @@ struct Reductions {
     Unit* unit;
     std::vector<bool> used; // by position, see UnitGradients
   };
-  std::deque<Unit*> in_flight; // oldest first
+  Unit* in_flight = nullptr; // at most one
   std::vector<Finished> finished; // in order
 };
 
@@ -43,26 +42,33 @@ struct Reductions {
 /// counts in ScheduleProbe.
 ///
 /// Forward (schedule.cpp): a touch frees the units that it does not need, makes
-/// the touched ones Full, and starts the gather that followed last time.
+/// the touched ones Full, and starts the gather that followed last time. The
+/// first touch of a unit also compares what the ranks began with (start.h), and
+/// gives each rank random numbers of its own if the program asked for that
+/// (seed.h).
 ///
 /// Backward (schedule_backward.cpp): a touch does the same. When the gradients
 /// of a unit are there, its node hands them over: the reduction of the unit
-/// before is finished, this unit is freed, and its reduction starts. It runs
+/// before is finished, the gradients are copied to where they travel from, this
+/// unit is freed (unless it is the root), and its reduction starts. It runs
 /// beside the backward of the next unit; more in flight would each hold a full
 /// gradient. At the end of backward the last reduction is finished, everything
 /// is freed, and the ranks compare what they did.
 ///
-/// In or out of backward: the thread's graph task id. The end of backward, and
-/// who recovers if it throws: OpenBackwards.
+/// Autograd's graph task id tells whether this thread is in a backward.
+/// OpenBackwards (libtorch/backward_hooks.h) calls end_backward() when autograd
+/// is through, and recover() when a backward threw.
 ///
 /// A unit that dies is forgotten at once: the Schedule made the pointer that
-/// owns it. When that is may differ between the ranks, since a graph that one
-/// rank keeps, or that the engine still holds, keeps its units. So adding a
-/// unit begins anew whatever all ranks must count alike.
+/// owns it. A unit may die later on one rank than on another, because a graph
+/// that one rank keeps also keeps its units. So what all ranks must count alike
+/// is begun anew whenever a unit is added.
 ///
-/// Thread safety: a model belongs to one thread; touch() refuses a second one.
-/// Units may die on any thread: the engine's own threads drop their last node
-/// after backward() has returned.
+/// Thread safety: a model belongs to one thread, or, while that thread waits in
+/// backward(), to autograd's. touch() throws if two touches overlap; a second
+/// thread that comes between two touches is not noticed. Units may die on any
+/// thread: autograd's own threads drop their last node after backward() has
+/// returned.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
   /// The schedule of all units of this group.
@@ -85,11 +91,11 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Frees what was gathered, unless the unit is summoned.
   void reshard(Unit& unit);
 
-  /// Where averaged gradients go: to the leaves, or back to the engine, which
+  /// Where averaged gradients go: to the leaves, or back to autograd, which
   /// wants them for torch::autograd::grad(loss, leaves).
-  enum class Destination { Leaves, Engine };
+  enum class Destination { Leaves, Autograd };
   /// The gradients of all faces of a unit, by position, are there. Called by
-  /// the unit's node, in a backward; returns what the engine gets for the
+  /// the unit's node, in a backward; returns what autograd gets for the
   /// leaves, by position.
   std::vector<at::Tensor> take_gradients(
       Unit& unit,
@@ -122,7 +128,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void start_gather(Unit& unit, bool ahead);
   void finish_gather(Unit& unit);
   void start_reduction(Unit& unit);
-  void finish_reductions();
+  void finish_reduction();
   void end_backward();
 
   void forget(Unit* gone);

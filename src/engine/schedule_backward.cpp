@@ -69,12 +69,12 @@ torch::autograd::variable_list GatherNode::apply(
   at::NoGradGuard no_grad;
   // Only grad(loss, leaves) and backward(inputs = leaves) want results here.
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
-  const bool to_engine = wanted != nullptr && !wanted->empty();
+  const bool to_autograd = wanted != nullptr && !wanted->empty();
   return unit_->schedule().take_gradients(
       *unit_,
       std::move(gradients),
-      to_engine ? Schedule::Destination::Engine
-                : Schedule::Destination::Leaves);
+      to_autograd ? Schedule::Destination::Autograd
+                  : Schedule::Destination::Leaves);
 }
 
 std::vector<at::Tensor> Schedule::take_gradients(
@@ -85,7 +85,7 @@ std::vector<at::Tensor> Schedule::take_gradients(
   const size_t count = gradients.size();
   backwards_.enter(shared_from_this());
   unit.params().check_faces("backward");
-  finish_reductions(); // the buffer of the unit before serves these gradients
+  finish_reduction(); // the buffer of the unit before serves these gradients
   const bool any = unit.gradients().add(std::move(gradients));
   if (!unit.is_root()) {
     reshard(unit);
@@ -103,36 +103,32 @@ std::vector<at::Tensor> Schedule::take_gradients(
 
 void Schedule::start_reduction(Unit& unit) {
   check_.note(OrderCheck::Event::Reduction, unit.number());
-  reductions_.in_flight.push_back(&unit); // to be dropped if this throws
+  reductions_.in_flight = &unit; // to be dropped if this throws
   probe_.reduces(unit);
   unit.gradients().start_reduction();
 }
 
 /// The one place where averages get to the leaves.
-void Schedule::finish_reductions() {
-  while (!reductions_.in_flight.empty()) {
-    Unit& oldest = *reductions_.in_flight.front();
-    reductions_.in_flight.pop_front();
-    if (!oldest.gradients().is_reducing()) {
-      continue; // the engine got its average
-    }
-    const ScheduleProbe::Wait wait(
-        probe_, ShardEvent::Kind::ReduceWait, oldest);
-    auto [used, failure] = oldest.gradients().finish_reduction();
-    reductions_.finished.push_back({&oldest, std::move(used)});
-    if (failure) {
-      check_.note_failure(std::move(failure));
-    }
+void Schedule::finish_reduction() {
+  Unit* unit = std::exchange(reductions_.in_flight, nullptr);
+  if (unit == nullptr || !unit->gradients().is_reducing()) {
+    return; // none, or autograd took the average itself
+  }
+  const ScheduleProbe::Wait wait(probe_, ShardEvent::Kind::ReduceWait, *unit);
+  auto [used, failure] = unit->gradients().finish_reduction();
+  reductions_.finished.push_back({unit, std::move(used)});
+  if (failure) {
+    check_.note_failure(std::move(failure));
   }
 }
 
 void Schedule::end_backward() {
   const std::scoped_lock lock(mutex_);
   at::NoGradGuard no_grad;
-  finish_reductions();
+  finish_reduction();
   for (Unit* unit : waiting_units(units_, reductions_)) {
     start_reduction(*unit);
-    finish_reductions();
+    finish_reduction();
   }
   for (const int number : std::vector<int>(order_.held())) {
     reshard(*units_.at(number));

@@ -39,7 +39,7 @@ enum class UnitState {
 };
 
 /// What this rank began with, until the ranks have compared it; see
-/// [Note: equal starts].
+/// [Note: equal starts] in start.h.
 struct UnitStart {
   std::vector<std::string> names; // of the parameters
   std::vector<uint64_t> digests; // one per parameter
@@ -54,8 +54,8 @@ struct UnitStart {
 /// A unit never calls the Schedule that drives it: it tells by what it returns
 /// what happened.
 ///
-/// Thread safety: one thread at a time, the one that runs the model; any thread
-/// may call count_write().
+/// Thread safety: one thread at a time: the program's, or, while that waits in
+/// backward(), autograd's. Any thread may call count_write().
 class Unit : public UnitIdentity, public std::enable_shared_from_this<Unit> {
  public:
   /// Made by Schedule::add_unit().
@@ -129,7 +129,8 @@ class Unit : public UnitIdentity, public std::enable_shared_from_this<Unit> {
   bool is_stale() const {
     return gathered_at_ != -1 && gathered_at_ != num_writes();
   }
-  /// Somebody is about to write to a shard of the unit's. Throws where the end
+  /// Somebody is about to write to a shard of the unit's. Counts for the whole
+  /// model: every unit of it is stale then. Throws where the end
   /// of a summon would undo the write. Several threads may call it at once: a
   /// checkpoint is read by more than one.
   void count_write();

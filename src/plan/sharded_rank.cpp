@@ -43,13 +43,13 @@ void ShardedRank::begin_backward(bool reduces) {
 void ShardedRank::touch(size_t unit) {
   const auto describe = [&](int held) {
     const auto other = static_cast<size_t>(held);
-    return engine::GatherOrder::Holding{
+    return engine::GatherOrder::HeldUnit{
         .is_touched = other == unit,
         .is_above = other == root_,
         .is_gathering = units_[other].state == State::Gathering,
         .is_kept = !setup_.reshard_after_forward};
   };
-  for (const int other : order_.room(in_backward_, describe)) {
+  for (const int other : order_.to_free(in_backward_, describe)) {
     reshard(static_cast<size_t>(other));
   }
   if (units_[unit].state == State::Full) {

@@ -12,7 +12,7 @@
 namespace tessera::engine {
 namespace {
 
-using Holding = GatherOrder::Holding;
+using HeldUnit = GatherOrder::HeldUnit;
 using Foreseen = std::vector<std::optional<int>>;
 
 constexpr int kUnits = 8;
@@ -179,15 +179,15 @@ TEST(GatherOrderTest, ARecordHasAnEnd) {
 /// Holdings of all units, and the units held, oldest first.
 struct Room {
   GatherOrder order;
-  std::vector<Holding> holdings = std::vector<Holding>(kUnits);
+  std::vector<HeldUnit> holdings = std::vector<HeldUnit>(kUnits);
 
   std::vector<int> free(bool in_backward) const {
-    return order.room(in_backward, [&](int unit) {
+    return order.to_free(in_backward, [&](int unit) {
       return holdings[static_cast<size_t>(unit)];
     });
   }
   bool is_needed(int unit) const {
-    const Holding& held = holdings[static_cast<size_t>(unit)];
+    const HeldUnit& held = holdings[static_cast<size_t>(unit)];
     return held.is_touched || held.is_above || held.is_gathering ||
         held.is_kept;
   }

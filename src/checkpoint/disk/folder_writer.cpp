@@ -104,11 +104,21 @@ void FolderWriter::commit() {
   } else if (!exchange_paths(partial(), folder_)) {
     throw FileError("cannot replace " + quoted(folder_) + ".");
   }
-  sync_folder(folder_.parent_path());
-  if (replaces_ && !can_exchange_) {
-    remove_path(aside_of(folder_));
+  try {
+    sync_folder(folder_.parent_path());
+  } catch (const FileError& error) {
+    throw FileError(
+        std::string(error.what()) +
+        " The new checkpoint is in place, but a power failure could undo that.");
   }
-  partial_->clear(); // after an exchange, the old folder
+  try {
+    if (replaces_ && !can_exchange_) {
+      remove_path(aside_of(folder_));
+    }
+    partial_->clear(); // after an exchange, the old folder
+  } catch (const FileError&) {
+    // The checkpoint is in place. The next save removes what is left.
+  }
 }
 
 void FolderWriter::replace_in_two_steps() {

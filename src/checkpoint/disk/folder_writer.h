@@ -19,7 +19,7 @@ namespace tessera::checkpoint {
 /// `.NAME.old`, other programs find nothing. A crash at that moment leaves
 /// `.NAME.old`; the next writer first gives that folder its name back.
 ///
-/// See also [Note: whole or not at all].
+/// See also [Note: whole or not at all] in partial_folder.h.
 class FolderWriter {
  public:
   /// Throws FileError if `folder` exists and `overwrite` is false, if another
@@ -43,7 +43,7 @@ class FolderWriter {
   /// `parent/.NAME.old`.
   static fs::path aside_of(const fs::path& folder);
   /// Gives a folder that a crash left at `.NAME.old` its name back, or removes
-  /// it if a new folder has that name. Does nothing while a process of this
+  /// it if a new folder has that name. Throws FileError while a process of this
   /// host is writing there.
   static void recover(const fs::path& folder);
 
