@@ -11,6 +11,7 @@
 #include "engine/plain_params.h"
 #include "engine/unit.h"
 #include "fsdp/fsdp_request.h"
+#include "fsdp/fsdp_unit.h"
 #include "fsdp/open_forwards.h"
 #include "fsdp/shard_module.h"
 #include "libtorch/alias.h"
@@ -110,13 +111,16 @@ FSDPHandle::FSDPHandle(
 FSDPHandle::ForwardScope::ForwardScope(const FSDPHandle& handle) {
   if (auto unit = engine::unit_at(*handle.module_)) {
     fsdp::enter_forward(*unit);
-    units_.push_back(std::move(unit));
+    unit_.emplace(
+        std::make_shared<const FSDPUnit::Inner>(
+            FSDPUnit::Inner{std::move(unit)}),
+        *handle.module_);
   }
 }
 
 FSDPHandle::ForwardScope::~ForwardScope() {
-  for (const auto& unit : units_) {
-    fsdp::leave_forward(*unit);
+  if (unit_) {
+    fsdp::leave_forward(*unit_->inner()->unit);
   }
 }
 

@@ -1,46 +1,44 @@
-// What FSDP shows of its units.
-#include <tessera/fsdp/fsdp.h>
+#include "fsdp/fsdp_unit.h"
 
 #include <utility>
 
 #include "engine/module_units.h"
-#include "engine/unit.h"
 #include "engine/unit_memory.h"
 
 namespace tessera {
 
 FSDPUnit::FSDPUnit(
-    std::shared_ptr<engine::Unit> unit,
+    std::shared_ptr<const Inner> inner,
     torch::nn::Module& module)
-    : unit_(std::move(unit)), module_(&module) {}
+    : inner_(std::move(inner)), module_(&module) {}
 
 const std::string& FSDPUnit::name() const {
-  return unit_->name();
+  return inner_->unit->name();
 }
 
 bool FSDPUnit::is_root() const {
-  return unit_->is_root();
+  return inner_->unit->is_root();
 }
 
 bool FSDPUnit::uses_sharded_strategy() const {
-  return unit_->groups().shard.size() > 1;
+  return inner_->unit->groups().shard.size() > 1;
 }
 
 bool FSDPUnit::offloads_params() const {
-  return unit_->options().offload;
+  return inner_->unit->options().offload;
 }
 
 bool FSDPUnit::use_orig_params() const {
-  return !unit_->options().one_leaf;
+  return !inner_->unit->options().one_leaf;
 }
 
 at::Tensor FSDPUnit::flat_param() const {
-  return unit_->flat_param();
+  return inner_->unit->flat_param();
 }
 
 int64_t FSDPUnit::sharded_numel() const {
   int64_t numel = 0;
-  for (const engine::Bundle& bundle : unit_->bundles()) {
+  for (const engine::Bundle& bundle : inner_->unit->bundles()) {
     numel += bundle.layout().shard_numel();
   }
   return numel;
@@ -48,7 +46,7 @@ int64_t FSDPUnit::sharded_numel() const {
 
 int64_t FSDPUnit::unsharded_numel() const {
   int64_t numel = 0;
-  for (const engine::Bundle& bundle : unit_->bundles()) {
+  for (const engine::Bundle& bundle : inner_->unit->bundles()) {
     numel += use_orig_params() ? bundle.layout().full_numel()
                                : bundle.layout().unpadded_numel();
   }
@@ -56,7 +54,7 @@ int64_t FSDPUnit::unsharded_numel() const {
 }
 
 int64_t FSDPUnit::allocated_numel() const {
-  return engine::allocated_numel(*unit_);
+  return engine::allocated_numel(*inner_->unit);
 }
 
 std::vector<FSDPUnit> fsdp_units(ModuleRef module, bool root_only) {
@@ -65,7 +63,9 @@ std::vector<FSDPUnit> fsdp_units(ModuleRef module, bool root_only) {
   const auto add = [&](torch::nn::Module& one) {
     for (const auto& unit : units) {
       if (unit->home() == &one && (!root_only || unit->is_root())) {
-        result.emplace_back(unit, one);
+        result.emplace_back(
+            std::make_shared<const FSDPUnit::Inner>(FSDPUnit::Inner{unit}),
+            one);
       }
     }
   };
