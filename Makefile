@@ -7,7 +7,7 @@
 #   make soak KILLS=500 SEED=7
 #   make parity DEVICE=cuda:0
 #   make lint BASE=HEAD~3     clang-tidy on sources that changed since (default: origin/main)
-#   make tidy FILES="src/base/xxh3.cpp"
+#   make tidy FILES="tests/fsdp/start_test.cpp"
 
 SHELL := /bin/bash
 JOBS ?= $(shell nproc)
@@ -74,7 +74,7 @@ lint: ## layout, include direction, public headers alone, clang-tidy on what cha
 	scripts/check_headers.py --jobs $(JOBS)
 	@JOBS=$(JOBS) scripts/tidy.sh --changed $(BASE)
 
-tidy: ## clang-tidy 14 on every source (an hour on 2 cores); FILES="src/a.cpp ..." on some
+tidy: ## clang-tidy 14 on all sources of the library; FILES="tests/a.cpp ..." on some
 	@scripts/setup.sh lint
 	@JOBS=$(JOBS) scripts/tidy.sh $(FILES)
 

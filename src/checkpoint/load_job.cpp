@@ -193,7 +193,7 @@ void LoadJob::match_slot(
     }
     replacements_.push_back({slot.value, std::move(loaded)});
   } catch (const c10::Error& error) {
-    problems_.push_back(error.what_without_backtrace());
+    problems_.emplace_back(error.what_without_backtrace());
   }
 }
 

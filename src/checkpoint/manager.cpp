@@ -346,7 +346,7 @@ bool has_changed(const Peers& peers, const Step& step) {
 
 } // namespace
 
-Manager::Manager(fs::path folder, const ManagerOptions& options)
+Manager::Manager(const fs::path& folder, const ManagerOptions& options)
     : folder_(fs::absolute(folder).lexically_normal()), options_(options) {
   const Peers peers(options_.group());
   settle(peers, [&] {

@@ -69,7 +69,7 @@ class AsyncSave::Impl {
   }
 
  private:
-  void run(std::unique_ptr<SaveJob> job, Peers peers) {
+  void run(std::unique_ptr<SaveJob> job, const Peers& peers) {
     at::NoGradGuard no_grad;
     try {
       job->write();

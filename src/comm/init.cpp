@@ -435,8 +435,8 @@ Group make_world(
   }
   std::vector<int> everyone(static_cast<size_t>(environment.world_size));
   std::iota(everyone.begin(), everyone.end(), 0);
-  return Group(std::make_shared<comm::GroupImpl>(
-      info, store, "world", std::move(everyone)));
+  return Group(
+      std::make_shared<Group::Impl>(info, store, "world", std::move(everyone)));
 }
 
 /// A process that ends leaves its groups, so that peers are told that the rank

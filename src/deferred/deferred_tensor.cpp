@@ -59,7 +59,8 @@ void defer(
     const std::shared_ptr<Tape>& tape,
     at::Device device) {
   c10::StorageImpl& storage = *meta.storage().unsafeGetStorageImpl();
-  auto context = std::make_unique<Deferred>(tape, tape->add_storage(device));
+  auto context = std::make_unique<Deferred>(
+      Deferred{tape, tape->add_storage(device)}); // clang 14 needs the braces
   storage.set_data_ptr_noswap(c10::DataPtr(
       nullptr, context.release(), &release, c10::Device(c10::kMeta)));
   refuse_pointers(storage);

@@ -106,7 +106,7 @@ RngRecord::~RngRecord() {
 }
 
 RngRecord::Id RngRecord::note(at::Generator generator, size_t record) {
-  at::Tensor state = state_of(generator);
+  const at::Tensor state = state_of(generator);
   const uint64_t found = fingerprint(state);
   Draw draw{.generator = generator, .record = record};
   draw.is_default = generator == default_generator(generator.device());
@@ -115,7 +115,7 @@ RngRecord::Id RngRecord::note(at::Generator generator, size_t record) {
     draw.previous = stand_in->second;
   } else {
     const at::Tensor end = LastEnds::instance().find(generator, found);
-    draw.start = end.defined() ? end : std::move(state);
+    draw.start = end.defined() ? end : state;
   }
   const Id id = draws_.size();
   leap(generator, found);

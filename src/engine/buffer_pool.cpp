@@ -46,7 +46,7 @@ at::Tensor BufferPool::take(
   return tensor;
 }
 
-void BufferPool::give(at::Tensor tensor) {
+void BufferPool::give(const at::Tensor& tensor) {
   if (!tensor.device().is_cpu()) {
     return;
   }

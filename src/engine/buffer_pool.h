@@ -28,7 +28,7 @@ class BufferPool {
   /// The same for a contiguous tensor, whose contents are undefined. Whoever
   /// gives a tensor back must hold the last reference to it.
   at::Tensor take(at::IntArrayRef sizes, const at::TensorOptions& options);
-  void give(at::Tensor tensor);
+  void give(const at::Tensor& tensor);
 
   /// Keeps at most `count` buffers of each size.
   void trim(size_t count) {

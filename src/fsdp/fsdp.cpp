@@ -1,95 +1,23 @@
-#include <tessera/comm/init.h>
 #include <tessera/deferred/deferred_init.h>
-#include <tessera/error.h>
 #include <tessera/fsdp/fsdp.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 
-#define FMT_HEADER_ONLY
-#include <fmt/format.h>
-
+#include <functional>
 #include <utility>
 
 #include "engine/module_units.h"
 #include "engine/plain_params.h"
 #include "engine/unit.h"
-#include "engine/unit_memory.h"
+#include "fsdp/fsdp_request.h"
+#include "fsdp/fsdp_unit.h"
 #include "fsdp/open_forwards.h"
 #include "fsdp/shard_module.h"
 #include "libtorch/alias.h"
 
 namespace tessera {
 namespace {
-
-const char* name_of(ShardingStrategy strategy) {
-  switch (strategy) {
-    case ShardingStrategy::FullShard:
-      return "FullShard";
-    case ShardingStrategy::ShardGradOp:
-      return "ShardGradOp";
-    case ShardingStrategy::NoShard:
-      return "NoShard";
-    case ShardingStrategy::HybridShard:
-      return "HybridShard";
-    case ShardingStrategy::HybridShardZero2:
-      return "HybridShardZero2";
-  }
-  return "unknown";
-}
-
-bool is_hybrid(ShardingStrategy strategy) {
-  return strategy == ShardingStrategy::HybridShard ||
-      strategy == ShardingStrategy::HybridShardZero2;
-}
-
-std::string describe(const FSDPOptions& options, ShardingStrategy strategy) {
-  const auto name = [](const std::optional<at::ScalarType>& dtype) {
-    return dtype ? c10::toString(*dtype) : "as it is";
-  };
-  const MixedPrecision& precision = options.mixed_precision();
-  return fmt::format(
-      "strategy {}, use_orig_params {}, offload_params {}, param_dtype {}, reduce_dtype {}, buffer_dtype {}, sync_module_states {}, compare_start {}",
-      name_of(strategy),
-      options.use_orig_params(),
-      options.cpu_offload().offload_params(),
-      name(precision.param_dtype()),
-      name(precision.reduce_dtype()),
-      name(precision.buffer_dtype()),
-      options.sync_module_states(),
-      options.compare_start());
-}
-
-engine::Groups groups_for(
-    const FSDPOptions& options,
-    ShardingStrategy strategy) {
-  if (options.process_group() && options.device_mesh()) {
-    raise(
-        {.call = "FSDP"},
-        "both a process_group and a device_mesh were given. Name one of them.");
-  }
-  if (is_hybrid(strategy)) {
-    if (!options.device_mesh() || options.device_mesh()->ndim() != 2) {
-      raise<c10::ValueError>(
-          {.call = "FSDP"},
-          fmt::format(
-              "{} needs a device_mesh of two axes: copies, then the ranks that shard each. Use tessera::make_mesh({{copies, ranks}}).",
-              name_of(strategy)));
-    }
-    return fsdp::groups_of(*options.device_mesh(), "FSDP");
-  }
-  const Group group = options.device_mesh() ? options.device_mesh()->group()
-      : options.process_group()             ? *options.process_group()
-                                            : world();
-  if (strategy != ShardingStrategy::NoShard) {
-    return {.all = group, .shard = group};
-  }
-  engine::Groups groups{.all = group, .shard = group.alone()};
-  if (group.size() > 1) {
-    groups.replicate = group;
-  }
-  return groups;
-}
 
 /// Whether the tensor has no values and none were recorded for it.
 bool is_plain_meta(const at::Tensor& tensor) {
@@ -151,73 +79,6 @@ void initialize_meta(
 
 } // namespace
 
-FSDPUnit::FSDPUnit(
-    std::shared_ptr<engine::Unit> unit,
-    torch::nn::Module& module)
-    : unit_(std::move(unit)), module_(&module) {}
-
-const std::string& FSDPUnit::name() const {
-  return unit_->name();
-}
-
-bool FSDPUnit::is_root() const {
-  return unit_->is_root();
-}
-
-bool FSDPUnit::uses_sharded_strategy() const {
-  return unit_->groups().shard.size() > 1;
-}
-
-bool FSDPUnit::offloads_params() const {
-  return unit_->options().offload;
-}
-
-bool FSDPUnit::use_orig_params() const {
-  return !unit_->options().one_leaf;
-}
-
-at::Tensor FSDPUnit::flat_param() const {
-  return unit_->flat_param();
-}
-
-int64_t FSDPUnit::sharded_numel() const {
-  int64_t numel = 0;
-  for (const engine::Bundle& bundle : unit_->bundles()) {
-    numel += bundle.layout().shard_numel();
-  }
-  return numel;
-}
-
-int64_t FSDPUnit::unsharded_numel() const {
-  int64_t numel = 0;
-  for (const engine::Bundle& bundle : unit_->bundles()) {
-    numel += use_orig_params() ? bundle.layout().full_numel()
-                               : bundle.layout().unpadded_numel();
-  }
-  return numel;
-}
-
-int64_t FSDPUnit::allocated_numel() const {
-  return engine::allocated_numel(*unit_);
-}
-
-std::vector<FSDPUnit> fsdp_units(ModuleRef module, bool root_only) {
-  std::vector<FSDPUnit> result;
-  const auto units = engine::units_in(module);
-  const auto add = [&](torch::nn::Module& one) {
-    for (const auto& unit : units) {
-      if (unit->home() == &one && (!root_only || unit->is_root())) {
-        result.emplace_back(unit, one);
-      }
-    }
-  };
-  add(module);
-  for (const auto& item : module->named_modules("", /*include_self=*/false)) {
-    add(*item.value());
-  }
-  return result;
-}
-
 namespace detail {
 
 FSDPHandle::FSDPHandle(
@@ -225,49 +86,8 @@ FSDPHandle::FSDPHandle(
     const FSDPOptions& options)
     : module_(std::move(module)),
       options_(options),
-      strategy_(options.sharding_strategy()) {
-  const Group group = options_.device_mesh() ? options_.device_mesh()->group()
-      : options_.process_group()             ? *options_.process_group()
-                                             : world();
-  if (group.size() == 1 && strategy_ != ShardingStrategy::NoShard) {
-    TORCH_WARN_ONCE(
-        "FSDP is switching to use `NoShard` instead of ",
-        name_of(strategy_),
-        " since the world size is 1.");
-    strategy_ = ShardingStrategy::NoShard;
-  }
-  const MixedPrecision& precision = options_.mixed_precision();
-  fsdp::ShardRequest request{
-      .call = "FSDP",
-      .description = describe(options_, strategy_),
-      .groups = groups_for(options_, strategy_),
-      .unit =
-          {.layout = engine::Layout::Kind::Flat,
-           // As in Python, 16 bytes of the compute dtype: sizes agree.
-           .alignment = {.param = 1, .shard = 1},
-           .param_alignment_bytes = options_.use_orig_params() ? 16 : 0,
-           .reshard_after_forward = strategy_ == ShardingStrategy::FullShard ||
-               strategy_ == ShardingStrategy::HybridShard,
-           .param_dtype = precision.param_dtype(),
-           .reduce_dtype = precision.reduce_dtype() ? precision.reduce_dtype()
-                                                    : precision.param_dtype(),
-           .offload = options_.cpu_offload().offload_params(),
-           .one_leaf = !options_.use_orig_params(),
-           .sync_from_rank0 = options_.sync_module_states(),
-           .compare_start = options_.compare_start()},
-      .policy = options_.auto_wrap_policy(),
-      .sync_buffers = options_.sync_module_states(),
-      .uniform = true,
-      .state_dict_type = StateDictType::FullStateDict};
-  for (const auto& ignored : options_.ignored_modules()) {
-    request.ignored_modules.insert(ignored.get());
-    for (const auto& item : ignored->named_modules()) {
-      request.ignored_modules.insert(item.value().get());
-    }
-    for (const at::Tensor& tensor : ignored->parameters()) {
-      request.ignored_params.insert(tensor.unsafeGetTensorImpl());
-    }
-  }
+      strategy_(fsdp::strategy_of(options)) {
+  const fsdp::ShardRequest request = fsdp::request_of(options_, strategy_);
   if (options_.param_init_fn()) {
     initialize_meta(
         *module_,
@@ -283,21 +103,24 @@ FSDPHandle::FSDPHandle(
       engine::set_ignored(tensor);
     }
   }
-  if (precision.buffer_dtype()) {
-    cast_buffers(*module_, *precision.buffer_dtype());
+  if (const auto dtype = options_.mixed_precision().buffer_dtype()) {
+    cast_buffers(*module_, *dtype);
   }
 }
 
 FSDPHandle::ForwardScope::ForwardScope(const FSDPHandle& handle) {
   if (auto unit = engine::unit_at(*handle.module_)) {
     fsdp::enter_forward(*unit);
-    units_.push_back(std::move(unit));
+    unit_.emplace(
+        std::make_shared<const FSDPUnit::Inner>(
+            FSDPUnit::Inner{std::move(unit)}),
+        *handle.module_);
   }
 }
 
 FSDPHandle::ForwardScope::~ForwardScope() {
-  for (const auto& unit : units_) {
-    fsdp::leave_forward(*unit);
+  if (unit_) {
+    fsdp::leave_forward(*unit_->inner()->unit);
   }
 }
 

@@ -85,7 +85,7 @@ void agree_on(const Units& units, const SummonOptions& options) {
       options.offload_to_cpu(),
       options.with_grads(),
       units.size());
-  std::vector<const comm::GroupImpl*> asked;
+  std::vector<const Group::Impl*> asked;
   for (const auto& unit : units) {
     const Group& group = unit->groups().all;
     if (std::find(asked.begin(), asked.end(), &group.impl()) == asked.end()) {

@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/text.h"
 #include "checkpoint/disk/source.h"
 #include "checkpoint/format/error.h"
 #include "plan/checked.h"
@@ -78,10 +79,6 @@ GptSubject gpt_of(const Request& request, Notes& notes) {
   return subject;
 }
 
-std::string count_tensors(size_t count) {
-  return std::to_string(count) + (count == 1 ? " tensor" : " tensors");
-}
-
 ModelSubject checkpoint_of(const Request& request, Notes& notes) {
   if (has_gpt_flags(request)) {
     throw PlanError(
@@ -96,13 +93,13 @@ ModelSubject checkpoint_of(const Request& request, Notes& notes) {
   if (found.num_left_out > 0) {
     const std::string& select = request.grouping.select;
     notes.push_back(
-        count_tensors(found.num_left_out) +
+        count_text(found.num_left_out, "tensor") +
         " of the checkpoint left out: not below " +
         format::in_quotes(select.empty() ? "model" : select));
   }
   if (found.num_buffers > 0) {
     notes.push_back(
-        count_tensors(found.num_buffers) +
+        count_text(found.num_buffers, "tensor") +
         " without gradient: whole on every rank, as buffers");
   }
   notes.emplace_back(

@@ -9,7 +9,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 
 #include "state/describe.h"
@@ -230,10 +232,8 @@ bool StateValue::operator==(const StateValue& other) const {
     return dict() == other.dict();
   }
   if (is_double()) { // bitwise: NaN equals NaN
-    return std::memcmp(
-               &std::get<double>(value_),
-               &std::get<double>(other.value_),
-               sizeof(double)) == 0;
+    return std::bit_cast<uint64_t>(std::get<double>(value_)) ==
+        std::bit_cast<uint64_t>(std::get<double>(other.value_));
   }
   return is_none() || (is_int() && to_int() == other.to_int()) ||
       (is_bool() && to_bool() == other.to_bool()) ||

@@ -2,7 +2,6 @@
 
 #include <tessera/error.h>
 #include <tessera/zero/ddp_zero_hook.h>
-#include <tessera/zero/zero_redundancy_optimizer.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -19,8 +18,10 @@
 #include "ddp/reducer.h"
 #include "zero/bucket_assignment.h"
 
-namespace tessera::zero {
+namespace tessera {
 namespace {
+
+using Overlap = ZeroRedundancyOptimizer::Overlap;
 
 constexpr const char* kHook = "hook_with_zero_step";
 constexpr const char* kStepInBackward =
@@ -199,7 +200,7 @@ void Overlap::check_params() const {
 }
 
 void Overlap::divide_buckets() {
-  BucketSizes sizes;
+  zero::BucketSizes sizes;
   for (const Bucket& bucket : buckets_) {
     auto& numels = sizes.emplace_back();
     for (const at::Tensor& param : bucket.params) {
@@ -207,12 +208,12 @@ void Overlap::divide_buckets() {
     }
   }
   const auto pieces = wiring_.shard_buckets
-      ? assign_even_buckets(sizes, group_.size())
-      : assign_whole_buckets(sizes, group_.size());
+      ? zero::assign_even_buckets(sizes, group_.size())
+      : zero::assign_whole_buckets(sizes, group_.size());
   for (size_t i = 0; i < buckets_.size(); ++i) {
     const auto& params = buckets_[i].params;
     buckets_[i].parts.clear();
-    for (const BucketPiece& piece : pieces[i]) {
+    for (const zero::BucketPiece& piece : pieces[i]) {
       buckets_[i].parts.push_back(
           {piece.rank,
            piece.begin,
@@ -280,13 +281,13 @@ void Overlap::step(Part& part, const InFlight& bucket) {
 }
 
 void Overlap::check_trainable(const Part& part) const {
-  for (size_t i = 0; i < part.params.size(); ++i) {
-    if (!part.params[i].requires_grad()) {
+  for (const at::Tensor& param : part.params) {
+    if (!param.requires_grad()) {
       raise(
           site_of(group_, kStepInBackward),
           fmt::format(
               "a parameter of shape {} was frozen, which ZeroRedundancyOptimizer does not support with `overlap_with_ddp=True`. Freeze parameters before DistributedDataParallel is made, or call step() yourself, without overlap.",
-              part.params[i].sizes().vec()));
+              param.sizes().vec()));
     }
   }
 }
@@ -317,16 +318,12 @@ void Overlap::finish_sends() {
   }
 }
 
-} // namespace tessera::zero
-
-namespace tessera {
-
 CommHook hook_with_zero_step(
     CommHook hook,
     detail::DDPHandle& ddp,
     ZeroRedundancyOptimizer& zero,
     bool shard_buckets) {
-  return zero::Overlap::make_hook(
+  return Overlap::make_hook(
       zero, {std::move(hook), &ddp, shard_buckets, /*is_interleaved=*/false});
 }
 
@@ -335,7 +332,7 @@ CommHook hook_with_zero_step_interleaved(
     detail::DDPHandle& ddp,
     ZeroRedundancyOptimizer& zero,
     bool shard_buckets) {
-  return zero::Overlap::make_hook(
+  return Overlap::make_hook(
       zero, {std::move(hook), &ddp, shard_buckets, /*is_interleaved=*/true});
 }
 

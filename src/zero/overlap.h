@@ -4,6 +4,7 @@
 #include <tessera/comm/group.h>
 #include <tessera/ddp/comm_hook.h>
 #include <tessera/ddp/distributed_data_parallel.h>
+#include <tessera/zero/zero_redundancy_optimizer.h>
 
 #include <ATen/core/Tensor.h>
 
@@ -13,10 +14,6 @@
 #include <vector>
 
 namespace tessera {
-class ZeroRedundancyOptimizer;
-}
-
-namespace tessera::zero {
 
 /// [Note: overlap]
 ///
@@ -38,7 +35,7 @@ namespace tessera::zero {
 /// A parameter may be changed as soon as its gradient exists: whatever needed
 /// its value in backward has run. Any other use of the old value finds its
 /// version changed, which autograd refuses.
-class Overlap {
+class ZeroRedundancyOptimizer::Overlap {
  public:
   enum class Phase {
     /// Buckets are not final or have not been seen yet. Nothing is stepped.
@@ -115,4 +112,4 @@ class Overlap {
   std::exception_ptr error_;
 };
 
-} // namespace tessera::zero
+} // namespace tessera

@@ -76,6 +76,14 @@ class Narrowed {
 
 } // namespace
 
+struct ZeroRedundancyOptimizer::Parts {
+  explicit Parts(zero::Partition of) : partition(std::move(of)) {}
+
+  zero::Partition partition;
+  std::optional<zero::ParamBuckets>
+      buckets; // where parameters are bucket views
+};
+
 /// Gives the options to the local optimizer while it works: each group has one
 /// object, so that references to it stay valid.
 class ZeroRedundancyOptimizer::Lend {
@@ -100,7 +108,7 @@ class ZeroRedundancyOptimizer::Lend {
 };
 
 ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(
-    std::vector<at::Tensor> params,
+    const std::vector<at::Tensor>& params,
     const MakeOptimizer& make_optimizer,
     ZeroOptions options)
     : ZeroRedundancyOptimizer(
@@ -120,9 +128,9 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(
   if (!group_.valid()) {
     group_ = world();
   }
-  partition_ = std::make_unique<zero::Partition>(group_.size());
+  parts_ = std::make_unique<Parts>(zero::Partition(group_.size()));
   if (options.overlap_with_ddp()) {
-    overlap_ = std::make_shared<zero::Overlap>(*this);
+    overlap_ = std::make_shared<Overlap>(*this);
   }
   std::vector<OptimizerParamGroup> local;
   comm::all_or_none({group_}, kName, [&] {
@@ -136,12 +144,12 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(
     }
     for (const OptimizerParamGroup& group : param_groups) {
       check_group(group);
-      partition_->add_group(group.params());
+      parts_->partition.add_group(group.params());
       param_groups_.emplace_back(group.params());
       auto& part = local.emplace_back(group);
       part.params() = overlap_
           ? std::vector<at::Tensor>() // until buckets are known
-          : partition_->of_group(group_.rank(), param_groups_.size() - 1);
+          : parts_->partition.of_group(group_.rank(), param_groups_.size() - 1);
     }
     optim_ = make_optimizer(local);
     if (optim_ == nullptr || optim_->param_groups().size() != local.size()) {
@@ -159,8 +167,8 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(
   defaults_ = optim_->defaults().clone();
   take_options_from_local();
   if (options.parameters_as_bucket_view() && !overlap_) {
-    buckets_ = std::make_unique<zero::ParamBuckets>();
-    buckets_->build(partition_->owned());
+    parts_->buckets.emplace();
+    parts_->buckets->build(parts_->partition.owned());
   }
 }
 
@@ -277,7 +285,7 @@ void ZeroRedundancyOptimizer::add_param_group(
   check_untouched();
   comm::all_or_none({group_}, kAddGroup, [&] { check_group(group); });
   agree_on({group}, kAddGroup);
-  zero::Partition partition = *partition_;
+  zero::Partition partition = parts_->partition;
   partition.add_group(group.params());
   OptimizerParamGroup local = group;
   local.params() = partition.of_group(group_.rank(), param_groups_.size());
@@ -288,11 +296,11 @@ void ZeroRedundancyOptimizer::add_param_group(
       optim_->add_param_group(local);
     }
   });
-  *partition_ = std::move(partition);
+  parts_->partition = std::move(partition);
   param_groups_.emplace_back(
       group.params(), optim_->param_groups().back().options().clone());
-  if (buckets_) {
-    buckets_->build(partition_->owned());
+  if (parts_->buckets) {
+    parts_->buckets->build(parts_->partition.owned());
   }
 }
 
@@ -300,11 +308,11 @@ void ZeroRedundancyOptimizer::add_param_group(
 /// do not.
 std::optional<std::string> ZeroRedundancyOptimizer::objection_to_groups()
     const {
-  const auto& added = partition_->groups();
+  const auto& added = parts_->partition.groups();
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     const auto& params = param_groups_[group].params();
     for (size_t i = 0; i < params.size(); ++i) {
-      const auto place = partition_->place_of(params[i]);
+      const auto place = parts_->partition.place_of(params[i]);
       if (!place) {
         return fmt::format(
             "parameter {} of group {} ({}) was added through torch::optim::Optimizer, so no rank owns it. Call ZeroRedundancyOptimizer::add_param_group().",
@@ -425,14 +433,14 @@ at::Tensor ZeroRedundancyOptimizer::step_locally(
 }
 
 void ZeroRedundancyOptimizer::send_params() {
-  const auto& owned = partition_->owned();
-  if (buckets_) {
-    if (!buckets_->are_current()) {
+  const auto& owned = parts_->partition.owned();
+  if (parts_->buckets) {
+    if (!parts_->buckets->are_current()) {
       TORCH_WARN(
           "ZeroRedundancyOptimizer detected that the trainable parameters changed; rebuilding the parameter buckets");
-      buckets_->build(owned);
+      parts_->buckets->build(owned);
     }
-    comm::broadcast_owned(group_, buckets_->pieces());
+    comm::broadcast_owned(group_, parts_->buckets->pieces());
   } else {
     comm::broadcast_owned(group_, owned);
   }

@@ -7,6 +7,7 @@
 
 #include "engine/schedule.h"
 #include "engine/unit.h"
+#include "fsdp/fsdp_unit.h"
 #include "fsdp/training.h"
 
 namespace tessera {
@@ -97,7 +98,7 @@ TEST_P(FsdpStrategyTest, IssuesExactlyTheCollectivesOfTheStrategy) {
   on_ranks(GetParam().size, [&](const Group& world) {
     auto module = make_stack();
     const FSDP model(module, options());
-    auto& schedule = fsdp_units(*model).at(0).unit()->schedule();
+    auto& schedule = fsdp_units(*model).at(0).inner()->unit->schedule();
     const int64_t units = 1 + kDepth;
     const bool shards = model.sharding_strategy() != ShardingStrategy::NoShard;
     const bool reshards =

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -245,6 +246,11 @@ std::vector<std::string> split_lines(const std::string& text) {
     result.push_back(line);
   }
   return result;
+}
+
+size_t count_lines(const std::filesystem::path& path, const std::string& line) {
+  const std::vector<std::string> lines = split_lines(read_text(path));
+  return static_cast<size_t>(std::count(lines.begin(), lines.end(), line));
 }
 
 } // namespace tessera::launch

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstddef>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -107,5 +108,7 @@ std::string read_text(const std::filesystem::path& path);
 /// exist yet.
 std::vector<pid_t> read_pids(const std::filesystem::path& path);
 std::vector<std::string> split_lines(const std::string& text);
+/// How many lines of a file are `line`.
+size_t count_lines(const std::filesystem::path& path, const std::string& line);
 
 } // namespace tessera::launch

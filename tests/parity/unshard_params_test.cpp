@@ -40,8 +40,8 @@ struct TwoLayers {
     parity::fsdp(model->ptr(0), options);
     parity::fsdp(model.ptr(), options);
     const auto units = fsdp_units(*model);
-    outer = units.at(0).unit();
-    inner = units.at(1).unit();
+    outer = units.at(0).inner();
+    inner = units.at(1).inner();
   }
   FSDPUnit outer_unit() {
     return {outer, *model};
@@ -51,8 +51,8 @@ struct TwoLayers {
   }
 
   Sequential model;
-  std::shared_ptr<engine::Unit> outer;
-  std::shared_ptr<engine::Unit> inner;
+  std::shared_ptr<const FSDPUnit::Inner> outer;
+  std::shared_ptr<const FSDPUnit::Inner> inner;
 };
 
 std::shared_ptr<parity::NestedWrappedModuleImpl> make_recursive_nested(

@@ -44,7 +44,7 @@ class TESSERA_API Manager {
   /// Creates the folder if it does not exist. Collective; throws
   /// CheckpointError.
   explicit Manager(
-      std::filesystem::path folder,
+      const std::filesystem::path& folder,
       const ManagerOptions& options = {});
   /// Waits for a save in the background; an error becomes a warning.
   ~Manager();

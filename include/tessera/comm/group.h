@@ -16,11 +16,6 @@
 
 namespace tessera {
 
-namespace comm {
-class GroupImpl;
-class PendingCall;
-} // namespace comm
-
 /// A collective in flight. It keeps its tensors alive; their contents are
 /// defined only after wait(). If it is dropped, the operation continues as long
 /// as the group is held, but its output must not be read.
@@ -29,7 +24,8 @@ class [[nodiscard]] TESSERA_API Work {
   /// A finished operation.
   Work() = default;
   /// For Group's calls; not part of the public contract.
-  explicit Work(std::shared_ptr<comm::PendingCall> pending);
+  class Pending;
+  explicit Work(std::shared_ptr<Pending> pending);
 
   /// Blocks until the operation is complete on this rank (for CUDA tensors:
   /// makes the current stream wait for it). Throws the operation's error, with
@@ -40,7 +36,7 @@ class [[nodiscard]] TESSERA_API Work {
   bool done() const;
 
  private:
-  std::shared_ptr<comm::PendingCall> pending_;
+  std::shared_ptr<Pending> pending_;
 };
 
 /// Ranks that communicate. A cheap handle, copied freely; copies refer to the
@@ -64,7 +60,8 @@ class TESSERA_API Group {
   /// No group; every call except valid() throws.
   Group() = default;
   /// For the layers above; not part of the public contract.
-  explicit Group(std::shared_ptr<comm::GroupImpl> impl);
+  class Impl;
+  explicit Group(std::shared_ptr<Impl> impl);
 
   /// False for a default-constructed Group(). Not collective, like all
   /// functions up to timeout().
@@ -204,10 +201,10 @@ class TESSERA_API Group {
   at::Tensor allocate_shared(at::IntArrayRef sizes, at::ScalarType dtype) const;
 
   /// Not collective. For the layers above; not part of the public contract.
-  comm::GroupImpl& impl() const;
+  Impl& impl() const;
 
  private:
-  std::shared_ptr<comm::GroupImpl> impl_;
+  std::shared_ptr<Impl> impl_;
 };
 
 } // namespace tessera

@@ -23,10 +23,6 @@
 
 namespace tessera {
 
-namespace engine {
-class Unit;
-} // namespace engine
-
 /// As in Python's FSDP.
 enum class ShardingStrategy {
   FullShard, // parameters are freed between forward and backward
@@ -93,7 +89,8 @@ struct TESSERA_API FSDPOptions {
 class TESSERA_API FSDPUnit {
  public:
   /// For fsdp_units(); not part of the public contract.
-  FSDPUnit(std::shared_ptr<engine::Unit> unit, torch::nn::Module& module);
+  struct Inner;
+  FSDPUnit(std::shared_ptr<const Inner> inner, torch::nn::Module& module);
 
   /// The path of the unit's module in the outermost sharded module; for that
   /// module itself, its class.
@@ -120,12 +117,12 @@ class TESSERA_API FSDPUnit {
   int64_t allocated_numel() const;
 
   /// For the layers below; not part of the public contract.
-  const std::shared_ptr<engine::Unit>& unit() const {
-    return unit_;
+  const std::shared_ptr<const Inner>& inner() const {
+    return inner_;
   }
 
  private:
-  std::shared_ptr<engine::Unit> unit_;
+  std::shared_ptr<const Inner> inner_;
   torch::nn::Module* module_;
 };
 
@@ -169,7 +166,7 @@ class TESSERA_API FSDPHandle {
     ForwardScope& operator=(const ForwardScope&) = delete;
 
    private:
-    std::vector<std::shared_ptr<engine::Unit>> units_;
+    std::optional<FSDPUnit> unit_;
   };
 
   /// A floating tensor in the compute dtype; anything else as it is.

@@ -19,12 +19,6 @@
 
 namespace tessera {
 
-namespace zero {
-class Overlap;
-class ParamBuckets;
-class Partition;
-} // namespace zero
-
 /// Makes the optimizer of one rank, for the groups that it is given. Their
 /// lists of parameters may be empty.
 using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
@@ -97,7 +91,7 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
       const MakeOptimizer& make_optimizer,
       ZeroOptions options = {});
   ZeroRedundancyOptimizer(
-      std::vector<at::Tensor> params,
+      const std::vector<at::Tensor>& params,
       const MakeOptimizer& make_optimizer,
       ZeroOptions options = {});
   ~ZeroRedundancyOptimizer() override;
@@ -159,9 +153,12 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
     return group_;
   }
 
+  /// For hook_with_zero_step(); not part of the public contract.
+  class Overlap;
+
  private:
-  friend class zero::Overlap;
   class Lend;
+  struct Parts;
 
   void check_group(const torch::optim::OptimizerParamGroup& group) const;
   void agree_on(
@@ -186,11 +183,9 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   Group group_;
   MakeOptimizer make_optimizer_;
   /// Null unless steps are made in backward; shared with the hook.
-  std::shared_ptr<zero::Overlap> overlap_;
+  std::shared_ptr<Overlap> overlap_;
   std::unique_ptr<torch::optim::Optimizer> optim_;
-  std::unique_ptr<zero::Partition> partition_;
-  /// Null unless parameters are bucket views.
-  std::unique_ptr<zero::ParamBuckets> buckets_;
+  std::unique_ptr<Parts> parts_;
   /// The state that consolidate_state_dict() left here.
   std::optional<StateDict> consolidated_;
 };

@@ -213,9 +213,9 @@ std::vector<DcpPath> read_paths(const Value& value) {
     DcpPath path{.name = expect<std::string>(key, what), .keys = {}};
     for (const auto& part : expect<Tuple>(tuple, what).items) {
       if (const auto* position = part.get<int64_t>()) {
-        path.keys.push_back(*position);
+        path.keys.emplace_back(*position);
       } else {
-        path.keys.push_back(expect<std::string>(part, what));
+        path.keys.emplace_back(expect<std::string>(part, what));
       }
     }
     paths.push_back(std::move(path));

@@ -188,6 +188,7 @@ struct Value {
 
   Value();
   template <class T>
+  // NOLINTNEXTLINE(bugprone-forwarding-reference-overload): no Value is a T
   requires(!std::is_same_v<std::remove_cvref_t<T>, Value>) Value(T&& value);
   Value(const char* text);
   Value(int value);
@@ -227,6 +228,7 @@ struct Object {
 
 // Defined down here, where DictItem and Object are complete.
 template <class T>
+// NOLINTNEXTLINE(bugprone-forwarding-reference-overload): no Value is a T
 requires(!std::is_same_v<std::remove_cvref_t<T>, Value>) Value::Value(T&& value)
     : is(std::forward<T>(value)) {}
 inline Value::Value() = default;

@@ -11,18 +11,19 @@ using Clock = std::chrono::steady_clock;
 
 enum class Phase { NoneYet, Inside, Outside };
 
-// One per thread: written by the thread, and read by a signal handler that runs
-// on the thread. A handler that interrupts a write sees a mixture of two calls,
-// which is harmless in a report.
-struct Standing {
+// The latest collective of a thread, and whether the thread is still inside.
+// Written by the thread, and read by a signal handler that runs on the thread.
+// A handler that interrupts a write sees a mixture of two calls, which is
+// harmless in a report.
+struct LatestCall {
   std::atomic<Phase> phase{Phase::NoneYet};
   Call call;
   char group[64] = {};
-  Clock::time_point since{};
+  Clock::time_point since{}; // of the phase
 };
 
-Standing& standing() {
-  constinit static thread_local Standing instance;
+LatestCall& latest_call() {
+  constinit static thread_local LatestCall instance;
   return instance;
 }
 
@@ -53,24 +54,24 @@ class Line {
 } // namespace
 
 void note_call_begins(const Call& call, const char* group) {
-  Standing& now = standing();
-  now.phase.store(Phase::Outside, std::memory_order_relaxed);
-  now.call = call;
-  assign(now.group, group);
-  now.since = Clock::now();
-  now.phase.store(Phase::Inside, std::memory_order_release);
+  LatestCall& latest = latest_call();
+  latest.phase.store(Phase::Outside, std::memory_order_relaxed);
+  latest.call = call;
+  assign(latest.group, group);
+  latest.since = Clock::now();
+  latest.phase.store(Phase::Inside, std::memory_order_release);
 }
 
 void note_call_ends() {
-  Standing& now = standing();
-  now.since = Clock::now();
-  now.phase.store(Phase::Outside, std::memory_order_release);
+  LatestCall& latest = latest_call();
+  latest.since = Clock::now();
+  latest.phase.store(Phase::Outside, std::memory_order_release);
 }
 
 size_t describe_current_call(char* text, size_t capacity) {
-  const Standing& now = standing();
+  const LatestCall& latest = latest_call();
   Line line(text, capacity);
-  const Phase phase = now.phase.load(std::memory_order_acquire);
+  const Phase phase = latest.phase.load(std::memory_order_acquire);
   switch (phase) {
     case Phase::NoneYet:
       line << "has made no collective yet";
@@ -82,19 +83,20 @@ size_t describe_current_call(char* text, size_t capacity) {
       line << "in no collective; the last was ";
       break;
   }
-  line << now.call.operation;
-  if (now.call.detail[0] != '\0') {
-    line << " of " << now.call.detail;
+  line << latest.call.operation;
+  if (latest.call.detail[0] != '\0') {
+    line << " of " << latest.call.detail;
   }
-  if (now.call.label[0] != '\0') {
-    line << " for \"" << now.call.label << "\"";
+  if (latest.call.label[0] != '\0') {
+    line << " for \"" << latest.call.label << "\"";
   }
   const auto elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(
-      Clock::now() - now.since);
+      Clock::now() - latest.since);
   const auto tenths = static_cast<uint64_t>(elapsed.count()) / 100;
-  line << ", call #" << now.call.sequence << ", group \"" << now.group << "\", "
-       << (phase == Phase::Inside ? "since " : "ended ") << tenths / 10 << "."
-       << tenths % 10 << (phase == Phase::Inside ? " s" : " s ago");
+  line << ", call #" << latest.call.sequence << ", group \"" << latest.group
+       << "\", " << (phase == Phase::Inside ? "since " : "ended ")
+       << tenths / 10 << "." << tenths % 10
+       << (phase == Phase::Inside ? " s" : " s ago");
   return line.finish(text);
 }
 

@@ -37,7 +37,10 @@ void check_splits_match(
       receives.begin(),
       receives.end(),
       mine.mutable_data_ptr<int64_t>() + size);
-  Group(group.shared_from_this()).all_gather_into(all, mine, "splits");
+  // Every GroupImpl is a Group::Impl, see group_impl.h.
+  const Group handle(
+      std::static_pointer_cast<Group::Impl>(group.shared_from_this()));
+  handle.all_gather_into(all, mine, "splits");
   const auto table = all.accessor<int64_t, 3>();
   for (int from = 0; from < size; ++from) {
     for (int to = 0; to < size; ++to) {

@@ -25,8 +25,7 @@ using comm::GroupImpl;
 using comm::ReducePlan;
 using comm::StagedTensor;
 
-Work::Work(std::shared_ptr<comm::PendingCall> pending)
-    : pending_(std::move(pending)) {}
+Work::Work(std::shared_ptr<Pending> pending) : pending_(std::move(pending)) {}
 
 void Work::wait() {
   if (pending_) {
@@ -39,9 +38,9 @@ bool Work::done() const {
   return !pending_ || pending_->done();
 }
 
-Group::Group(std::shared_ptr<GroupImpl> impl) : impl_(std::move(impl)) {}
+Group::Group(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-GroupImpl& Group::impl() const {
+Group::Impl& Group::impl() const {
   if (!impl_) {
     raise(
         {.call = "Group"},
@@ -299,7 +298,7 @@ std::optional<Group> Group::split(int color, int key, std::string_view name)
     global.push_back(global_ranks()[static_cast<size_t>(peer)]);
   }
   const std::string place = fmt::format("split{}.{}", number, color);
-  return Group(std::make_shared<GroupImpl>(
+  return Group(std::make_shared<Impl>(
       parent.world_ptr(),
       c10::make_intrusive<c10d::PrefixStore>(place, parent.store()),
       fmt::format(
@@ -312,7 +311,7 @@ Group Group::alone() const {
     return *this;
   }
   GroupImpl& parent = impl();
-  return Group(std::make_shared<GroupImpl>(
+  return Group(std::make_shared<Impl>(
       parent.world_ptr(),
       c10::make_intrusive<c10d::PrefixStore>(
           fmt::format("alone.{}", rank()), parent.store()),

@@ -248,7 +248,7 @@ Work GroupImpl::launch(
     fail(call, std::current_exception());
   }
   tell_when_ended(*work, id, call, !on_host);
-  return Work(std::make_shared<PendingCall>(
+  return Work(std::make_shared<Work::Pending>(
       shared_from_this(),
       call,
       std::move(work),
@@ -357,7 +357,7 @@ void GroupImpl::give_up(const std::string& reason) {
 void GroupImpl::fail(const Call& call, std::exception_ptr error) {
   const std::string what_call = call.describe();
   try {
-    std::rethrow_exception(error);
+    std::rethrow_exception(std::move(error));
   } catch (const DisagreementError&) {
     throw;
   } catch (const c10::ValueError&) {

@@ -194,3 +194,20 @@ void GroupImpl::raise_error(std::string_view call, std::string_view what)
 }
 
 } // namespace tessera::comm
+
+namespace tessera {
+
+// By these names the public header knows them: it names no namespace of ours,
+// so that programs may have namespaces of these names. Nobody makes a GroupImpl
+// or a PendingCall that is not one of these.
+class Group::Impl final : public comm::GroupImpl {
+ public:
+  using GroupImpl::GroupImpl;
+};
+
+class Work::Pending final : public comm::PendingCall {
+ public:
+  using PendingCall::PendingCall;
+};
+
+} // namespace tessera

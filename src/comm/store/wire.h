@@ -27,6 +27,9 @@ inline constexpr size_t kMaxKeys = 128 * 1024;
 inline constexpr size_t kMaxKeyBytes = 8 * 1024;
 inline constexpr size_t kMaxValueBytes = 8 * 1024 * 1024;
 inline constexpr size_t kMaxRequestBytes = 64 * 1024 * 1024;
+/// A client that leaves more than this unread is cut off, so no answer is
+/// longer.
+inline constexpr size_t kMaxUnsentBytes = 64 * 1024 * 1024;
 
 // Ours alone, in place of Validate where a secret is set. See [Note: the
 // secret].
