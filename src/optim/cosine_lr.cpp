@@ -74,6 +74,10 @@ std::vector<OptionField> CosineAnnealingLR::fields() {
   return {{"T_max", &options_.T_max()}, {"eta_min", &options_.eta_min()}};
 }
 
+void CosineAnnealingLR::read_more(const StateDict& /*state*/) {
+  need_positive(options_.T_max(), "T_max", name());
+}
+
 CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(
     torch::optim::Optimizer& optimizer,
     CosineAnnealingWarmRestartsOptions options)
@@ -170,6 +174,9 @@ void CosineAnnealingWarmRestarts::write_more(StateDict& state) const {
 }
 
 void CosineAnnealingWarmRestarts::read_more(const StateDict& state) {
+  need_positive(options_.T_0(), "T_0", name());
+  need_positive(options_.T_mult(), "T_mult", name());
+  need_positive(place_.T_i, "T_i", name());
   place_.T_cur = number_of(state.at("T_cur"));
 }
 

@@ -24,12 +24,20 @@ void refuse_zero_iters(int64_t total_iters, const char* call) {
 StepLR::StepLR(torch::optim::Optimizer& optimizer, StepLROptions options)
     : EpochSchedule(optimizer, "StepLR", options.last_epoch()),
       options_(options) {
+  check();
+  start();
+}
+
+void StepLR::check() const {
   if (options_.step_size() <= 0) {
     raise<c10::ValueError>(
         {.call = name()},
         fmt::format("step_size is {}, must be above 0.", options_.step_size()));
   }
-  start();
+}
+
+void StepLR::read_more(const StateDict& /*state*/) {
+  check();
 }
 
 std::vector<double> StepLR::get_lr() const {

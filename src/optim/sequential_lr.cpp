@@ -79,6 +79,18 @@ void load_parts(
   }
 }
 
+double initial_lr_of(const GroupValues& groups, size_t group) {
+  const auto found = groups.find(group, "initial_lr");
+  if (!found) {
+    raise<c10::ValueError>(
+        {.call = "SequentialLR"},
+        fmt::format(
+            "param group {} was added after the schedules were made. Make them anew.",
+            group));
+  }
+  return *found;
+}
+
 } // namespace
 
 SequentialLR::SequentialLR(
@@ -101,7 +113,7 @@ SequentialLR::SequentialLR(
   // Each part has made its initial step by itself. Undo that, and make that of
   // the first part only.
   for (size_t group = 0; group < groups().size(); ++group) {
-    groups().set_lr(group, groups().find(group, "initial_lr").value());
+    groups().set_lr(group, initial_lr_of(groups(), group));
   }
   for (const auto& part : schedulers_) {
     --part->last_epoch_;

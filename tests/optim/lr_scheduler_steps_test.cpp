@@ -239,6 +239,28 @@ TEST(LrSchedulerTest, LoadingRejectsOtherDictionariesAndChangesNothing) {
   EXPECT_EQ(diff_state_dicts(schedule.state_dict(), before), "");
 }
 
+TEST(LrSchedulerTest, LoadingRejectsSettingsOutOfRange) {
+  const auto optimizer = make_sgd();
+  StepLR steps(*optimizer, 3);
+  CosineAnnealingLR cosine(*optimizer, 3);
+  CosineAnnealingWarmRestarts restarts(*optimizer, 3);
+  const std::vector<std::pair<LRScheduler*, const char*>> cases{
+      {&steps, "step_size"},
+      {&cosine, "T_max"},
+      {&restarts, "T_0"},
+      {&restarts, "T_i"}};
+  for (const auto& [schedule, key] : cases) {
+    const StateDict before = schedule->state_dict();
+    StateDict changed = before;
+    changed.set(key, 0);
+    EXPECT_THAT(
+        error_of([&, &one = *schedule] { one.load_state_dict(changed); }),
+        HasSubstr(std::string(key) + " is 0, must be above 0."));
+    EXPECT_EQ(diff_state_dicts(schedule->state_dict(), before), "");
+    schedule->step();
+  }
+}
+
 TEST(LrSchedulerTest, LoadingReplacesSettings) {
   const auto optimizer = make_sgd(0.8);
   MultiStepLR saved(*optimizer, MultiStepLROptions({2, 2, 7}).gamma(0.5));

@@ -13,11 +13,13 @@ namespace tessera::optim {
 
 /// Options as in Python's CosineAnnealingLR.
 struct TESSERA_API CosineAnnealingLROptions {
+  /// With Python's defaults.
   CosineAnnealingLROptions(int64_t T_max) : T_max_(T_max) {}
   /// Epochs from the highest learning rate to the lowest.
-  TORCH_ARG(int64_t, T_max);
+  TORCH_ARG(int64_t, T_max){};
   /// The lowest learning rate.
   TORCH_ARG(double, eta_min) = 0;
+  /// -1 to begin, else the epoch to resume after; see EpochSchedule.
   TORCH_ARG(int64_t, last_epoch) = -1;
 };
 
@@ -34,6 +36,7 @@ class TESSERA_API CosineAnnealingLR : public EpochSchedule {
   std::vector<double> get_lr() const override;
   std::vector<double> closed_form_lr() const override;
   std::vector<OptionField> fields() override;
+  void read_more(const StateDict& state) override;
 
  private:
   CosineAnnealingLROptions options_;
@@ -41,13 +44,15 @@ class TESSERA_API CosineAnnealingLR : public EpochSchedule {
 
 /// Options as in Python's CosineAnnealingWarmRestarts.
 struct TESSERA_API CosineAnnealingWarmRestartsOptions {
+  /// With Python's defaults.
   CosineAnnealingWarmRestartsOptions(int64_t T_0) : T_0_(T_0) {}
   /// Epochs until the first restart.
-  TORCH_ARG(int64_t, T_0);
+  TORCH_ARG(int64_t, T_0){};
   /// How many times as long each round is as the one before.
   TORCH_ARG(int64_t, T_mult) = 1;
   /// The lowest learning rate.
   TORCH_ARG(double, eta_min) = 0;
+  /// -1 to begin, else the epoch to resume after; see EpochSchedule.
   TORCH_ARG(int64_t, last_epoch) = -1;
 };
 

@@ -72,16 +72,18 @@ class TESSERA_API LRScheduler : public Stateful {
   }
 
  protected:
+  /// `name` is the class's, for errors.
   LRScheduler(torch::optim::Optimizer& optimizer, std::string name);
 
   /// The learning rates that the param groups have now.
   std::vector<double> current_lrs() const;
-  /// What the param groups have besides their options.
+  /// The param groups, for the schedules of this library.
   GroupValues& groups() const {
     return *groups_;
   }
 
-  std::vector<double> last_lr_; // Python's _last_lr
+  /// Python's _last_lr.
+  std::vector<double> last_lr_;
 
  private:
   torch::optim::Optimizer& optimizer_;
@@ -148,9 +150,12 @@ class TESSERA_API EpochSchedule : public LRScheduler {
   std::vector<double> scaled_lrs(double factor) const;
   /// Throws c10::ValueError unless every param group has a base learning rate.
   void need_base_lrs() const;
-  /// Goes to an epoch, with the closed form or the recursive one. If it throws,
-  /// nothing has changed.
-  enum class Form { Recursive, Closed };
+  /// Which formula is meant.
+  enum class Form {
+    Recursive, ///< get_lr()
+    Closed, ///< closed_form_lr()
+  };
+  /// Goes to an epoch. If it throws, nothing has changed.
   void move_to(int64_t epoch, Form form);
 
   /// True inside start().
@@ -174,6 +179,7 @@ class TESSERA_API EpochSchedule : public LRScheduler {
 /// One number for all param groups, or a number for each.
 class TESSERA_API PerGroup {
  public:
+  /// A number, or a list of numbers, where one of these is expected.
   PerGroup(double value) : values_(value) {}
   PerGroup(std::vector<double> values) : values_(std::move(values)) {}
   PerGroup(std::initializer_list<double> values)

@@ -16,10 +16,13 @@ namespace tessera::optim {
 
 /// Options as in Python's StepLR.
 struct TESSERA_API StepLROptions {
+  /// With Python's defaults.
   StepLROptions(int64_t step_size) : step_size_(step_size) {}
   /// Epochs between changes.
-  TORCH_ARG(int64_t, step_size);
+  TORCH_ARG(int64_t, step_size){};
+  /// The factor.
   TORCH_ARG(double, gamma) = 0.1;
+  /// -1 to begin, else the epoch to resume after; see EpochSchedule.
   TORCH_ARG(int64_t, last_epoch) = -1;
 };
 
@@ -33,26 +36,33 @@ class TESSERA_API StepLR : public EpochSchedule {
   std::vector<double> get_lr() const override;
   std::vector<double> closed_form_lr() const override;
   std::vector<OptionField> fields() override;
+  void read_more(const StateDict& state) override;
 
  private:
+  void check() const;
+
   StepLROptions options_;
 };
 
 /// Options as in Python's MultiStepLR.
 struct TESSERA_API MultiStepLROptions {
+  /// With Python's defaults.
   MultiStepLROptions(std::vector<int64_t> milestones)
       : milestones_(std::move(milestones)) {}
   MultiStepLROptions(std::initializer_list<int64_t> milestones)
       : milestones_(milestones) {}
   /// Epochs, in any order; one that is given twice counts twice.
-  TORCH_ARG(std::vector<int64_t>, milestones);
+  TORCH_ARG(std::vector<int64_t>, milestones){};
+  /// The factor.
   TORCH_ARG(double, gamma) = 0.1;
+  /// -1 to begin, else the epoch to resume after; see EpochSchedule.
   TORCH_ARG(int64_t, last_epoch) = -1;
 };
 
 /// Times gamma, at each milestone.
 class TESSERA_API MultiStepLR : public EpochSchedule {
  public:
+  /// Throws as EpochSchedule::start() does.
   MultiStepLR(torch::optim::Optimizer& optimizer, MultiStepLROptions options);
 
  protected:
@@ -71,7 +81,9 @@ class TESSERA_API MultiStepLR : public EpochSchedule {
 struct TESSERA_API ConstantLROptions {
   /// From 0 to 1.
   TORCH_ARG(double, factor) = 1.0 / 3;
+  /// For how many epochs.
   TORCH_ARG(int64_t, total_iters) = 5;
+  /// -1 to begin, else the epoch to resume after; see EpochSchedule.
   TORCH_ARG(int64_t, last_epoch) = -1;
 };
 
@@ -98,7 +110,9 @@ struct TESSERA_API LinearLROptions {
   TORCH_ARG(double, start_factor) = 1.0 / 3;
   /// From 0 to 1.
   TORCH_ARG(double, end_factor) = 1.0;
+  /// For how many epochs.
   TORCH_ARG(int64_t, total_iters) = 5;
+  /// -1 to begin, else the epoch to resume after; see EpochSchedule.
   TORCH_ARG(int64_t, last_epoch) = -1;
 };
 
@@ -122,14 +136,18 @@ class TESSERA_API LinearLR : public EpochSchedule {
 
 /// Options as in Python's ExponentialLR.
 struct TESSERA_API ExponentialLROptions {
+  /// With Python's defaults.
   ExponentialLROptions(double gamma) : gamma_(gamma) {}
-  TORCH_ARG(double, gamma);
+  /// The factor.
+  TORCH_ARG(double, gamma){};
+  /// -1 to begin, else the epoch to resume after; see EpochSchedule.
   TORCH_ARG(int64_t, last_epoch) = -1;
 };
 
 /// Times gamma, at every epoch.
 class TESSERA_API ExponentialLR : public EpochSchedule {
  public:
+  /// Throws as EpochSchedule::start() does.
   ExponentialLR(
       torch::optim::Optimizer& optimizer,
       ExponentialLROptions options);
@@ -145,14 +163,18 @@ class TESSERA_API ExponentialLR : public EpochSchedule {
 
 /// Options as in Python's PolynomialLR.
 struct TESSERA_API PolynomialLROptions {
+  /// For how many epochs.
   TORCH_ARG(int64_t, total_iters) = 5;
+  /// 1 is a straight line.
   TORCH_ARG(double, power) = 1.0;
+  /// -1 to begin, else the epoch to resume after; see EpochSchedule.
   TORCH_ARG(int64_t, last_epoch) = -1;
 };
 
 /// Falls to 0 in total_iters epochs, as a power of the epochs that are left.
 class TESSERA_API PolynomialLR : public EpochSchedule {
  public:
+  /// Throws as EpochSchedule::start() does.
   explicit PolynomialLR(
       torch::optim::Optimizer& optimizer,
       PolynomialLROptions options = {});

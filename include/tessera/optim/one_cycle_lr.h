@@ -14,23 +14,29 @@
 namespace tessera::optim {
 
 /// The curve between two learning rates.
-enum class AnnealStrategy { Cos, Linear };
+enum class AnnealStrategy {
+  Cos, ///< half a cosine
+  Linear, ///< a straight line
+};
 
 /// Options as in Python's OneCycleLR.
 struct TESSERA_API OneCycleLROptions {
+  /// With Python's defaults.
   OneCycleLROptions(PerGroup max_lr) : max_lr_(std::move(max_lr)) {}
   OneCycleLROptions(double max_lr) : max_lr_(max_lr) {}
   /// The highest learning rate.
-  TORCH_ARG(PerGroup, max_lr);
+  TORCH_ARG(PerGroup, max_lr){0.0};
   /// Steps of the cycle, or epochs and the steps of each.
   TORCH_ARG(std::optional<int64_t>, total_steps) = std::nullopt;
   TORCH_ARG(std::optional<int64_t>, epochs) = std::nullopt;
   TORCH_ARG(std::optional<int64_t>, steps_per_epoch) = std::nullopt;
   /// The share of the steps in which the learning rate rises.
   TORCH_ARG(double, pct_start) = 0.3;
+  /// The curve.
   TORCH_ARG(AnnealStrategy, anneal_strategy) = AnnealStrategy::Cos;
   /// Momentum (the first of Adam's betas) falls as the learning rate rises.
   TORCH_ARG(bool, cycle_momentum) = true;
+  /// The momentum at the top of the cycle, and at its ends.
   TORCH_ARG(PerGroup, base_momentum) = 0.85;
   TORCH_ARG(PerGroup, max_momentum) = 0.95;
   /// The cycle begins at max_lr / div_factor, and ends at the final_div_factor
@@ -39,6 +45,7 @@ struct TESSERA_API OneCycleLROptions {
   TORCH_ARG(double, final_div_factor) = 1e4;
   /// Falls as long as it rose, then falls further.
   TORCH_ARG(bool, three_phase) = false;
+  /// -1 to begin, else the epoch to resume after; see EpochSchedule.
   TORCH_ARG(int64_t, last_epoch) = -1;
 };
 

@@ -18,9 +18,15 @@
 namespace tessera::optim {
 
 /// Which metrics are good ones.
-enum class PlateauMode { Min, Max };
-/// What the threshold is: a share of the best metric, or a difference.
-enum class ThresholdMode { Rel, Abs };
+enum class PlateauMode {
+  Min, ///< low ones
+  Max, ///< high ones
+};
+/// What the threshold is, compared with the best metric.
+enum class ThresholdMode {
+  Rel, ///< a share
+  Abs, ///< a difference
+};
 /// What ranks make of their metrics, which decide for all of them.
 enum class RankMetrics {
   Mean, ///< the mean over the ranks decides
@@ -30,6 +36,7 @@ enum class RankMetrics {
 /// Options as in Python's ReduceLROnPlateau, and what ranks make of their
 /// metrics.
 struct TESSERA_API ReduceLROnPlateauOptions {
+  /// Which metrics are good ones.
   TORCH_ARG(PlateauMode, mode) = PlateauMode::Min;
   /// What the learning rate is multiplied by; below 1.
   TORCH_ARG(double, factor) = 0.1;
@@ -37,6 +44,7 @@ struct TESSERA_API ReduceLROnPlateauOptions {
   TORCH_ARG(int64_t, patience) = 10;
   /// How much better is better.
   TORCH_ARG(double, threshold) = 1e-4;
+  /// A share of the best metric, or a difference.
   TORCH_ARG(ThresholdMode, threshold_mode) = ThresholdMode::Rel;
   /// Steps after a change in which none is counted as bad.
   TORCH_ARG(int64_t, cooldown) = 0;
