@@ -140,8 +140,8 @@ struct Net : torch::nn::Module {
 };
 
 /// A run with a schedule, saved as parts of one dictionary.
-struct Run {
-  explicit Run(uint64_t seed) {
+struct ScheduledRun {
+  explicit ScheduledRun(uint64_t seed) {
     torch::manual_seed(seed);
     net = std::make_shared<Net>();
     fully_shard(*net);
@@ -193,13 +193,13 @@ struct Run {
 TEST(LrSchedulerRanksTest, ARunGoesOnFromACheckpointBitByBit) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);
-    Run run(1);
+    ScheduledRun run(1);
     run.steps(0, 5);
     checkpoint::save(run.state(), folder / "c");
     checkpoint::save(*run.schedule, folder / "s");
     const auto expected = run.steps(5, 5);
 
-    Run other(2);
+    ScheduledRun other(2);
     StateDict state = other.state();
     checkpoint::load(state, folder / "c");
     other.training->load_state_dict(state.at("training").dict());

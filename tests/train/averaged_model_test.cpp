@@ -80,14 +80,15 @@ struct Model {
   /// The same data on every rank, so that every kind trains alike.
   void step(int number) {
     optimizer->zero_grad();
-    const at::Tensor x = data(number);
-    (ddp        ? (*ddp)(x)
-         : fsdp ? (*fsdp)(x)
-                : net->forward(x))
-        .square()
-        .mean()
-        .backward();
+    forward(data(number)).square().mean().backward();
     optimizer->step();
+  }
+
+  at::Tensor forward(const at::Tensor& x) {
+    if (ddp) {
+      return (*ddp)(x);
+    }
+    return fsdp ? (*fsdp)(x) : net->forward(x);
   }
 
   static at::Tensor data(int number) {
@@ -99,10 +100,7 @@ struct Model {
   at::Tensor output() {
     torch::NoGradGuard no_grad;
     net->eval();
-    const at::Tensor result = (ddp        ? (*ddp)(data(0))
-                                   : fsdp ? (*fsdp)(data(0))
-                                          : net->forward(data(0)))
-                                  .clone();
+    const at::Tensor result = forward(data(0)).clone();
     net->train();
     return result;
   }
@@ -114,8 +112,8 @@ struct Model {
   }
 
   Net net{nullptr};
-  std::optional<DistributedDataParallel> ddp;
-  std::optional<FSDP> fsdp;
+  std::optional<DistributedDataParallel<NetImpl>> ddp;
+  std::optional<FSDP<NetImpl>> fsdp;
   std::unique_ptr<optim::AdamW> optimizer;
 };
 
@@ -192,10 +190,13 @@ void check_averages(Kind kind, const Group& world, ByHand by_hand) {
   EXPECT_EQ(diff_state_dicts(model.full(), other.full()), "");
 }
 
-class AveragedModelTest : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, AveragedModelTest, ::testing::Values(1, 2, 4));
+class AveragedModelRanksTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(
+    Size,
+    AveragedModelRanksTest,
+    ::testing::Values(1, 2, 4));
 
-TEST_P(AveragedModelTest, MatchesSingleProcess) {
+TEST_P(AveragedModelRanksTest, MatchesSingleProcess) {
   on_ranks(GetParam(), [](const Group& world) {
     for (const Kind kind : kKinds) {
       SCOPED_TRACE(static_cast<int>(kind));
@@ -320,7 +321,8 @@ TEST(AveragedModelTest, NamesAreThoseOfPython) {
             "module.head.weight",
             "module.head.bias"));
     EXPECT_EQ(
-        averaged.state_dict().at("n_averaged").tensor().dtype(), at::kLong);
+        averaged.state_dict().at("n_averaged").tensor().scalar_type(),
+        at::kLong);
   });
 }
 
