@@ -1,121 +1,18 @@
 // Averages of sharded parameters, against averages of a whole model.
-#include <tessera/checkpoint/checkpoint.h>
-#include <tessera/ddp/distributed_data_parallel.h>
-#include <tessera/fsdp/fsdp.h>
-#include <tessera/fsdp/fully_shard.h>
 #include <tessera/fsdp/summon.h>
-#include <tessera/optim/adamw.h>
 #include <tessera/train/averaged_model.h>
-#include <tessera/transfer/distributed_state_dict.h>
-
-#include <torch/torch.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <optional>
-
-#include "checkpoint/support.h"
-#include "support/device.h"
 #include "support/errors.h"
 #include "support/ranks.h"
+#include "train/averaged.h"
 
-namespace tessera {
+namespace tessera::testing {
 namespace {
 
-using testing::error_of;
 using ::testing::HasSubstr;
-using testing::on_ranks;
-using testing::TempFolder;
-using testing::test_device;
-
-enum class Kind { Plain, Ddp, Flat, Dim0, FsdpFlat, FsdpOriginal };
-constexpr Kind kKinds[] = {
-    Kind::Plain,
-    Kind::Ddp,
-    Kind::Flat,
-    Kind::Dim0,
-    Kind::FsdpFlat,
-    Kind::FsdpOriginal};
-
-/// Sizes that ranks cannot share evenly: some ranks have no part of the head.
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    first = register_module("first", torch::nn::Linear(6, 7));
-    norm = register_module("norm", torch::nn::BatchNorm1d(7));
-    head = register_module("head", torch::nn::Linear(7, 1));
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    return head(torch::relu(norm(first(x))));
-  }
-  torch::nn::Linear first{nullptr};
-  torch::nn::BatchNorm1d norm{nullptr};
-  torch::nn::Linear head{nullptr};
-};
-TORCH_MODULE(Net);
-
-/// A model in double, spread over the ranks of a group.
-struct Model {
-  Model(Kind kind, const Group& group, uint64_t seed = 1) {
-    torch::manual_seed(seed);
-    net = Net();
-    net->to(at::kDouble);
-    net->to(test_device());
-    if (kind == Kind::Ddp) {
-      ddp.emplace(net, DDPOptions().process_group(group));
-    } else if (kind == Kind::Flat || kind == Kind::Dim0) {
-      const auto options = FullyShardOptions().group(group).layout(
-          kind == Kind::Flat ? ShardLayout::Flat : ShardLayout::Dim0);
-      fully_shard(net->first, options);
-      fully_shard(net, options);
-    } else if (kind != Kind::Plain) {
-      fsdp.emplace(
-          net,
-          FSDPOptions().process_group(group).use_orig_params(
-              kind == Kind::FsdpOriginal));
-    }
-    optimizer = std::make_unique<optim::AdamW>(parameters(net), 0.05);
-  }
-
-  /// The same data on every rank, so that every kind trains alike.
-  void step(int number) {
-    optimizer->zero_grad();
-    forward(data(number)).square().mean().backward();
-    optimizer->step();
-  }
-
-  at::Tensor forward(const at::Tensor& x) {
-    if (ddp) {
-      return (*ddp)(x);
-    }
-    return fsdp ? (*fsdp)(x) : net->forward(x);
-  }
-
-  static at::Tensor data(int number) {
-    torch::manual_seed(100 + number);
-    return torch::randn({8, 6}, at::kDouble).to(test_device());
-  }
-
-  /// The output in evaluation, which gathers units.
-  at::Tensor output() {
-    torch::NoGradGuard no_grad;
-    net->eval();
-    const at::Tensor result = forward(data(0)).clone();
-    net->train();
-    return result;
-  }
-
-  /// Whole values by name, buffers included.
-  StateDict full() {
-    return get_model_state_dict(net, StateDictOptions().full_state_dict(true))
-        .clone();
-  }
-
-  Net net{nullptr};
-  std::optional<DistributedDataParallel<NetImpl>> ddp;
-  std::optional<FSDP<NetImpl>> fsdp;
-  std::unique_ptr<optim::AdamW> optimizer;
-};
 
 /// Averages of whole values, written down by hand.
 struct ByHand {
@@ -245,117 +142,6 @@ TEST(AveragedModelTest, CloseEndsTheScopeOnce) {
   });
 }
 
-/// The averages as full tensors.
-StateDict averages_of(AveragedModel& averaged, Model& model) {
-  const auto swapped = averaged.swap_in();
-  return model.full();
-}
-
-TEST(AveragedModelTest, GoesFromAnyShardingToAnyOther) {
-  on_ranks(4, [](const Group& world) {
-    const TempFolder folder(world);
-    const auto pair = world.subgroup({0, 1});
-    for (const Kind from : kKinds) {
-      SCOPED_TRACE(static_cast<int>(from));
-      const std::string name = "from_" + std::to_string(static_cast<int>(from));
-      std::vector<uint8_t> bytes;
-      if (pair) {
-        Model model(from, *pair);
-        AveragedModel averaged(
-            model.net,
-            AveragedModelOptions().multi_avg_fn(get_ema_multi_avg_fn(0.5)));
-        for (int step = 0; step < 3; ++step) {
-          model.step(step);
-          averaged.update_parameters();
-        }
-        checkpoint::save(
-            averaged, folder / name, checkpoint::SaveOptions().group(*pair));
-        bytes = state_dict_to_bytes(averages_of(averaged, model));
-      }
-      const StateDict expected =
-          state_dict_from_bytes(world.broadcast_bytes(bytes, 0));
-      for (const Kind to : kKinds) {
-        SCOPED_TRACE(static_cast<int>(to));
-        Model model(to, world, /*seed=*/9);
-        const StateDict own = model.full();
-        AveragedModel averaged(model.net);
-        checkpoint::load(averaged, folder / name);
-        EXPECT_EQ(averaged.n_averaged(), 3);
-        EXPECT_EQ(diff_state_dicts(model.full(), own), "");
-        EXPECT_EQ(diff_state_dicts(averages_of(averaged, model), expected), "");
-
-        // The same from a dictionary of full tensors.
-        StateDict dict{{"n_averaged", 3}};
-        for (const auto& [key, value] : expected) {
-          dict.set("module." + key.name(), value);
-        }
-        AveragedModel other(model.net);
-        other.load_state_dict(dict);
-        EXPECT_EQ(other.n_averaged(), 3);
-        EXPECT_EQ(diff_state_dicts(model.full(), own), "");
-        EXPECT_EQ(diff_state_dicts(averages_of(other, model), expected), "");
-      }
-    }
-  });
-}
-
-TEST(AveragedModelTest, NamesAreThoseOfPython) {
-  on_ranks(2, [](const Group& world) {
-    Model model(Kind::FsdpFlat, world);
-    AveragedModel averaged(model.net);
-    std::vector<std::string> names;
-    for (const StateKey& key : averaged.state_dict().keys()) {
-      names.push_back(key.name());
-    }
-    EXPECT_THAT(
-        names,
-        ::testing::ElementsAre(
-            "n_averaged",
-            "module.first.weight",
-            "module.first.bias",
-            "module.norm.weight",
-            "module.norm.bias",
-            "module.norm.running_mean",
-            "module.norm.running_var",
-            "module.norm.num_batches_tracked",
-            "module.head.weight",
-            "module.head.bias"));
-    EXPECT_EQ(
-        averaged.state_dict().at("n_averaged").tensor().scalar_type(),
-        at::kLong);
-  });
-}
-
-TEST(AveragedModelTest, LoadingRejectsWhatDoesNotFitAndChangesNothing) {
-  on_ranks(2, [](const Group& world) {
-    Model model(Kind::Dim0, world);
-    AveragedModel averaged(model.net);
-    averaged.update_parameters();
-    model.step(0);
-    const StateDict own = model.full();
-    const StateDict before = averages_of(averaged, model);
-    StateDict changed = averaged.state_dict().clone();
-    changed.erase("module.head.bias");
-    changed.set("n_averaged", 7);
-    EXPECT_THAT(
-        error_of([&] { averaged.load_state_dict(changed); }),
-        HasSubstr("missing \"head.bias\""));
-    changed = averaged.state_dict().clone();
-    changed.set("head.bias", 7);
-    EXPECT_THAT(
-        error_of([&] { averaged.load_state_dict(changed); }),
-        HasSubstr("the dictionary has the key \"head.bias\""));
-    changed = averaged.state_dict();
-    changed.set("module.first.weight", torch::zeros({7, 6}, at::kDouble));
-    EXPECT_THAT(
-        error_of([&] { averaged.load_state_dict(changed); }),
-        HasSubstr("this value was replaced or removed"));
-    EXPECT_EQ(averaged.n_averaged(), 1);
-    EXPECT_EQ(diff_state_dicts(model.full(), own), "");
-    EXPECT_EQ(diff_state_dicts(averages_of(averaged, model), before), "");
-  });
-}
-
 TEST(AveragedModelTest, RejectsUseAtTheWrongTime) {
   on_ranks(2, [](const Group& world) {
     Model model(Kind::Flat, world);
@@ -408,4 +194,4 @@ TEST(AveragedModelTest, KeepsNoMoreThanTheShardsOfARank) {
 }
 
 } // namespace
-} // namespace tessera
+} // namespace tessera::testing
