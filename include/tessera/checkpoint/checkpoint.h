@@ -4,6 +4,7 @@
 #include <tessera/comm/group.h>
 #include <tessera/error.h>
 #include <tessera/state/state_dict.h>
+#include <tessera/state/stateful.h>
 
 #include <torch/arg.h>
 
@@ -48,22 +49,8 @@ class TESSERA_API CheckpointAccessError : public CheckpointError {
   using CheckpointError::CheckpointError;
 };
 
-/// An object that knows its own state, as in Python, such as a training run.
-class TESSERA_API Stateful {
- public:
-  virtual ~Stateful() = default;
-
-  /// The state to save or to load into: tensors share memory with this object.
-  /// May be collective.
-  virtual StateDict state_dict() = 0;
-  /// Takes the dictionary that state_dict() returned after a checkpoint was
-  /// loaded into it.
-  virtual void load_state_dict(const StateDict& state) = 0;
-  /// Whether a name may be missing in the checkpoint, or unused by the target.
-  virtual bool is_optional(const std::string& /*name*/) const {
-    return false;
-  }
-};
+/// Python's torch.distributed.checkpoint has it under this name.
+using tessera::Stateful;
 
 /// `done` of `total` bytes of this rank. Called from the thread that writes or
 /// reads, not after the call or AsyncSave::wait() has returned.

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/state/state_dict.h>
+
+#include <string>
+
+namespace tessera {
+
+/// An object that knows its own state, as in Python, such as a training run or
+/// a learning-rate schedule. Checkpoints save and load it.
+class TESSERA_API Stateful {
+ public:
+  virtual ~Stateful() = default;
+
+  /// The state to save or to load into: tensors share memory with this object.
+  /// May be collective.
+  virtual StateDict state_dict() = 0;
+  /// Takes the dictionary that state_dict() returned after a checkpoint was
+  /// loaded into it.
+  virtual void load_state_dict(const StateDict& state) = 0;
+  /// Whether a name may be missing in the checkpoint, or unused by the target.
+  virtual bool is_optional(const std::string& /*name*/) const {
+    return false;
+  }
+};
+
+} // namespace tessera
