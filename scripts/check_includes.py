@@ -122,6 +122,7 @@ POLICIES = (
     "src/ddp/bucket_packing.",
     "src/engine/idle_buffers.",
     "src/engine/layout.",
+    "src/optim/matrix_plan.",
     "src/zero/owner_assignment.",
 )
 

@@ -24,6 +24,8 @@
 #include <tessera/optim/adagrad.h>
 #include <tessera/optim/adam.h>
 #include <tessera/optim/adamw.h>
+#include <tessera/optim/muon.h>
+#include <tessera/optim/muon_with_adamw.h>
 #include <tessera/optim/named_optimizer.h>
 #include <tessera/optim/optimizer.h>
 #include <tessera/optim/rmsprop.h>
