@@ -290,6 +290,9 @@ void Muon::step_shared(Shared& shared) {
   std::vector<CutMatrix> matrices;
   for (const Shared::Matrix& matrix : shared.matrices) {
     matrices.push_back({matrix.origin.cut, iteration_of(*matrix.options)});
+    // Where it is refused, it is refused before anything changes. A rank with
+    // nothing to write reports the write too; see [Note: raw access].
+    comm::before_raw_write(matrix.param, name().c_str());
   }
   MatrixExchange(shared.group, shared.device, std::move(matrices), batch_bytes_)
       .run(
@@ -303,13 +306,9 @@ void Muon::step_shared(Shared& shared) {
           },
           [&](size_t index, const at::Tensor& from) {
             const auto& [param, options, origin] = shared.matrices[index];
-            if (from.numel() == 0) {
-              // The other ranks' writes to their parts are seen; see [Note:
-              // raw access].
-              comm::before_raw_write(param, name().c_str());
-              return;
+            if (from.numel() != 0) {
+              move(*options, param, from.view(param.sizes()), origin.cut.shape);
             }
-            move(*options, param, from.view(param.sizes()), origin.cut.shape);
           });
 }
 

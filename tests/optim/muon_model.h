@@ -111,8 +111,8 @@ inline void set_sharded_gradients(
     leaf.mutable_grad() = gradient_for(params[i].first, shapes[i].second, step)
                               .flatten()
                               .narrow(0, begin, leaf.numel())
-                              .clone()
-                              .view(leaf.sizes());
+                              .view(leaf.sizes())
+                              .clone();
   }
 }
 

@@ -174,10 +174,8 @@ TEST(MuonTest, ZeroDividesItsState) {
 struct ZooImpl : torch::nn::Module {
   ZooImpl() {
     torch::manual_seed(2);
-    head = register_module(
-        "head", torch::nn::Linear(torch::nn::LinearOptions(4, 9).bias(false)));
     words = register_module("words", torch::nn::Embedding(9, 4));
-    words->weight = words->register_parameter("weight", head->weight);
+    head = register_parameter("head", words->weight); // the name comes first
     filter = register_module(
         "filter", torch::nn::Conv1d(torch::nn::Conv1dOptions(4, 4, 3)));
     norm = register_module(
@@ -185,8 +183,8 @@ struct ZooImpl : torch::nn::Module {
     up = register_module("up", torch::nn::Linear(4, 8));
     down = register_module("down", torch::nn::Linear(8, 4));
   }
-  torch::nn::Linear head{nullptr};
   torch::nn::Embedding words{nullptr};
+  at::Tensor head;
   torch::nn::Conv1d filter{nullptr};
   torch::nn::LayerNorm norm{nullptr};
   torch::nn::Linear up{nullptr};
@@ -224,7 +222,7 @@ TEST(MuonWithAdamWTest, DividesPlainAndShardedModels) {
       EXPECT_THAT(
           names_in(model, *optimizers.adamw),
           ElementsAre(
-              "head.weight",
+              "head",
               "filter.weight",
               "filter.bias",
               "norm.weight",
@@ -234,9 +232,9 @@ TEST(MuonWithAdamWTest, DividesPlainAndShardedModels) {
       EXPECT_EQ(optimizers.refs().size(), 2);
       const auto chosen = muon_with_adamw(
           model, {}, {}, [](const std::string& name, at::IntArrayRef sizes) {
-            return name == "head.weight" && sizes == at::IntArrayRef({9, 4});
+            return name == "head" && sizes == at::IntArrayRef({9, 4});
           });
-      EXPECT_THAT(names_in(model, *chosen.muon), ElementsAre("head.weight"));
+      EXPECT_THAT(names_in(model, *chosen.muon), ElementsAre("head"));
     }
   });
 }

@@ -49,12 +49,12 @@ struct TESSERA_API MuonOptions : OptionsOf<MuonOptions> {
 /// [Note: Muon on shards]
 ///
 /// Momentum stays sharded like the gradient. For the iteration each matrix has
-/// an owner, one rank of those that have its parts: the parts of the update are
-/// sent to the owner, and the parts of the result are sent back, both in
-/// bfloat16, so each rank receives as much as it would to gather the gradients
-/// once. Owners are chosen by the multiplications that matrices take, so that
-/// ranks have about the same to do. The result has the same bits as in one
-/// process that has the same gradients.
+/// an owner among the N ranks that share it: the parts of the update are sent
+/// to the owner, and the parts of the result are sent back, both in bfloat16,
+/// so a rank receives about 2/N of all matrices. Owners are chosen by the
+/// multiplications that matrices take, so that ranks have about the same to
+/// do. The result has the same bits as in one process that has the same
+/// gradients.
 ///
 /// Matrices travel in batches: while one is computed the next one is sent, and
 /// the results of the last one return. At most three batches are in memory at
