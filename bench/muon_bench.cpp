@@ -33,9 +33,9 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-torch::nn::Sequential make_model() {
+torch::nn::ModuleList make_model() {
   torch::manual_seed(0);
-  torch::nn::Sequential model;
+  torch::nn::ModuleList model;
   for (int i = 0; i < kBlocks; ++i) {
     model->push_back(Block());
   }
@@ -43,10 +43,10 @@ torch::nn::Sequential make_model() {
 }
 
 /// Each block a unit; rows of the matrices divide by the ranks.
-void shard(torch::nn::Sequential& model) {
+void shard(torch::nn::ModuleList& model) {
   const auto options =
       tessera::FullyShardOptions().layout(tessera::ShardLayout::Dim0);
-  for (auto& block : *model) {
+  for (const auto& block : *model) {
     tessera::fully_shard(block, options);
   }
   tessera::fully_shard(model, options);
@@ -76,7 +76,7 @@ class GatherAll {
 
  private:
   const tessera::Group world_;
-  torch::nn::Sequential model_ = make_model();
+  torch::nn::ModuleList model_ = make_model();
   tessera::optim::Muon muon_;
 };
 

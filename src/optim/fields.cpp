@@ -58,7 +58,7 @@ void read(const StateValue& value, std::tuple<Numbers...>& to) {
     throw c10::TypeError(
         fmt::format(
             "{} numbers are expected, it has {}",
-            sizeof...(Numbers),
+            sizeof...(Numbers) == 2 ? "two" : "three",
             list.size()),
         nullptr);
   }

@@ -134,7 +134,7 @@ TEST(MuonTest, DictionaryGoesRound) {
       .set("ns_coefficients", StateList{1.0, 2.0});
   EXPECT_THAT(
       error_of([&] { other.load_state_dict(dict); }),
-      HasSubstr("3 numbers are expected, it has 2"));
+      HasSubstr("three numbers are expected, it has 2"));
 }
 
 TEST(MuonTest, InitialStateIsZeros) {
