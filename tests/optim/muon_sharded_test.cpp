@@ -1,6 +1,7 @@
 // Muon on shards has the bits of one process.
 #include <tessera/comm/mesh.h>
 #include <tessera/fsdp/fsdp.h>
+#include <tessera/fsdp/summon.h>
 
 #include "optim/muon_model.h"
 #include "support/errors.h"
@@ -21,12 +22,14 @@ struct Setup {
   int num_copies = 1;
   ShardLayout layout = ShardLayout::Flat;
   int64_t batch_bytes = int64_t{16} << 20;
+  std::string backend = "auto";
 };
 
 std::ostream& operator<<(std::ostream& out, const Setup& setup) {
   return out << setup.num_ranks << "Ranks" << setup.num_copies << "Copies"
              << (setup.layout == ShardLayout::Flat ? "Flat" : "Dim0")
-             << (setup.batch_bytes < 1000 ? "SmallBatches" : "");
+             << (setup.batch_bytes < 1000 ? "SmallBatches" : "")
+             << (setup.backend == "auto" ? "" : setup.backend);
 }
 
 /// The ranks that have the parts of one copy.
@@ -57,6 +60,10 @@ void expect_same_bits(Matrices& sharded, Matrices& plain) {
   }
 }
 
+tessera::testing::RanksOptions ranks_of(const Setup& setup) {
+  return {.size = setup.num_ranks, .backend = setup.backend};
+}
+
 class MuonShardedTest : public ::testing::TestWithParam<Setup> {};
 
 INSTANTIATE_TEST_SUITE_P(
@@ -67,6 +74,7 @@ INSTANTIATE_TEST_SUITE_P(
         Setup{.num_ranks = 2, .layout = ShardLayout::Dim0},
         Setup{.num_ranks = 3, .layout = ShardLayout::Dim0, .batch_bytes = 200},
         Setup{.num_ranks = 3, .batch_bytes = 1},
+        Setup{.num_ranks = 3, .batch_bytes = 200, .backend = "gloo"},
         Setup{.num_ranks = 4, .batch_bytes = 200},
         Setup{.num_ranks = 4, .layout = ShardLayout::Dim0},
         Setup{.num_ranks = 4, .num_copies = 2},
@@ -79,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::PrintToStringParamName());
 
 TEST_P(MuonShardedTest, MatchesSingleProcessToTheBit) {
-  on_ranks(GetParam().num_ranks, [](const Group& world) {
+  on_ranks(ranks_of(GetParam()), [](const Group& world) {
     const Sharding sharding(GetParam(), world);
     for (const bool nesterov : {true, false}) {
       const auto options =
@@ -102,7 +110,7 @@ TEST_P(MuonShardedTest, MatchesSingleProcessToTheBit) {
 }
 
 TEST_P(MuonShardedTest, AParameterThatNoRankUsedIsLeftAlone) {
-  on_ranks(GetParam().num_ranks, [](const Group& world) {
+  on_ranks(ranks_of(GetParam()), [](const Group& world) {
     const Sharding sharding(GetParam(), world);
     Matrices plain;
     Muon reference(plain->parameters(), 0.02);
@@ -189,6 +197,23 @@ TEST(MuonShardedErrorsTest, AWrongGradientOfOneRankIsAnErrorOnAll) {
       leaf.mutable_grad() = torch::zeros(leaf.sizes(), at::kDouble);
     }
     EXPECT_THAT(run.error(), HasSubstr("its gradient has dtype Double"));
+  });
+}
+
+TEST(MuonShardedErrorsTest, AStepWhileParametersAreSummonedChangesNothing) {
+  on_ranks(2, [](const Group& world) {
+    Trial trial(world);
+    const auto shards = parameters(trial.model);
+    {
+      const auto guard = summon_full_params(trial.model);
+      EXPECT_THAT(
+          error_of([&] { trial.muon->step(); }),
+          HasSubstr("inside summon_full_params"));
+    }
+    for (const at::Tensor& param : shards) {
+      EXPECT_EQ(trial.muon->find_state(param), nullptr);
+    }
+    trial.muon->step();
   });
 }
 
