@@ -75,6 +75,7 @@ def contests(build):
         Contest("ddp", "cpu", 40, [ranks(2, "ddp_bench"), peer("ddp.py", "--ranks", "2")]),
         Contest("ddp", "cuda", 35, both("ddp_bench", "ddp.py", "124M")),
         Contest("monitor", "cpu", 20, [ranks(2, "monitor_bench")], rounds=1),
+        Contest("muon", "cpu", 25, [ranks(2, "muon_bench")], rounds=1),
         Contest("optim", "cpu", 8, [alone("optim_bench"), peer("optim.py")]),
         Contest("optim", "cuda", 8, [alone("optim_bench", "cuda"), peer("optim.py", "--device", "cuda")]),
         Contest("units", "cpu", 8, [ranks(1, "units_bench"), peer("units.py", "--ranks", "1")]),

@@ -124,6 +124,7 @@ POLICIES = (
     "src/engine/gather_order.",
     "src/engine/idle_buffers.",
     "src/engine/layout.",
+    "src/optim/matrix_plan.",
     "src/zero/owner_assignment.",
 )
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Usage: scripts/tidy.sh [--changed BASE | FILE...]
 #
-# Runs clang-tidy 14 with .clang-tidy on every source, on those that changed since
+# Runs clang-tidy 14 with .clang-tidy on the library, on sources that changed since
 # BASE, or on FILEs. A changed header is looked at through the source of its name.
-# Nearly all the time goes into LibTorch's headers, so a run over everything reads
+# Nearly all the time goes into LibTorch's headers, so a run over the library reads
 # the sources of a folder of src/ together, as the build does. How sources are
 # compiled is in build/tidy and build/tidy-whole, which are configured and never
 # built: precompiled headers are read as text there.
@@ -49,8 +49,8 @@ fi
 
 # Sources that this build has: not those of another backend, nor of other projects.
 known="$(sed -n "s|^ *\"file\": \"$PWD/\(.*\)\",\{0,1\}$|\1|p" "$database/compile_commands.json" | sort -u)"
-if [[ "$unity" == ON ]]; then # all but what the build generates
-  mapfile -t files < <(grep -E "^($(IFS='|' && echo "${folders[*]}"))/|/Unity/" <<<"$known")
+if [[ "$unity" == ON ]]; then # not what the build generates
+  mapfile -t files < <(grep -E "^src/|/Unity/" <<<"$known")
 else
   mapfile -t files < <(printf '%s\n' "${files[@]}" | grep -Fx "$known" || true)
 fi

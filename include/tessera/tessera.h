@@ -28,6 +28,8 @@
 #include <tessera/optim/lambda_lr.h>
 #include <tessera/optim/lr_scheduler.h>
 #include <tessera/optim/lr_schedules.h>
+#include <tessera/optim/muon.h>
+#include <tessera/optim/muon_with_adamw.h>
 #include <tessera/optim/named_optimizer.h>
 #include <tessera/optim/one_cycle_lr.h>
 #include <tessera/optim/optimizer.h>

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <sstream>
+#include <tuple>
 #include <type_traits>
 
 namespace tessera::optim {
@@ -25,8 +26,10 @@ StateValue write(const std::optional<T>& value) {
   return value ? StateValue(*value) : StateValue();
 }
 
-StateValue write(const Betas& betas) {
-  return StateList{std::get<0>(betas), std::get<1>(betas)};
+template <class... Numbers>
+StateValue write(const std::tuple<Numbers...>& numbers) {
+  return std::apply(
+      [](const auto&... number) { return StateList{number...}; }, numbers);
 }
 
 void read(const StateValue& value, double& to) {
@@ -48,15 +51,19 @@ void read(const StateValue& value, std::string& to) {
   to = value.string();
 }
 
-void read(const StateValue& value, Betas& to) {
+template <class... Numbers>
+void read(const StateValue& value, std::tuple<Numbers...>& to) {
   const StateList& list = value.list();
-  if (list.size() != 2) {
+  if (list.size() != sizeof...(Numbers)) {
     throw c10::TypeError(
-        fmt::format("two numbers are expected, it has {}", list.size()),
+        fmt::format(
+            "{} numbers are expected, it has {}",
+            sizeof...(Numbers) == 2 ? "two" : "three",
+            list.size()),
         nullptr);
   }
-  read(list[0], std::get<0>(to));
-  read(list[1], std::get<1>(to));
+  auto next = list.begin();
+  std::apply([&](auto&... number) { (read(*next++, number), ...); }, to);
 }
 
 template <class T>

@@ -148,6 +148,44 @@ const StateDict* Optimizer::find_state(const at::Tensor& param) const {
   return values.empty() ? nullptr : &values;
 }
 
+void Optimizer::initialize(const Options& options, Batch& batch) {
+  update(options, batch);
+}
+
+bool Optimizer::is_stepped_together(const at::Tensor& /*param*/) const {
+  return false;
+}
+
+void Optimizer::check_step(const std::function<void()>& checks) {
+  checks();
+}
+
+void Optimizer::step_together() {}
+
+/// Of a parameter that has a gradient.
+void Optimizer::check_gradient(size_t group, size_t index) const {
+  const at::Tensor& param = param_groups_[group].params()[index];
+  const at::Tensor& gradient = param.grad();
+  if (gradient.layout() != at::kStrided) {
+    raise(
+        {.call = name_},
+        fmt::format(
+            "parameter {} of param group {} has a sparse gradient. Make it dense (sparse(false) in EmbeddingOptions), or update it with torch::optim::SGD.",
+            index,
+            group));
+  }
+  if (gradient.scalar_type() != param.scalar_type()) {
+    raise(
+        {.call = name_},
+        fmt::format(
+            "parameter {} of param group {} has dtype {}, but its gradient has dtype {}. Convert the gradient.",
+            index,
+            group,
+            c10::toString(param.scalar_type()),
+            c10::toString(gradient.scalar_type())));
+  }
+}
+
 std::vector<Batch> Optimizer::batches_of(size_t group) {
   std::vector<Batch> batches;
   const auto& params = param_groups_[group].params();
@@ -157,30 +195,17 @@ std::vector<Batch> Optimizer::batches_of(size_t group) {
     if (!gradient.defined()) {
       continue;
     }
+    if (is_stepped_together(param)) {
+      check_gradient(group, i);
+      continue;
+    }
     if (param.numel() == 0) {
       // Other ranks' kernels are seen to write to their shards. This rank has
       // nothing to write, so it reports the write here.
       comm::before_raw_write(param, name_.c_str());
       continue;
     }
-    if (gradient.layout() != at::kStrided) {
-      raise(
-          {.call = name_},
-          fmt::format(
-              "parameter {} of param group {} has a sparse gradient. Make it dense (sparse(false) in EmbeddingOptions), or update it with torch::optim::SGD.",
-              i,
-              group));
-    }
-    if (gradient.scalar_type() != param.scalar_type()) {
-      raise(
-          {.call = name_},
-          fmt::format(
-              "parameter {} of param group {} has dtype {}, but its gradient has dtype {}. Convert the gradient.",
-              i,
-              group,
-              c10::toString(param.scalar_type()),
-              c10::toString(gradient.scalar_type())));
-    }
+    check_gradient(group, i);
     at::Tensor dense =
         param.is_non_overlapping_and_dense() ? param : param.contiguous();
     batch_for(batches, param)
@@ -209,13 +234,16 @@ at::Tensor Optimizer::step(LossClosure closure) {
     at::AutoGradMode with_grad(true);
     loss = closure();
   }
-  check_groups();
   // Everything is prepared first: if this throws, every parameter is as it was.
   std::vector<std::pair<const Options*, std::vector<Batch>>> work;
-  for (size_t i = 0; i < param_groups_.size(); ++i) {
-    const Options& options = options_of(i);
-    work.emplace_back(&options, batches_of(i));
-  }
+  check_step([&] {
+    check_groups();
+    for (size_t i = 0; i < param_groups_.size(); ++i) {
+      const Options& options = options_of(i);
+      work.emplace_back(&options, batches_of(i));
+    }
+  });
+  step_together();
   for (auto& [options, batches] : work) {
     for (Batch& batch : batches) {
       update(*options, batch);
@@ -255,7 +283,7 @@ void Optimizer::initialize_state() {
         StateDict values;
         Batch batch;
         batch.add({stand_in, stand_in, &values}, at::zeros_like(param));
-        update(options, batch);
+        initialize(options, batch);
         if (!values.empty()) {
           refuse_gradient(param, number, name_);
           made.emplace_back(param, std::move(values));

@@ -77,7 +77,8 @@ class TESSERA_API Batch {
 /// Options that a group did not set are the optimizer's defaults, as in Python.
 /// Parameters without a gradient are left alone, and so are empty ones (shards
 /// of a rank that has nothing). State is created when a parameter first has a
-/// gradient. Shards are updated locally: a step does not communicate.
+/// gradient. Shards are updated locally: a step does not communicate. The one
+/// exception is Muon, which needs whole matrices.
 ///
 /// To write another optimizer, derive from this class: name the state in
 /// state_fields(), and update a batch in update().
@@ -88,14 +89,14 @@ class TESSERA_API Optimizer : public torch::optim::Optimizer,
   /// its loss. Throws, before anything is changed, for sparse gradients, for
   /// sharded parameters (an optimizer that was made before fully_shard), and
   /// for a group that was added by LibTorch's add_param_group(). Not
-  /// collective.
+  /// collective, except for Muon on shards.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   /// Adds a group, with the options it has. Throws as the constructor does.
   /// Hides LibTorch's function, which is not virtual: if that is called through
   /// a torch::optim::Optimizer&, it drops the group's options, so the next
   /// step() throws.
-  void add_param_group(const torch::optim::OptimizerParamGroup& group);
+  virtual void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// LibTorch's archives hold the state of its own classes only: both throw
   /// c10::NotImplementedError. Use state_dict() instead.
@@ -129,14 +130,32 @@ class TESSERA_API Optimizer : public torch::optim::Optimizer,
   /// of the class of the defaults. Gradients are disabled.
   virtual void update(const Options& options, Batch& batch) = 0;
   virtual std::vector<StateField> state_fields() const = 0;
+  /// Gives the parameters of `batch` the state that a step with zero gradients
+  /// would give them. They are stand-ins of this rank's shards, and their
+  /// values do not matter. By default it calls update().
+  virtual void initialize(const Options& options, Batch& batch);
+
+  /// For an optimizer that needs more of a parameter than this rank's shard:
+  /// true for parameters that step_together() updates. update() does not get
+  /// them. By default there are none.
+  virtual bool is_stepped_together(const at::Tensor& param) const;
+  /// Runs `checks`, which throws if a step cannot be made and changes nothing.
+  /// An optimizer that steps parameters together has all ranks throw if one
+  /// does.
+  virtual void check_step(const std::function<void()>& checks);
+  /// Updates the parameters that are stepped together, of all groups, before
+  /// update() is called for the others. Gradients are disabled.
+  virtual void step_together();
+
+  /// The group's options, completed by the defaults and checked.
+  const Options& options_of(size_t group);
 
  private:
   friend class OwnAccess;
 
   [[noreturn]] void refuse_archive() const;
   void check_groups();
-  /// The group's options, completed by the defaults and checked.
-  const Options& options_of(size_t group);
+  void check_gradient(size_t group, size_t index) const;
   std::vector<Batch> batches_of(size_t group);
   static Batch& batch_for(std::vector<Batch>& batches, const at::Tensor& param);
 

@@ -28,6 +28,9 @@ struct Option {
 /// For Adam and AdamW: how slowly the first and second moments change.
 using Betas = std::tuple<double, double>;
 
+/// For Muon: the factors of x, x^3 and x^5 in a step of its iteration.
+using NsCoefficients = std::tuple<double, double, double>;
+
 /// The range of numbers that are allowed.
 enum class OptionRange {
   Any,
@@ -50,6 +53,7 @@ struct TESSERA_API OptionField {
       bool*,
       int64_t*,
       Betas*,
+      NsCoefficients*,
       std::optional<bool>*,
       std::optional<int64_t>*,
       std::optional<std::string>*,

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "comm/group/agreed_all_to_all.h"
 #include "comm/group/arguments.h"
 #include "comm/group/group_impl.h"
 #include "comm/group/staging.h"
@@ -58,13 +59,16 @@ void check_splits_match(
   }
 }
 
+enum class Splits { Compared, Agreed };
+
 Work start_all_to_all(
     GroupImpl& group,
     const GroupImpl::Request& request,
     const at::Tensor& output,
     const at::Tensor& input,
     at::IntArrayRef output_splits,
-    at::IntArrayRef input_splits) {
+    at::IntArrayRef input_splits,
+    Splits splits = Splits::Compared) {
   const char* name = request.operation;
   comm::check_pair(group, name, output, input);
   const bool even = output_splits.empty() && input_splits.empty();
@@ -89,7 +93,9 @@ Work start_all_to_all(
         comm::bytes_of_splits(group, name, "output", output, output_splits);
     from_splits =
         comm::bytes_of_splits(group, name, "input", input, input_splits);
-    check_splits_match(group, name, to_splits, from_splits);
+    if (splits == Splits::Compared) {
+      check_splits_match(group, name, to_splits, from_splits);
+    }
   }
   if (group.size() == 1) {
     output.detach().view({-1}).copy_(input.detach().view({-1}));
@@ -186,6 +192,23 @@ void Group::all_to_all(
       output_splits,
       input_splits)
       .wait();
+}
+
+Work comm::start_agreed_all_to_all(
+    const Group& group,
+    const at::Tensor& output,
+    const at::Tensor& input,
+    at::IntArrayRef output_splits,
+    at::IntArrayRef input_splits,
+    std::string_view label) {
+  return start_all_to_all(
+      group.impl(),
+      {"all_to_all", label, "uneven", true},
+      output,
+      input,
+      output_splits,
+      input_splits,
+      Splits::Agreed);
 }
 
 void Group::all_to_all(
