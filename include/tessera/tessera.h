@@ -31,6 +31,8 @@
 #include <tessera/optim/state_dict.h>
 #include <tessera/recompute/recompute.h>
 #include <tessera/state/state_dict.h>
+#include <tessera/train/csv_log.h>
+#include <tessera/train/event_writer.h>
 #include <tessera/train/monitor.h>
 #include <tessera/train/report.h>
 #include <tessera/train/run_log.h>
