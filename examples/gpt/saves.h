@@ -47,7 +47,7 @@ class Saves {
     return checkpoints_.latest();
   }
 
-  /// Nothing if there is none. Throws UsageError if RUN/best names a
+  /// Nothing if there is none. Throws CheckpointError if RUN/best names a
   /// checkpoint that does not exist.
   std::optional<Place> load(From from);
 

@@ -94,10 +94,10 @@ FoundTable read_table(
 /// renamed.
 bool set_table_aside(const fs::path& path) {
   fs::path aside = path.string() + ".old";
-  for (int i = 2; fs::exists(fs::symlink_status(aside)); ++i) {
+  std::error_code error;
+  for (int i = 2; fs::exists(fs::symlink_status(aside, error)); ++i) {
     aside = path.string() + ".old" + std::to_string(i);
   }
-  std::error_code error;
   fs::rename(path, aside, error);
   TORCH_WARN(
       "CsvLog: ",
