@@ -37,6 +37,7 @@ MAY_SKIP = (
 MAY_SKIP_OUTSIDE_CI = (
     "no Slurm here",
     "no MPICH here",
+    "no TensorBoard here",
     "Slurm cannot be run here",
     "the user nobody cannot enter the folder of this checkout",
 )

@@ -77,6 +77,9 @@ has_pygments() { /usr/bin/python3 -c 'import pygments' 2>/dev/null; }
 
 can_make_venv() { [[ "$python_makes_venv" == yes ]]; }
 
+# Whatever LibTorch comes with: TensorBoard has an environment of its own.
+has_venv() { [[ -e .tensorboard/version.txt ]] || python3 -c 'import ensurepip, venv' 2>/dev/null; }
+
 list_missing() {
   missing=()
   missing_lines=()
@@ -103,6 +106,7 @@ list_missing() {
     need openmpi-bin "tests under mpirun" has_command mpirun
     need chromium-headless-shell "tests of the report, in a browser" has_chromium
     need iproute2 "tests with network namespaces" has_command ip
+    need python3-venv "makes .tensorboard for the tests" has_venv
   fi
   if [[ "$profile" == test || "$profile" == fuzz ]]; then
     need clang-14 "libFuzzer" has_command clang++-14
@@ -115,7 +119,7 @@ list_missing() {
     need python3-pygments "colours in its code" has_pygments
     need doxygen "the pages of the API" has_command doxygen
   fi
-  if [[ "$torch_from" == new-venv ]]; then
+  if [[ "$torch_from" == new-venv && " ${missing[*]} " != *" python3-venv "* ]]; then
     need python3-venv "makes .venv for LibTorch" can_make_venv
   fi
   # Worth having, not worth failing for: it comes along with the others.
@@ -410,6 +414,7 @@ if [[ "$profile" == test || "$profile" == bench ]]; then
 fi
 if [[ "$profile" == test ]]; then
   scripts/fetch_launchers.sh || say "the tests under Slurm and MPICH will be skipped"
+  scripts/fetch_tensorboard.sh || say "the tests with TensorBoard will be skipped"
 fi
 
 mkdir -p build

@@ -33,11 +33,21 @@ std::string duration(double seconds) {
   return text;
 }
 
+std::string mfu_text(const std::optional<double>& mfu) {
+  if (!mfu) {
+    return "";
+  }
+  char text[32];
+  std::snprintf(text, sizeof(text), "  mfu %.1f%%", 100 * *mfu);
+  return text;
+}
+
 } // namespace
 
-Live::Live(int rank, int64_t steps)
+Live::Live(int rank, int64_t steps, std::FILE* out)
     : prints_(rank == 0),
-      is_terminal_(::isatty(STDOUT_FILENO) == 1),
+      out_(out),
+      is_terminal_(::isatty(::fileno(out)) == 1),
       under_launcher_(std::getenv("TESSERA_LIVE") != nullptr),
       steps_(steps) {}
 
@@ -54,8 +64,8 @@ void Live::print(const std::string& text) {
   if (has_line_ && !under_launcher_) {
     write_live("");
   }
-  std::fputs((text + "\n").c_str(), stdout);
-  std::fflush(stdout);
+  std::fputs((text + "\n").c_str(), out_);
+  std::fflush(out_);
 }
 
 void Live::print_written(const std::string& text) {
@@ -115,14 +125,17 @@ std::string Live::line(const Progress& progress) const {
   std::snprintf(
       text,
       sizeof(text),
-      "step %ld/%ld [%s]%s  loss %.4f  %.1fk tok/s  %.0f MB  lr %.1e",
+      "step %ld/%ld [%s]%s  loss %.4f  grad %.2f  %.1fk tok/s%s  %.0f MB  "
+      "lr %.1e",
       progress.step,
       steps_,
       bar(static_cast<double>(progress.step) / static_cast<double>(steps_))
           .c_str(),
       time_left(progress.step).c_str(),
       progress.loss,
+      progress.grad_norm,
       progress.tokens_per_second / 1e3,
+      mfu_text(progress.mfu).c_str(),
       static_cast<double>(progress.memory_bytes) / 1e6,
       progress.lr);
   return text;
@@ -130,9 +143,8 @@ std::string Live::line(const Progress& progress) const {
 
 /// By this prefix `tessera run` knows that the next line replaces this one.
 void Live::write_live(const std::string& text) {
-  std::fputs(
-      ("\r\033[K" + text + (under_launcher_ ? "\n" : "")).c_str(), stdout);
-  std::fflush(stdout);
+  std::fputs(("\r\033[K" + text + (under_launcher_ ? "\n" : "")).c_str(), out_);
+  std::fflush(out_);
   has_line_ = !text.empty();
 }
 

@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
+#include <optional>
 #include <string>
 
 namespace gpt {
@@ -11,7 +13,8 @@ namespace gpt {
 /// under `tessera run`; elsewhere complete lines are printed now and then.
 class Live {
  public:
-  Live(int rank, int64_t steps);
+  /// Prints to `out`, stdout or stderr.
+  Live(int rank, int64_t steps, std::FILE* out);
   ~Live();
   Live(const Live&) = delete;
   Live& operator=(const Live&) = delete;
@@ -26,8 +29,10 @@ class Live {
     int64_t step = 0; // done
     double loss = 0;
     double lr = 0;
+    double grad_norm = 0;
     double tokens_per_second = 0;
     int64_t memory_bytes = 0; // of this rank
+    std::optional<double> mfu;
   };
   void show(const Progress& progress);
 
@@ -39,6 +44,7 @@ class Live {
   void write_live(const std::string& text);
 
   const bool prints_;
+  std::FILE* const out_;
   const bool is_terminal_;
   const bool under_launcher_;
   const int64_t steps_;

@@ -9,6 +9,7 @@
 // nothing about Tessera.
 #include <tessera/tessera.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -20,10 +21,12 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "corpus.h"
 #include "file_lock.h"
+#include "outcome.h"
 #include "settings.h"
 #include "trainer.h"
 
@@ -71,19 +74,64 @@ std::optional<gpt::FileLock> prepare(const gpt::Settings& settings) {
           "\" already. Wait for that, or choose another --run.");
     }
   }
-  std::printf(
+  std::FILE* const out = settings.json_outcome ? stderr : stdout;
+  std::fprintf(
+      out,
       "%s\n",
       gpt::prepare_corpus(
           settings.data, settings.tokens_folder(), settings.has_checkpoints())
           .c_str());
-  std::fflush(stdout);
+  std::fflush(out);
   if (settings.mode == gpt::Mode::Train) {
     gpt::keep_settings(settings);
   }
   return lock;
 }
 
-void run(const tessera::Group& world, const gpt::Settings& settings) {
+const char* name_of(gpt::Mode mode) {
+  switch (mode) {
+    case gpt::Mode::Train:
+      return "train";
+    case gpt::Mode::Evaluate:
+      return "eval";
+    case gpt::Mode::Sample:
+      return "sample";
+    case gpt::Mode::Prepare:
+      return "prepare";
+  }
+  return "";
+}
+
+void evaluate_or_sample(
+    const tessera::Group& world,
+    const gpt::Settings& settings,
+    gpt::Trainer& trainer) {
+  if (!trainer.resume()) {
+    throw gpt::UsageError(
+        "\"" + settings.run.string() + "\" has no " +
+        (settings.from == gpt::From::Best
+             ? "best checkpoint. Train with --keep-best first."
+             : "checkpoint. Train first."));
+  }
+  if (settings.mode == gpt::Mode::Sample) {
+    trainer.write_sample();
+    return;
+  }
+  const double loss = trainer.evaluate();
+  if (world.rank() == 0) {
+    std::fprintf(
+        settings.json_outcome ? stderr : stdout,
+        "step %ld: validation loss %.6f\n",
+        trainer.step(),
+        loss);
+  }
+}
+
+/// Says in `outcome` how far the run has come, also if it throws.
+void run(
+    const tessera::Group& world,
+    const gpt::Settings& settings,
+    gpt::Outcome& outcome) {
   using gpt::Mode;
   if ((settings.mode == Mode::Evaluate || settings.mode == Mode::Sample) &&
       !std::filesystem::exists(settings.run / "checkpoints")) {
@@ -93,52 +141,83 @@ void run(const tessera::Group& world, const gpt::Settings& settings) {
   std::optional<gpt::FileLock> lock; // until training ends
   on_rank_0(world, [&] { lock = prepare(settings); });
   if (settings.mode == Mode::Prepare) {
+    outcome.status = "finished";
     return;
   }
   gpt::Trainer trainer(
       world, settings, gpt::open_corpus(settings.tokens_folder()));
-  if (settings.mode == Mode::Train) {
-    trainer.train();
-    return;
-  }
-  if (!trainer.resume()) {
-    throw gpt::UsageError(
-        "\"" + settings.run.string() + "\" has no checkpoint. Train first.");
-  }
-  if (settings.mode == Mode::Sample) {
-    trainer.write_sample();
-    return;
-  }
-  const double loss = trainer.evaluate();
-  if (world.rank() == 0) {
-    std::printf("step %ld: validation loss %.6f\n", trainer.step(), loss);
+  try {
+    if (settings.mode == Mode::Train) {
+      trainer.train();
+      outcome = trainer.outcome();
+    } else {
+      evaluate_or_sample(world, settings, trainer);
+      outcome = trainer.outcome();
+      outcome.status = "finished";
+    }
+  } catch (...) {
+    outcome = trainer.outcome();
+    throw;
   }
 }
 
-} // namespace
-
-int main(int argc, char** argv) {
-  int rank = 0;
+/// Runs `body`, which sets the outcome; what it throws is in the outcome and on
+/// stderr. Returns the exit code.
+int guarded(
+    gpt::Outcome& outcome,
+    const int& rank,
+    const std::function<void()>& body) {
   try {
-    const auto world = tessera::init();
-    rank = world.rank();
-    const auto settings =
-        gpt::parse_settings(argc, argv, world.size(), rank == 0);
-    if (settings) {
-      run(world, *settings);
-    }
+    body();
     return 0;
   } catch (const gpt::UsageError& error) {
+    outcome.status = "refused";
+    outcome.error = error.what();
     if (rank == 0) {
       std::fprintf(
           stderr, "gpt: %s\ngpt --help lists all flags.\n", error.what());
     }
     return 2;
   } catch (const c10::Error& error) {
-    std::fprintf(stderr, "gpt: %s\n", error.what_without_backtrace());
-    return 1;
+    outcome.error = error.what_without_backtrace();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "gpt: %s\n", error.what());
-    return 1;
+    outcome.error = error.what();
   }
+  outcome.status = "failed";
+  std::fprintf(stderr, "gpt: %s\n", outcome.error.c_str());
+  return 1;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  int rank = 0;
+  const std::span words(argv, static_cast<size_t>(argc));
+  // Settings that cannot be read have an outcome too.
+  bool prints_json =
+      std::any_of(words.begin(), words.end(), [](std::string_view word) {
+        return word == "--json";
+      });
+  gpt::Outcome outcome;
+  const int exit_code = guarded(outcome, rank, [&] {
+    const auto world = tessera::init();
+    rank = world.rank();
+    const auto settings =
+        gpt::parse_settings(argc, argv, world.size(), rank == 0);
+    prints_json = settings && settings->json_outcome;
+    if (!settings) {
+      return; // --help
+    }
+    try {
+      run(world, *settings, outcome);
+    } catch (...) {
+      outcome.mode = name_of(settings->mode);
+      throw;
+    }
+    outcome.mode = name_of(settings->mode);
+  });
+  if (prints_json && rank == 0) {
+    std::printf("%s\n", gpt::json_of(outcome).c_str());
+  }
+  return exit_code;
 }

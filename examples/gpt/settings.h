@@ -26,6 +26,16 @@ enum class Mode { Train, Evaluate, Sample, Prepare };
 enum class Strategy { Fsdp, Ddp, Zero };
 enum class Precision { Float32, BFloat16 };
 enum class Resume { Auto, Never, Must };
+enum class From { Newest, Best };
+
+/// A setting by its flag, for people to read.
+struct ShownSetting {
+  std::string group; // as in --help
+  std::string name; // of the flag, without dashes
+  std::string value;
+  std::string default_value;
+  bool is_default = true;
+};
 
 /// Everything that flags and the configuration file can change; settings.cpp
 /// says what each is.
@@ -33,6 +43,7 @@ struct Settings {
   Mode mode = Mode::Train;
   std::filesystem::path run = "runs/gpt";
   uint64_t seed = 0;
+  bool json_outcome = false;
 
   DataSettings data;
   std::string data_folder; // empty: "data" of the run
@@ -44,6 +55,7 @@ struct Settings {
   double lr = 1e-3;
   double min_lr = 1e-4;
   int64_t warmup = 20;
+  int64_t decay_steps = 0; // 0: `steps`
   double weight_decay = 0.1;
   double clip = 1.0;
 
@@ -56,8 +68,10 @@ struct Settings {
 
   int64_t checkpoint_every = 100;
   int64_t keep = 3;
+  bool keep_best = false;
   bool wait_for_saves = false;
   Resume resume = Resume::Auto;
+  From from = From::Newest;
 
   int64_t eval_every = 100;
   int64_t eval_windows = 64;
@@ -65,6 +79,9 @@ struct Settings {
   int64_t sample_tokens = 200;
   std::string prompt = "#include <";
   double temperature = 0.7;
+  int64_t top_k = 0; // 0: all tokens
+  double top_p = 1.0;
+  double peak_tflops = 0; // 0: from the name of the GPU
 
   int64_t timeline_step = 10;
   std::string trace; // "10-12"
@@ -73,7 +90,9 @@ struct Settings {
   int64_t die_at = 0;
   int64_t skip_at = 0;
 
-  /// The same settings by group and name, as JSON, for the run's log.
+  /// The same settings as a table, in the order of --help.
+  std::vector<ShownSetting> table;
+  /// The same by group and name, as JSON, for the run's log.
   std::string json;
 
   /// Where the tokens are.
@@ -84,6 +103,10 @@ struct Settings {
   /// Rows that a rank takes at once, and how often per step.
   int64_t rows(int num_ranks) const;
   int64_t accumulation(int num_ranks) const;
+  /// The step at which the learning rate is at its lowest.
+  int64_t last_decay_step() const {
+    return decay_steps > 0 ? decay_steps : steps;
+  }
 };
 
 class UsageError : public std::invalid_argument {
@@ -100,6 +123,10 @@ std::optional<Settings> parse_settings(
     char** argv,
     int num_ranks,
     bool print_help);
+
+/// The settings that differ from their defaults, with these, and the important
+/// ones: lines with aligned columns.
+std::string printed_table(const std::vector<ShownSetting>& table);
 
 /// Writes RUN/settings.json for a run without checkpoints: eval, sample and
 /// resumed training use them. Throws std::runtime_error.

@@ -4,24 +4,25 @@
 
 #include <torch/torch.h>
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 
 #include "corpus.h"
 #include "live.h"
+#include "metrics.h"
+#include "outcome.h"
 #include "parallel.h"
+#include "saves.h"
 #include "settings.h"
+#include "utilization.h"
 #include "windows.h"
 
 namespace gpt {
 
-/// Rises for `warmup` steps, then falls along a half cosine to `min_lr`. Steps
-/// count from 0.
-double learning_rate(const Settings& settings, int64_t step);
-
-/// One run: RUN/log.jsonl, RUN/checkpoints, RUN/report.html. All ranks make the
-/// same calls.
+/// One run: RUN/log.jsonl, metrics.csv, tensorboard, checkpoints, report.html.
+/// All ranks make the same calls.
 class Trainer {
  public:
   Trainer(const tessera::Group& world, const Settings& settings, Corpus corpus);
@@ -35,12 +36,15 @@ class Trainer {
   double evaluate();
   /// Continues the text of --prompt, and prints the result.
   void write_sample();
-  /// Resumes from the newest checkpoint. False if there is none.
+  /// Resumes from the newest checkpoint, or the one that --from says. False if
+  /// there is none.
   bool resume();
 
   int64_t step() const {
-    return step_;
+    return place_.step;
   }
+  /// How the run stands. Not collective.
+  Outcome outcome() const;
 
  private:
   struct StepResult {
@@ -52,12 +56,9 @@ class Trainer {
   void announce(bool resumed);
   void make_steps();
   StepResult train_step();
-  std::string sample();
   void after_step(const StepResult& result, const tessera::StepReport& report);
-  bool has_finite_parameters();
-  void save();
-  void note_saved();
-  void wait_for_save();
+  bool is_due(int64_t every) const;
+  std::optional<double> evaluate_if_due();
   void write_page();
   void finish(const std::string& reason);
 
@@ -68,21 +69,26 @@ class Trainer {
   const Windows train_windows_;
   const Windows validation_windows_;
   Parallel parallel_;
-  tessera::TrainingState state_;
-  tessera::checkpoint::Manager checkpoints_;
+  Saves saves_;
+  const Utilization utilization_;
   tessera::StepMonitor monitor_;
   std::optional<tessera::RunLog> log_; // while training
+  std::optional<MetricsFiles> metrics_; // while training
   Live live_;
   std::optional<tessera::StepTrace> trace_;
 
-  int64_t step_ = 0; // done
-  int64_t windows_seen_ = 0;
-  struct Save {
-    int64_t step = 0;
-    double blocked_seconds = 0;
-    bool is_logged = false;
-  };
-  std::optional<Save> newest_; // of this process
+  Place place_;
+
+  // For the outcome, of this process.
+  using Clock = std::chrono::steady_clock;
+  std::optional<Clock::time_point> started_;
+  std::string status_ = "failed"; // until the run ends
+  std::optional<double> loss_;
+  std::optional<double> validation_loss_;
+  double lowest_validation_loss_;
+  std::string sample_;
+  int64_t steps_made_ = 0;
+  double step_seconds_ = 0; // of these
 };
 
 } // namespace gpt

@@ -42,6 +42,8 @@
 #include <tessera/state/state_dict.h>
 #include <tessera/state/stateful.h>
 #include <tessera/train/averaged_model.h>
+#include <tessera/train/csv_log.h>
+#include <tessera/train/event_writer.h>
 #include <tessera/train/monitor.h>
 #include <tessera/train/report.h>
 #include <tessera/train/run_log.h>

@@ -418,6 +418,13 @@ void Manager::wait() {
   }
 }
 
+void Manager::protect(std::optional<int64_t> step) {
+  if (step) {
+    path_of(*step); // throws if the step is negative
+  }
+  protected_ = step;
+}
+
 void Manager::prune(int64_t saved) {
   if (!Peers(options_.group()).is_root()) {
     return;
@@ -446,6 +453,9 @@ void Manager::remove_old() const {
       continue; // a damaged one does not count, and may help to find the cause
     }
     if (options_.keep_every() > 0 && step->step % options_.keep_every() == 0) {
+      continue;
+    }
+    if (step->step == protected_) {
       continue;
     }
     // Renamed first, so that nobody takes a half-removed folder for a complete

@@ -1,12 +1,5 @@
 #include "train/log_file.h"
 
-#include <c10/util/Exception.h>
-
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <fstream>
 #include <system_error>
 #include <utility>
@@ -34,28 +27,8 @@ bool ends_torn(const std::filesystem::path& path) {
 
 } // namespace
 
-LogFile::LogFile(const std::filesystem::path& path) : path_(path) {
-  std::error_code error;
-  if (path.has_parent_path()) {
-    std::filesystem::create_directories(path.parent_path(), error);
-  }
-  if (error) {
-    give_up("its folder cannot be created", error.value());
-    return;
-  }
-  is_torn_ = ends_torn(path);
-  constexpr mode_t kMode = 0666;
-  fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, kMode);
-  if (fd_ < 0) {
-    give_up("it cannot be opened", errno);
-  }
-}
-
-LogFile::~LogFile() {
-  if (fd_ >= 0) {
-    ::close(fd_);
-  }
-}
+LogFile::LogFile(const std::filesystem::path& path)
+    : is_torn_(ends_torn(path)), file_(path, "RunLog") {}
 
 int64_t LogFile::count_lines(
     const std::filesystem::path& path,
@@ -73,35 +46,13 @@ int64_t LogFile::count_lines(
 }
 
 void LogFile::append(std::string_view line) {
-  if (fd_ < 0) {
+  if (!file_.is_open()) {
     return;
   }
   std::string text(std::exchange(is_torn_, false) ? "\n" : "");
   text += line;
   text += '\n';
-  ssize_t written = 0;
-  do {
-    written = ::write(fd_, text.data(), text.size());
-  } while (written < 0 && errno == EINTR);
-  if (written < 0) {
-    give_up("it cannot be written", errno);
-  } else if (static_cast<size_t>(written) < text.size()) {
-    give_up("a line did not fit", ENOSPC);
-  }
-}
-
-void LogFile::give_up(const char* what, int error) {
-  TORCH_WARN(
-      "RunLog: ",
-      path_.string(),
-      ": ",
-      what,
-      " (",
-      std::generic_category().message(error),
-      "). Training continues; nothing more is logged.");
-  if (fd_ >= 0) {
-    ::close(std::exchange(fd_, -1));
-  }
+  file_.append(text);
 }
 
 } // namespace tessera::train

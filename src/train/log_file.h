@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "train/append_file.h"
+
 namespace tessera::train {
 
 /// Each line is one write at the end of the file. The first error causes a
@@ -14,12 +16,9 @@ class LogFile {
  public:
   /// Creates the file and its folders if they do not exist.
   explicit LogFile(const std::filesystem::path& path);
-  ~LogFile();
-  LogFile(const LogFile&) = delete;
-  LogFile& operator=(const LogFile&) = delete;
 
   bool is_open() const {
-    return fd_ >= 0;
+    return file_.is_open();
   }
   /// How many lines of a file begin with `prefix`; 0 if the file does not
   /// exist.
@@ -31,11 +30,8 @@ class LogFile {
   void append(std::string_view line);
 
  private:
-  void give_up(const char* what, int error);
-
-  std::filesystem::path path_;
-  int fd_ = -1;
-  bool is_torn_ = false; // the last line has no end
+  bool is_torn_; // the last line has no end
+  AppendFile file_;
 };
 
 } // namespace tessera::train

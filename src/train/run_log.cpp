@@ -5,37 +5,26 @@
 
 #include <ATen/ops/empty.h>
 
-#include <unistd.h>
-
 #include <array>
-#include <chrono>
 #include <span>
 #include <utility>
 
 #include "base/byte_vector.h"
 #include "train/log_file.h"
 #include "train/log_json.h"
+#include "train/origin.h"
 
 namespace tessera {
 namespace {
 
+using train::host_name;
 using train::Json;
 using train::json_of;
+using train::time_now;
 
 constexpr int kFormat = 1;
 /// The beginning of a line of a kind: "kind" is written first.
 constexpr const char* kStartLine = R"({"kind":"start",)";
-
-double time_now() {
-  return std::chrono::duration<double>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
-}
 
 std::string last_part(const std::filesystem::path& folder) {
   const auto whole = std::filesystem::absolute(folder).lexically_normal();
@@ -144,6 +133,7 @@ struct RunLog::Impl {
       json["tokens"] = *record.tokens;
     }
     add("seconds", record.seconds);
+    add("mfu", record.mfu);
     if (memory) {
       json["memory"] = json_of(*memory);
     }

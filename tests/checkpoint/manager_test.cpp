@@ -80,6 +80,62 @@ TEST(CheckpointManagerTest, KeepsTheLastAndEveryKth) {
   });
 }
 
+TEST(CheckpointManagerTest, KeepsTheStepThatIsProtected) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    Manager manager(folder / "c", ManagerOptions().keep_last(1));
+    const auto save = [&](int64_t step) {
+      if (step % 20 == 0) {
+        manager.async_save(step, state_at(step, world));
+        manager.wait();
+      } else {
+        manager.save(step, state_at(step, world));
+      }
+    };
+    save(10);
+    save(20);
+    manager.protect(20);
+    for (const int64_t step : {30, 40, 50}) {
+      save(step);
+      EXPECT_THAT(
+          names_in(manager.folder(), world),
+          ElementsAre("step_00000020", manager.path_of(step).filename()));
+    }
+    // Another step takes its place.
+    manager.protect(50);
+    save(60);
+    EXPECT_THAT(
+        names_in(manager.folder(), world),
+        ElementsAre("step_00000050", "step_00000060"));
+    StateDict target = state_at(0, world);
+    manager.load(50, target);
+    EXPECT_EQ(diff_state_dicts(target, state_at(50, world)), "");
+    EXPECT_EQ(manager.latest(), 60);
+    manager.protect(std::nullopt);
+    save(70);
+    EXPECT_THAT(
+        names_in(manager.folder(), world), ElementsAre("step_00000070"));
+    EXPECT_THAT(
+        error_of([&] { manager.protect(-1); }),
+        HasSubstr("step -1 is negative"));
+  });
+}
+
+TEST(CheckpointManagerTest, TheProtectedStepDoesNotCountAsOneOfTheLast) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    Manager manager(folder / "c", ManagerOptions().keep_last(2));
+    manager.save(10, state_at(10, world));
+    manager.protect(10);
+    for (const int64_t step : {20, 30, 40}) {
+      manager.save(step, state_at(step, world));
+    }
+    EXPECT_THAT(
+        names_in(manager.folder(), world),
+        ElementsAre("step_00000010", "step_00000030", "step_00000040"));
+  });
+}
+
 TEST(CheckpointManagerTest, AnEmptyFolderHasNothingToLoad) {
   on_ranks(2, [](const Group& world) {
     const TempFolder folder(world);

@@ -476,6 +476,12 @@ TEST_F(GptDataTest, RejectsWhatMakesNoSense) {
   rejects({"--lr", "nan"}, "above 0");
   rejects({"--trace", "5"}, "10-12");
   rejects({"--strategy", "magic"}, "magic");
+  rejects({"--top-p", "0"}, "above 0, 1 at most");
+  rejects({"--top-p", "1.5"}, "above 0, 1 at most");
+  rejects({"--top-k", "-1"}, "0 or more");
+  rejects({"--keep-best", "--eval-every", "0"}, "--keep-best needs");
+  rejects({"--keep-best", "--checkpoint-every", "0"}, "--keep-best needs");
+  rejects({"--from", "best"}, "--mode eval and sample");
   rejects({"--strategy", "ddp", "--offload"}, "fsdp");
   rejects({"--vocabulary", "500"}, "bpe");
   rejects({"--min-lr", "1"}, "above --lr");

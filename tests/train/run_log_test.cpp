@@ -16,6 +16,7 @@
 #include "support/errors.h"
 #include "support/ranks.h"
 #include "train/log_file.h"
+#include "train/warnings.h"
 
 namespace tessera {
 namespace {
@@ -46,24 +47,6 @@ void append(const fs::path& path, const std::string& text) {
   std::ofstream(path, std::ios::app) << text;
 }
 
-/// Collects warnings as long as the object lives.
-class Warnings : public c10::WarningHandler {
- public:
-  Warnings() : before_(c10::WarningUtils::get_warning_handler()) {
-    c10::WarningUtils::set_warning_handler(this);
-  }
-  ~Warnings() override {
-    c10::WarningUtils::set_warning_handler(before_);
-  }
-  void process(const c10::Warning& warning) override {
-    texts.push_back(warning.msg());
-  }
-  std::vector<std::string> texts;
-
- private:
-  c10::WarningHandler* before_;
-};
-
 TEST(RunLogTest, EveryKindOfLineHasItsFields) {
   const TempFolder folder;
   RunLog log(folder / "run", RunLogOptions().name("demo"));
@@ -84,7 +67,8 @@ TEST(RunLogTest, EveryKindOfLineHasItsFields) {
        .grad_norm = 1.25,
        .tokens = 2048,
        .seconds = 0.5,
-       .memory = MemoryByKind{1, 2, 3, 4, 5, 6}});
+       .memory = MemoryByKind{1, 2, 3, 4, 5, 6},
+       .mfu = 0.375});
   log.step({.step = 9});
   log.eval(9, 4.25);
   log.sample(9, "once", "upon");
@@ -112,7 +96,7 @@ TEST(RunLogTest, EveryKindOfLineHasItsFields) {
       R"({"kind":"resume","step":7,"path":"checkpoints/step_00000007"})");
   EXPECT_EQ(
       lines[2].dump(),
-      R"({"kind":"step","step":8,"loss":5.5,"lr":0.0001,"grad_norm":1.25,"tokens":2048,"seconds":0.5,)"
+      R"({"kind":"step","step":8,"loss":5.5,"lr":0.0001,"grad_norm":1.25,"tokens":2048,"seconds":0.5,"mfu":0.375,)"
       R"("memory":{"shards":1,"full":2,"gradients":3,"optimizer":4,"activations":5,"other":6}})");
   EXPECT_EQ(lines[3].dump(), R"({"kind":"step","step":9})");
   EXPECT_EQ(lines[4].dump(), R"({"kind":"eval","step":9,"loss":4.25})");

@@ -20,7 +20,8 @@ namespace tessera::checkpoint {
 struct TESSERA_API ManagerOptions {
   /// The ranks that save and load; default: the world, or this process alone.
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
-  /// How many of the newest sound checkpoints are kept; 0 for all.
+  /// How many of the newest sound checkpoints are kept; 0 for all. See also
+  /// Manager::protect().
   TORCH_ARG(int64_t, keep_last) = 3;
   /// Steps that are multiples of this are kept forever; 0 for none.
   TORCH_ARG(int64_t, keep_every) = 0;
@@ -77,6 +78,13 @@ class TESSERA_API Manager {
     return !under_way_.done();
   }
 
+  /// Later saves do not remove the checkpoint of this step, whatever keep_last
+  /// says: the best one so far, say. One step at a time; nothing protects none.
+  /// A new manager protects none: call this before its first save. Not
+  /// collective; make the call on every rank. Throws c10::ValueError if the
+  /// step is negative.
+  void protect(std::optional<int64_t> step);
+
   /// A checkpoint that was found.
   struct Entry {
     int64_t step = 0; // in its name
@@ -119,6 +127,7 @@ class TESSERA_API Manager {
   const ManagerOptions options_;
   AsyncSave under_way_;
   std::optional<int64_t> to_prune_; // the step being saved
+  std::optional<int64_t> protected_;
 };
 
 } // namespace tessera::checkpoint

@@ -39,6 +39,9 @@ struct TESSERA_API StepRecord {
   /// The duration of the step.
   std::optional<double> seconds;
   std::optional<MemoryByKind> memory; // of this rank
+  /// Model FLOPS utilization: the share of the devices' peak that the model's
+  /// own arithmetic used, from 0 to 1.
+  std::optional<double> mfu;
 };
 
 /// Writes what happened in a run to FOLDER/log.jsonl, for `tessera report`:
