@@ -245,6 +245,16 @@ CLI::Validator number(bool may_be_zero) {
   return CLI::Validator(check, "");
 }
 
+CLI::Validator tokenizer() {
+  const auto check = [](const std::string& text) {
+    return text == "byte" || text == "bpe" || text.ends_with(".json")
+        ? std::string()
+        : "takes byte, bpe or the path of a tokenizer.json, not \"" + text +
+            "\"";
+  };
+  return CLI::Validator(check, "");
+}
+
 template <class Enum>
 using Choices = std::vector<std::pair<std::string, Enum>>;
 
@@ -296,8 +306,11 @@ void add_data(CLI::App& app, Settings& s) {
       ->default_str("LibTorch's headers");
   app.add_option("--text-bytes", s.data.text_bytes, "How much of it to read")
       ->transform(CLI::AsSizeValue(false));
-  app.add_option("--tokenizer", s.data.tokenizer, "byte, or bpe: learned pairs")
-      ->check(CLI::IsMember({"byte", "bpe"}));
+  app.add_option(
+         "--tokenizer",
+         s.data.tokenizer,
+         "byte, bpe: learned pairs, or the path of a tokenizer.json")
+      ->check(tokenizer());
   app.add_option(
          "--vocabulary", s.data.vocabulary, "Size of the vocabulary of bpe")
       ->check(CLI::Range(257, 1 << 24));
@@ -651,10 +664,16 @@ std::optional<Settings> parse_settings(
       *path = fs::absolute(*path).lexically_normal().string();
     }
   }
+  auto& tokenizer = settings.data.tokenizer;
+  if (tokenizer.ends_with(".json")) {
+    tokenizer = fs::absolute(tokenizer).lexically_normal().string();
+  }
   take_kept(app, settings);
-  if (settings.data.tokenizer == "byte" &&
-      app.get_option("--vocabulary")->count() > 0) {
-    throw UsageError("--vocabulary is for --tokenizer bpe; bytes are 256.");
+  if (tokenizer != "bpe" && app.get_option("--vocabulary")->count() > 0) {
+    throw UsageError(
+        "--vocabulary is for --tokenizer bpe; " +
+        (tokenizer == "byte" ? "bytes are 256."
+                             : "\"" + tokenizer + "\" has one of its own."));
   }
   settings.data.left_out = {settings.run, settings.tokens_folder()};
   check(settings, num_ranks);
