@@ -7,6 +7,8 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "file_lock.h"
@@ -113,7 +115,35 @@ nlohmann::json extent_of(const DataSettings& settings) {
   return {{"files", num_files}, {"bytes", num_bytes}};
 }
 
+bool has_tokenizer_file(const DataSettings& settings) {
+  return settings.tokenizer != "byte" && settings.tokenizer != "bpe";
+}
+
+/// Notices a tokenizer.json that has changed. Empty if it is gone: the folder
+/// has a copy.
+nlohmann::json fingerprint_of(const DataSettings& settings) {
+  std::error_code error;
+  if (!fs::exists(settings.tokenizer, error)) {
+    return nullptr;
+  }
+  const auto text = JsonTokenizer::text_of(settings.tokenizer);
+  uint64_t hash = 0xcbf29ce484222325U; // FNV-1a
+  for (const char byte : text) {
+    hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3U;
+  }
+  return {{"bytes", text.size()}, {"hash", hash}};
+}
+
 nlohmann::json source_of(const DataSettings& settings) {
+  if (has_tokenizer_file(settings)) { // wherever it is
+    return {
+        {"extent", extent_of(settings)},
+        {"text", fs::absolute(settings.text).lexically_normal().string()},
+        {"text_bytes", settings.text_bytes},
+        {"tokenizer", "tokenizer.json"},
+        {"tokenizer_file", fingerprint_of(settings)},
+        {"validation", settings.validation}};
+  }
   return {
       {"extent", extent_of(settings)},
       {"text", fs::absolute(settings.text).lexically_normal().string()},
@@ -133,17 +163,26 @@ std::string check_source(
   std::ifstream file(folder / kSource);
   const auto found = nlohmann::json::parse(file, nullptr, false);
   const std::string using_them = "using the tokens in " + folder.string();
-  if (found == wanted) {
-    return using_them;
-  }
-  const bool is_text_gone = wanted.at("extent").is_null();
-  if (found.is_object() && (is_text_gone || is_trained_on)) {
-    auto same = wanted;
-    same["extent"] = found.value("extent", nlohmann::json());
-    if (found == same) {
-      return using_them + "; the text they were made from " +
-          (is_text_gone ? "is gone" : "has changed since");
+  // What may be gone or, once a model learned from the tokens, have changed.
+  std::string remarks;
+  auto same = wanted;
+  for (const auto& [key, what] :
+       {std::pair("extent", "the text they were made from"),
+        std::pair(
+            "tokenizer_file", "the tokenizer.json they were made with")}) {
+    if (!found.is_object() || !wanted.contains(key) || !found.contains(key) ||
+        found.at(key) == wanted.at(key)) {
+      continue;
     }
+    const bool is_gone = wanted.at(key).is_null();
+    if (is_gone || is_trained_on) {
+      same[key] = found.at(key);
+      remarks += std::string("; ") + what +
+          (is_gone ? " is gone" : " has changed since");
+    }
+  }
+  if (found == same) {
+    return using_them + remarks;
   }
   std::string text =
       "the tokens in \"" + folder.string() + "\" were made from something else";
@@ -162,16 +201,51 @@ std::string check_source(
 }
 
 /// The files appear complete or not at all.
-void write_json(const fs::path& path, const nlohmann::json& json) {
+void write_file(const fs::path& path, std::string_view text) {
   const fs::path beside = path.string() + ".partial";
-  std::ofstream file(beside);
-  file << json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace)
-       << "\n";
+  std::ofstream file(beside, std::ios::binary);
+  file << text;
   file.close();
   if (!file) {
     throw std::runtime_error("cannot write \"" + beside.string() + "\".");
   }
   fs::rename(beside, path);
+}
+
+void write_json(const fs::path& path, const nlohmann::json& json) {
+  const auto text =
+      json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+  write_file(path, text + "\n");
+}
+
+/// Makes the tokenizer, and writes it into the folder.
+AnyTokenizer make_tokenizer(
+    const DataSettings& settings,
+    std::string_view text,
+    const fs::path& folder) {
+  if (has_tokenizer_file(settings)) {
+    const auto json = JsonTokenizer::text_of(settings.tokenizer);
+    auto tokenizer = JsonTokenizer::parse(json, settings.tokenizer);
+    write_file(folder / kTokenizer, json);
+    return tokenizer;
+  }
+  auto tokenizer = settings.tokenizer == "bpe"
+      ? Tokenizer::learn(text, settings.vocabulary)
+      : Tokenizer();
+  tokenizer.save(folder / kTokenizer);
+  return tokenizer;
+}
+
+/// The place at or before `end` where a character of UTF-8 begins; `end` where
+/// the text is something else.
+size_t whole_characters(std::string_view text, size_t end) {
+  for (size_t back = 0; back < 4 && back < end && end < text.size(); ++back) {
+    const auto byte = static_cast<unsigned char>(text[end - back]);
+    if ((byte & 0xc0U) != 0x80) {
+      return end - back;
+    }
+  }
+  return end;
 }
 
 } // namespace
@@ -189,22 +263,24 @@ std::string prepare_corpus(
     return check_source(folder, source, is_trained_on);
   }
   const Text text = read_text(settings);
-  Tokenizer tokenizer = settings.tokenizer == "bpe"
-      ? Tokenizer::learn(text.bytes, settings.vocabulary)
-      : Tokenizer();
+  AnyTokenizer tokenizer = make_tokenizer(settings, text.bytes, folder);
 
+  const std::string_view bytes = text.bytes;
   std::vector<int32_t> train;
   std::vector<int32_t> validation;
-  for (size_t begin = 0; begin < text.bytes.size(); begin += kStretch) {
-    const auto stretch = std::string_view(text.bytes).substr(begin, kStretch);
-    const auto cut = static_cast<size_t>(
-        static_cast<double>(stretch.size()) * (1 - settings.validation));
+  for (size_t begin = 0; begin < bytes.size();) {
+    const size_t end = whole_characters(bytes, begin + kStretch);
+    const auto stretch = bytes.substr(begin, end - begin);
+    const auto cut = whole_characters(
+        stretch,
+        static_cast<size_t>(
+            static_cast<double>(stretch.size()) * (1 - settings.validation)));
     const auto seen = tokenizer.encode(stretch.substr(0, cut));
     const auto unseen = tokenizer.encode(stretch.substr(cut));
     train.insert(train.end(), seen.begin(), seen.end());
     validation.insert(validation.end(), unseen.begin(), unseen.end());
+    begin = end;
   }
-  tokenizer.save(folder / kTokenizer);
   TokenFile::write(folder / kTrain, train, tokenizer.vocabulary());
   TokenFile::write(folder / kValidation, validation, tokenizer.vocabulary());
   write_json(folder / kSource, source);
@@ -216,10 +292,15 @@ std::string prepare_corpus(
 }
 
 Corpus open_corpus(const fs::path& folder) {
+  std::ifstream file(folder / kSource);
+  const auto source = nlohmann::json::parse(file, nullptr, false);
+  const bool has_file = source.is_object() && source.contains("tokenizer_file");
+  const auto path = folder / kTokenizer;
   return {
       .train = folder / kTrain,
       .validation = folder / kValidation,
-      .tokenizer = Tokenizer::load(folder / kTokenizer)};
+      .tokenizer = has_file ? AnyTokenizer(JsonTokenizer::read(path))
+                            : AnyTokenizer(Tokenizer::load(path))};
 }
 
 } // namespace gpt

@@ -4,24 +4,26 @@
 #include <filesystem>
 #include <string>
 
+#include "any_tokenizer.h"
 #include "settings.h"
-#include "tokenizer.h"
 
 namespace gpt {
 
 /// The text of a folder, turned into tokens once: tokenizer.json, train.tokens,
-/// validation.tokens, and source.json, which says what they were made from.
+/// validation.tokens, and source.json, which says what they were made from. A
+/// tokenizer.json that was given is kept as it is, byte for byte.
 struct Corpus {
   std::filesystem::path train;
   std::filesystem::path validation;
-  Tokenizer tokenizer;
+  AnyTokenizer tokenizer;
 };
 
 /// Creates the files in `folder` unless they exist; if several processes ask
 /// for the same folder, one of them does. Throws std::runtime_error if there is
-/// no text, or if existing files were made from something else. `is_trained_on`
-/// means that a model learned from these tokens, so text that has changed since
-/// is mentioned and not an error. Returns a sentence about what was done.
+/// no text, or if existing files were made from something else, with another
+/// tokenizer.json too. `is_trained_on` means that a model learned from these
+/// tokens, so text or a tokenizer.json that has changed since is mentioned and
+/// not an error. Returns a sentence about what was done.
 std::string prepare_corpus(
     const DataSettings& settings,
     const std::filesystem::path& folder,

@@ -137,10 +137,16 @@ std::optional<Settings> parse_settings(
       *path = fs::absolute(*path).lexically_normal().string();
     }
   }
+  auto& tokenizer = settings.data.tokenizer;
+  if (tokenizer.ends_with(".json")) {
+    tokenizer = fs::absolute(tokenizer).lexically_normal().string();
+  }
   take_kept(app, settings);
-  if (settings.data.tokenizer == "byte" &&
-      app.get_option("--vocabulary")->count() > 0) {
-    throw UsageError("--vocabulary is for --tokenizer bpe; bytes are 256.");
+  if (tokenizer != "bpe" && app.get_option("--vocabulary")->count() > 0) {
+    throw UsageError(
+        "--vocabulary is for --tokenizer bpe; " +
+        (tokenizer == "byte" ? "bytes are 256."
+                             : "\"" + tokenizer + "\" has one of its own."));
   }
   settings.data.left_out = {settings.run, settings.tokens_folder()};
   check(settings, num_ranks);

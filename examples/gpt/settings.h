@@ -14,7 +14,7 @@ namespace gpt {
 struct DataSettings {
   std::string text; // a folder or a file
   int64_t text_bytes = 1 << 22; // read at most this much
-  std::string tokenizer = "byte"; // or "bpe"
+  std::string tokenizer = "byte"; // or "bpe", or the path of a tokenizer.json
   int64_t vocabulary = 1024; // of "bpe"
   double validation = 0.05; // share of the text
   /// Folders that do not count as text even if they are below it: the run's

@@ -49,6 +49,16 @@ CLI::Validator share() {
   return CLI::Validator(check, "");
 }
 
+CLI::Validator tokenizer() {
+  const auto check = [](const std::string& text) {
+    return text == "byte" || text == "bpe" || text.ends_with(".json")
+        ? std::string()
+        : "takes byte, bpe or the path of a tokenizer.json, not \"" + text +
+            "\"";
+  };
+  return CLI::Validator(check, "");
+}
+
 template <class Enum>
 using Choices = std::vector<std::pair<std::string, Enum>>;
 
@@ -104,8 +114,11 @@ void add_data(CLI::App& app, Settings& s) {
       ->default_str("LibTorch's headers");
   app.add_option("--text-bytes", s.data.text_bytes, "How much of it to read")
       ->transform(CLI::AsSizeValue(false));
-  app.add_option("--tokenizer", s.data.tokenizer, "byte, or bpe: learned pairs")
-      ->check(CLI::IsMember({"byte", "bpe"}));
+  app.add_option(
+         "--tokenizer",
+         s.data.tokenizer,
+         "byte, bpe: learned pairs, or the path of a tokenizer.json")
+      ->check(tokenizer());
   app.add_option(
          "--vocabulary", s.data.vocabulary, "Size of the vocabulary of bpe")
       ->check(CLI::Range(257, 1 << 24));
