@@ -19,6 +19,7 @@ using nlohmann::json;
 
 // The curves of all runs together have so many points.
 constexpr size_t kPointsOfAll = 3600;
+constexpr size_t kAttemptsOfRun = 40; // that are marked: the newest
 
 // ---- Settings --------------------------------------------------------------
 
@@ -100,6 +101,22 @@ json settings_data(const std::vector<NamedRun>& runs) {
 
 // ---- Runs ------------------------------------------------------------------
 
+/// Where the newest attempts began.
+json begins_data(const Run& run) {
+  json list = json::array();
+  for (auto attempt =
+           run.attempts.end() - std::min(run.attempts.size(), kAttemptsOfRun);
+       attempt != run.attempts.end();
+       ++attempt) {
+    list.push_back(
+        {{"start_step", attempt->start_step},
+         {"resumed_step", or_null(attempt->resumed_step)},
+         {"is_continuation", attempt->is_continuation},
+         {"world", attempt->world}});
+  }
+  return list;
+}
+
 json run_data(const NamedRun& named, size_t limit) {
   const Run& run = named.run;
   json data = curves_data(run, limit);
@@ -109,7 +126,7 @@ json run_data(const NamedRun& named, size_t limit) {
        {"summary", summary_data(run)},
        {"memory", memory_curve(run, limit)},
        {"num_attempts", run.attempts.size()},
-       {"attempts", attempts_data(run)},
+       {"attempts", begins_data(run)},
        {"error", run.attempts.back().error},
        {"sample",
         run.samples.empty() ? json() : sample_data(run.samples.back())},

@@ -35,6 +35,18 @@ TEST(ComparisonTest, HasTheCurvesOfEachRun) {
   EXPECT_EQ(data["runs"][0]["summary"]["last_step"], 5);
 }
 
+TEST(ComparisonTest, MarksTheNewestAttempts) {
+  std::string log;
+  for (int attempt = 0; attempt < 300; ++attempt) {
+    log += start_line(attempt, attempt, attempt);
+  }
+  const auto run = compared({log, start_line()})["runs"][0];
+  EXPECT_EQ(run["num_attempts"], 300);
+  ASSERT_THAT(run["attempts"], SizeIs(40));
+  EXPECT_EQ(run["attempts"].back()["start_step"], 299);
+  EXPECT_EQ(run["attempts"].back()["world"], 299);
+}
+
 TEST(ComparisonTest, MemoryIsOneCurve) {
   const auto data = compared(
       {R"({"kind":"start"})"

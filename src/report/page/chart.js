@@ -180,8 +180,9 @@ class Chart {
   }
 
   points({ steps, values }, kind) {
+    const r = this.spec.series.length > 1 ? 3 : 3.75;
     return values.flatMap((value, i) => (this.canPlace(value)
-      ? [drawn("circle", { class: `point ${kind}`, r: 3.75, cx: this.x(steps[i]), cy: this.y(value) })] : []));
+      ? [drawn("circle", { class: `point ${kind}`, r, cx: this.x(steps[i]), cy: this.y(value) })] : []));
   }
 
   crosses({ steps, values }, top) {
