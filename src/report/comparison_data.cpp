@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cstddef>
 #include <map>
 #include <optional>
 
@@ -47,9 +48,8 @@ class Settings {
         texts.push_back(or_null(value));
       }
       const bool differs =
-          std::any_of(values.begin(), values.end(), [&](const auto& value) {
-            return value != values.front();
-          });
+          std::count(values.begin(), values.end(), values.front()) <
+          static_cast<std::ptrdiff_t>(values.size());
       list.push_back(
           {{"name", name}, {"values", std::move(texts)}, {"differs", differs}});
     }
