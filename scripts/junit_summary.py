@@ -39,6 +39,7 @@ MAY_SKIP_OUTSIDE_CI = (
     "no MPICH here",
     "no TensorBoard here",
     "Slurm cannot be run here",
+    "no axe-core and html-validate here",
     "the user nobody cannot enter the folder of this checkout",
 )
 

@@ -105,6 +105,8 @@ list_missing() {
   if [[ "$profile" == test ]]; then
     need openmpi-bin "tests under mpirun" has_command mpirun
     need chromium-headless-shell "tests of the report, in a browser" has_chromium
+    need nodejs "runs html-validate, which checks the report" has_command node
+    need npm "installs axe-core and html-validate into .checkers" has_command npm
     need iproute2 "tests with network namespaces" has_command ip
     need python3-venv "makes .tensorboard for the tests" has_venv
   fi
@@ -415,6 +417,7 @@ fi
 if [[ "$profile" == test ]]; then
   scripts/fetch_launchers.sh || say "the tests under Slurm and MPICH will be skipped"
   scripts/fetch_tensorboard.sh || say "the tests with TensorBoard will be skipped"
+  scripts/fetch_page_checkers.sh || say "the tests of the report with axe-core and html-validate will be skipped"
 fi
 
 mkdir -p build

@@ -1,38 +1,50 @@
-// `tessera report`: the page that shows a training run.
+// `tessera report`: the page that shows a training run or compares several.
 #include <CLI/CLI.hpp>
 
 #include <filesystem>
 #include <iostream>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cli/commands.h"
+#include "report/named_runs.h"
 #include "report/page.h"
-#include "report/run_reader.h"
 #include "report/summary.h"
 
 namespace tessera::cli {
 namespace {
 
-constexpr const char* kLog = "log.jsonl";
-
 struct ReportSettings {
-  std::string run;
+  std::vector<std::string> runs;
   std::string output;
 };
 
+/// Where the page is if nobody says: beside the log of the first run.
+std::filesystem::path usual_page(const std::vector<report::NamedRun>& runs) {
+  return runs.front().folder /
+      (runs.size() == 1 ? "report.html" : "comparison.html");
+}
+
 int make_report(const ReportSettings& settings) {
-  std::filesystem::path folder = settings.run;
-  if (folder.filename() == kLog) { // the log itself may be given
-    folder = folder.parent_path();
+  const auto runs =
+      report::read_runs({settings.runs.begin(), settings.runs.end()});
+  for (const report::NamedRun& named : runs) {
+    if (runs.size() > 1 && named.run.num_problems > 0) {
+      std::cerr << named.folder.string() << ": ";
+    }
+    std::cerr << report::problems_text(named.run);
   }
-  const report::Run run = report::read_run(folder / kLog);
-  std::cerr << report::problems_text(run);
   const std::filesystem::path page = settings.output.empty()
-      ? folder / "report.html"
+      ? usual_page(runs)
       : std::filesystem::path(settings.output);
-  report::write_page(run, page);
-  std::cout << page.string() << "\n" << report::summary_text(run);
+  report::write_comparison(runs, page);
+  std::cout << page.string() << "\n";
+  for (const report::NamedRun& named : runs) {
+    std::cout
+        << (runs.size() == 1 ? report::summary_text(named.run)
+                             : report::summary_text(named.run, named.label));
+  }
   return 0;
 }
 
@@ -41,11 +53,19 @@ int make_report(const ReportSettings& settings) {
 Action add_report(CLI::App& app) {
   auto settings = std::make_shared<ReportSettings>();
   auto* command = app.add_subcommand(
-      "report", "Make a page that shows a training run from its log");
-  command->add_option("RUN", settings->run, "Folder with log.jsonl")
+      "report",
+      "Make a page that shows a training run from its log, or compares several");
+  command
+      ->add_option(
+          "RUN",
+          settings->runs,
+          "Folder with log.jsonl; several are compared in one page")
       ->required();
   command->add_option(
-      "--output", settings->output, "The page (default: RUN/report.html)");
+      "--out,--output",
+      settings->output,
+      "The page (default: RUN/report.html; for several runs "
+      "comparison.html in the first)");
   return [settings] { return make_report(*settings); };
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <optional>
 
@@ -74,9 +75,10 @@ std::vector<Mean> means(std::span<const double> values, size_t count) {
         ++seen;
       }
     }
-    if (seen > 0) {
-      result.push_back({begin + (end - begin) / 2, mean});
-    }
+    result.push_back(
+        {.middle = begin + (end - begin) / 2,
+         .value = seen > 0 ? mean : std::numeric_limits<double>::quiet_NaN(),
+         .count = seen});
   }
   return result;
 }

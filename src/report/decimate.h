@@ -15,10 +15,11 @@ std::vector<size_t> decimate(std::span<const double> values, size_t limit);
 struct Mean {
   size_t middle = 0; // index of the stretch's middle
   double value = 0;
+  size_t count = 0; // of finite values
 };
 
-/// The means of `count` equally long stretches over their finite values; a
-/// stretch without finite values has no mean.
+/// The means of `count` equally long stretches over their finite values; nan
+/// for a stretch without finite values.
 std::vector<Mean> means(std::span<const double> values, size_t count);
 
 } // namespace tessera::report

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <initializer_list>
 #include <string_view>
 
 #include "report/error.h"
@@ -40,7 +41,7 @@ void fill(
     std::string_view filling) {
   const size_t place = rest->find(mark);
   if (place == std::string_view::npos) {
-    throw std::logic_error("page.html has no " + std::string(mark));
+    throw std::logic_error("the page has no " + std::string(mark));
   }
   *page += rest->substr(0, place);
   *page += filling;
@@ -106,20 +107,35 @@ class OutputFile {
   int file_;
 };
 
-} // namespace
-
-std::string make_page(const Run& run) {
+/// The page with the scripts that all pages have, then its own.
+std::string filled(
+    std::string_view html,
+    const std::string& data,
+    std::initializer_list<std::string_view> own_scripts) {
   std::string page;
-  std::string_view rest = kPageHtml;
-  fill(&page, &rest, "{{page.css}}", kPageCss);
-  fill(&page, &rest, "{{data}}", safe_in_html(page_data(run)));
-  fill(&page, &rest, "{{page.js}}", kPageJs);
-  page += rest;
+  fill(&page, &html, "{{page.css}}", kPageCss);
+  fill(&page, &html, "{{data}}", safe_in_html(data));
+  fill(&page, &html, "{{script}}", kElementJs);
+  for (const std::string_view script :
+       {kNumberJs,
+        kScaleJs,
+        kTipJs,
+        kSmoothingJs,
+        kCursorJs,
+        kChartJs,
+        kControlsJs,
+        kCurvesJs,
+        kSummaryJs}) {
+    page += script;
+  }
+  for (const std::string_view script : own_scripts) {
+    page += script;
+  }
+  page += html;
   return page;
 }
 
-void write_page(const Run& run, const std::filesystem::path& path) {
-  const std::string page = make_page(run);
+void write_whole(const std::string& page, const std::filesystem::path& path) {
   std::error_code unknown; // it does not exist yet
   const auto status = std::filesystem::status(path, unknown);
   const bool is_stream = std::filesystem::exists(status) &&
@@ -130,6 +146,28 @@ void write_page(const Run& run, const std::filesystem::path& path) {
   OutputFile file(target, is_stream);
   file.write(page);
   file.publish();
+}
+
+} // namespace
+
+std::string make_page(const Run& run) {
+  return filled(kRunHtml, page_data(run), {kTimelineJs, kListJs, kRunJs});
+}
+
+std::string make_comparison(const std::vector<NamedRun>& runs) {
+  return filled(kComparisonHtml, comparison_data(runs), {kComparisonJs});
+}
+
+void write_page(const Run& run, const std::filesystem::path& path) {
+  write_whole(make_page(run), path);
+}
+
+void write_comparison(
+    const std::vector<NamedRun>& runs,
+    const std::filesystem::path& path) {
+  write_whole(
+      runs.size() == 1 ? make_page(runs.front().run) : make_comparison(runs),
+      path);
 }
 
 } // namespace tessera::report

@@ -1,9 +1,11 @@
-// The page that shows a run.
+// The page that shows a run, and the page that compares several.
 #pragma once
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
+#include "report/named_runs.h"
 #include "report/run.h"
 
 namespace tessera::report {
@@ -21,5 +23,14 @@ std::string make_page(const Run& run);
 /// exists. A link is followed; a device or a pipe is written to directly.
 /// Throws ReportError.
 void write_page(const Run& run, const std::filesystem::path& path);
+
+/// The same for several runs: their curves in the same charts, their numbers
+/// and settings side by side. Curves have fewer points the more runs there are.
+std::string comparison_data(const std::vector<NamedRun>& runs);
+std::string make_comparison(const std::vector<NamedRun>& runs);
+/// Of one run, the page is that of write_page.
+void write_comparison(
+    const std::vector<NamedRun>& runs,
+    const std::filesystem::path& path);
 
 } // namespace tessera::report

@@ -19,6 +19,9 @@ void take_losses(const Run& run, Summary* summary) {
     summary->final_loss = step.loss;
     summary->final_loss_step = step.step;
   }
+  if (!run.evals.empty()) {
+    summary->last_eval = run.evals.back();
+  }
   for (const Eval& eval : run.evals) {
     if (std::isfinite(eval.loss) &&
         (!summary->best_eval || eval.loss < summary->best_eval->loss)) {
@@ -140,10 +143,13 @@ Summary summarize(const Run& run) {
 }
 
 std::string summary_text(const Run& run) {
-  const Summary summary = summarize(run);
   const std::string& name = run.attempts.back().name;
-  std::string text = printable(name.empty() ? "run" : name) + ": " +
-      printable(summary.state) +
+  return summary_text(run, name.empty() ? "run" : name);
+}
+
+std::string summary_text(const Run& run, const std::string& name) {
+  const Summary summary = summarize(run);
+  std::string text = printable(name) + ": " + printable(summary.state) +
       (run.attempts.back().end_reason ? "" : " (killed, or still running)") +
       " after step " + count_text(summary.last_step) + ", on " +
       worlds_text(summary) + "\n";

@@ -18,7 +18,8 @@ struct Summary {
   std::optional<double> first_loss;
   std::optional<double> final_loss;
   int64_t final_loss_step = 0;
-  std::optional<Eval> best_eval;
+  std::optional<Eval> last_eval;
+  std::optional<Eval> best_eval; // of those that are finite
   double tokens = 0; // of the steps that count
   double seconds = 0; // of all attempts
   std::optional<double> median_tokens_per_second;
@@ -32,6 +33,8 @@ Summary summarize(const Run& run);
 /// The same in five lines of text, each with its end; six lines for a run that
 /// failed.
 std::string summary_text(const Run& run);
+/// The same of a run that is called `name`.
+std::string summary_text(const Run& run, const std::string& name);
 
 /// "3 of 120 lines could not be read: line 7: ...", one problem per line; empty
 /// if there is no problem.

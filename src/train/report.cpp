@@ -2,6 +2,7 @@
 #include <tessera/train/report.h>
 
 #include "report/error.h"
+#include "report/named_runs.h"
 #include "report/page.h"
 #include "report/run_reader.h"
 #include "report/summary.h"
@@ -16,6 +17,27 @@ std::filesystem::path write_report(const std::filesystem::path& run) {
     }
     const std::filesystem::path page = run / "report.html";
     report::write_page(read, page);
+    return page;
+  } catch (const report::ReportError& error) {
+    raise({.call = "write_report"}, error.what());
+  }
+}
+
+std::filesystem::path write_report(
+    const std::vector<std::filesystem::path>& runs,
+    const std::filesystem::path& page) {
+  try {
+    const auto read = report::read_runs(runs);
+    for (const report::NamedRun& named : read) {
+      if (named.run.num_problems > 0) {
+        TORCH_WARN(
+            "[write_report] \"",
+            named.folder.string(),
+            "\": ",
+            report::problems_text(named.run));
+      }
+    }
+    report::write_comparison(read, page);
     return page;
   } catch (const report::ReportError& error) {
     raise({.call = "write_report"}, error.what());

@@ -17,6 +17,8 @@ import time
 
 PROGRAMS = ("chromium-headless-shell", "chromium")
 PATIENCE_SECONDS = 15
+KEY_CODES = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "PageUp": 33, "PageDown": 34, "End": 35, "Home": 36,
+             "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
 
 
 class BrowserError(Exception):
@@ -170,6 +172,16 @@ class Page:
 
     def move_mouse(self, x, y):
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        self.settle()
+
+    def press(self, *keys):
+        for key in keys:
+            code = KEY_CODES[key]
+            text = {"Enter": "\r", " ": " "}.get(key)
+            for kind in ("keyDown", "keyUp"):
+                with_text = {"text": text} if text and kind == "keyDown" else {}
+                self.call("Input.dispatchKeyEvent", type=kind, key=key, code="Space" if key == " " else key,
+                          windowsVirtualKeyCode=code, **with_text)
         self.settle()
 
     def screenshot(self, path):

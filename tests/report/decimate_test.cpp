@@ -67,10 +67,14 @@ TEST(DecimateTest, ASingleNanAmongAMillionStays) {
 TEST(MeansTest, AreOfWhatIsFinite) {
   const std::vector<double> values{1, 3, kNan, 5, kNan, kNan};
   const auto found = means(values, 3);
-  ASSERT_THAT(found, SizeIs(2));
+  ASSERT_THAT(found, SizeIs(3));
   EXPECT_EQ(found[0].value, 2);
   EXPECT_EQ(found[0].middle, 1U);
+  EXPECT_EQ(found[0].count, 2U);
   EXPECT_EQ(found[1].value, 5);
+  EXPECT_EQ(found[1].count, 1U);
+  EXPECT_TRUE(std::isnan(found[2].value)); // a gap
+  EXPECT_EQ(found[2].count, 0U);
 }
 
 TEST(MeansTest, DoNotOverflow) {

@@ -43,6 +43,33 @@ TEST(PageDataTest, CurvesHaveWhatTheLogHas) {
   EXPECT_EQ(data["summary"]["final_loss"], "nan");
 }
 
+TEST(PageDataTest, ThinnedCurvesHaveTheirMeans) {
+  const auto all = data_of(read_text(start_line() + step_lines(0, 1800)));
+  EXPECT_THAT(all["loss"]["values"], SizeIs(1800));
+  EXPECT_FALSE(all["loss"].contains("mean"));
+  const auto thinned = data_of(read_text(start_line() + step_lines(0, 2700)));
+  EXPECT_LE(thinned["loss"]["values"].size(), 1800U);
+  const auto& mean = thinned["loss"]["mean"];
+  ASSERT_THAT(mean["values"], SizeIs(450)); // of 6 steps each
+  EXPECT_EQ(mean["counts"][0], 6);
+  EXPECT_EQ(mean["values"][1], 9.5); // steps 7 to 12, whose losses they are
+  EXPECT_EQ(mean["steps"][1], 10);
+}
+
+TEST(PageDataTest, TheLastEvaluationIsToldBesideTheBest) {
+  const auto summary = data_of(read_text(
+      start_line() +
+      R"({"kind":"eval","step":1,"loss":2})"
+      "\n"
+      R"({"kind":"eval","step":2,"loss":"nan"})"
+      "\n"))["summary"];
+  EXPECT_EQ(summary["last_eval"]["step"], 2);
+  EXPECT_EQ(summary["last_eval"]["loss"], "nan");
+  EXPECT_EQ(summary["best_eval"]["step"], 1);
+  EXPECT_TRUE(
+      data_of(read_text(start_line()))["summary"]["last_eval"].is_null());
+}
+
 TEST(PageDataTest, SupersededPartsAreCurvesOfTheirOwn) {
   const auto data = data_of(read_text(
       start_line(0) + step_lines(0, 10) + start_line(1, 5) +
@@ -130,6 +157,7 @@ TEST(PageTest, AMillionStepsAreASmallPageSoon) {
   EXPECT_LE(data["loss"]["steps"].size(), 2000U);
   EXPECT_EQ(data["loss"]["steps"].back(), kManySteps);
   EXPECT_GT(data["loss"]["mean"]["steps"].size(), 300U);
+  EXPECT_EQ(data["loss"]["mean"]["counts"][0], kManySteps / 450);
 }
 
 TEST(PageTest, EverythingAtItsMostStaysBelowThreeMegabytes) {
@@ -247,7 +275,7 @@ TEST(WritePageTest, ReplacesThePageAndLeavesNothingElse) {
   const ScratchFolder folder;
   write_file(folder / "report.html", "old");
   write_page(read_text(start_line()), folder / "report.html");
-  EXPECT_THAT(read_file(folder / "report.html"), HasSubstr("<!doctype html>"));
+  EXPECT_THAT(read_file(folder / "report.html"), HasSubstr("<!DOCTYPE html>"));
   int files = 0;
   for ([[maybe_unused]] const auto& entry :
        std::filesystem::directory_iterator(folder.path())) {

@@ -3,6 +3,7 @@
 #include <tessera/api.h>
 
 #include <filesystem>
+#include <vector>
 
 namespace tessera {
 
@@ -15,5 +16,16 @@ namespace tessera {
 /// Throws c10::Error if the run has no log, or if the page cannot be written.
 TESSERA_API std::filesystem::path write_report(
     const std::filesystem::path& run);
+
+/// The same for 1 to 8 runs, in one page that is written to `page`: the curves
+/// of the runs in the same charts, their numbers and settings side by side. A
+/// run's log may be given in place of its folder. Returns `page`. With one run
+/// the page is the one above.
+///
+/// Throws c10::Error also if there is no run or more than 8, or if a run is
+/// named twice; then nothing is written.
+TESSERA_API std::filesystem::path write_report(
+    const std::vector<std::filesystem::path>& runs,
+    const std::filesystem::path& page);
 
 } // namespace tessera
