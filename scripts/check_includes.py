@@ -2,7 +2,7 @@
 """Checks that #include lines of include/ and src/ point the way the layers do.
 
     comm <- shard <- state <- optim <- { fsdp, ddp, zero }
-    comm, shard, state, optim <- checkpoint
+    comm, shard, state, optim <- checkpoint <- data
     all of these, report <- train
     all but train, and launch, plan, report <- cli
     plan: arithmetic without LibTorch, on stored checkpoints and on POLICIES of the others
@@ -17,7 +17,7 @@ import sys
 from typing import NamedTuple
 
 CORE = ["libtorch", "comm", "engine", "deferred", "recompute", "state", "optim"]
-FRONTS = ["transfer", "fsdp", "ddp", "zero", "checkpoint"]
+FRONTS = ["transfer", "fsdp", "ddp", "zero", "checkpoint", "data"]
 
 # What each layer may include besides itself, base and the top-level headers.
 MAY_INCLUDE = {
@@ -34,6 +34,7 @@ MAY_INCLUDE = {
     "ddp": CORE,
     "zero": CORE + ["ddp"],
     "checkpoint": CORE,
+    "data": CORE + ["checkpoint"],
     "report": [],
     "train": CORE + FRONTS + ["report"],
     "launch": [],

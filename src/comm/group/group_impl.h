@@ -107,6 +107,7 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
 
   /// For a rank that cannot go on with the collectives that its peers wait in:
   /// those fail at once, on this rank and on the peers, and the group is dead.
+  /// Peers throw a PeerLostError with this rank and the reason.
   void give_up(const std::string& reason);
 
   /// Blocks until `work` is done. Checks now and then whether a peer has given
