@@ -206,7 +206,7 @@ TEST(TrainingStatePartsTest, RejectsNamesThatAreTaken) {
   EXPECT_THAT(
       error_of([&] { training.add("data", loader); }),
       HasSubstr("added before"));
-  EXPECT_EQ(training.state_dict().keys().size(), 5);
+  EXPECT_EQ(training.state_dict().keys().size(), 5u);
 }
 
 /// Its "extra" may be missing.

@@ -41,8 +41,8 @@ class TokenFileTest : public ::testing::Test {
 
 TEST_F(TokenFileTest, TokensComeBackAtBothWidths) {
   EXPECT_TRUE(rc::check([this] {
-    const auto vocabulary =
-        *rc::gen::element<int64_t>(1, 300, 65536, 65537, int64_t{1} << 31);
+    const auto vocabulary = *rc::gen::elementOf(
+        std::vector<int64_t>{1, 300, 65536, 65537, int64_t{1} << 31});
     const auto tokens = *rc::gen::container<std::vector<int64_t>>(
         rc::gen::inRange<int64_t>(0, vocabulary));
     const auto cut = *rc::gen::inRange<size_t>(0, tokens.size() + 1);

@@ -38,23 +38,19 @@ template <class T>
 concept VisitsItself = requires(T& value, AnyVisitor visitor) {
   for_each_tensor(value, visitor);
 };
-/// torch::data::Example.
-template <class T>
-concept HasDataAndTarget = requires(T& value) {
-  value.data;
-  value.target;
-};
+/// A member that is data, not a function.
+template <auto member>
+inline constexpr bool is_data =
+    std::is_member_object_pointer_v<decltype(member)>;
 /// torch::data::TensorExample.
 template <class T>
-concept HasData = requires(T& value) {
-  value.data;
-};
+concept HasData = is_data<&T::data>;
+/// torch::data::Example.
+template <class T>
+concept HasDataAndTarget = HasData<T> && is_data<&T::target>;
 /// TokenBatch.
 template <class T>
-concept HasInputsAndTargets = requires(T& value) {
-  value.inputs;
-  value.targets;
-};
+concept HasInputsAndTargets = is_data<&T::inputs> && is_data<&T::targets>;
 
 template <class T>
 constexpr bool holds_tensors();

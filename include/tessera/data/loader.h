@@ -5,6 +5,7 @@
 #include <tessera/data/collate.h>
 #include <tessera/data/dataset.h>
 #include <tessera/data/loader_core.h>
+#include <tessera/data/loader_options.h>
 
 #include <cstddef>
 #include <cstdint>
