@@ -38,7 +38,11 @@ inline ErrorSite site_of(
   if (!group) {
     return {.call = call};
   }
-  return {.call = call, .rank = group->rank(), .world_size = group->size()};
+  const auto place = static_cast<size_t>(group->rank());
+  return {
+      .call = call,
+      .rank = group->global_ranks()[place],
+      .world_size = is_initialized() ? world().size() : group->size()};
 }
 
 } // namespace tessera::data

@@ -148,7 +148,7 @@ Shape any_shape() {
 /// Goes through an epoch, and changes ranks and batches at random moments.
 struct Epoch {
   std::vector<RunOfRanks::Step> steps;
-  Shape last{};
+  Shape last{}; // that found the end of the epoch
 };
 
 Epoch random_epoch(RunOfRanks& run) {
@@ -219,7 +219,7 @@ TEST(SharesTest, PadRepeatsFewerSamplesThanThereAreRanks) {
       const auto count = static_cast<int64_t>(places.size());
       RC_ASSERT(places == first_numbers(count)); // repeats are beyond `size`
       RC_ASSERT(count >= run.size);
-      RC_ASSERT(count - run.size < taken.last.num_ranks);
+      RC_ASSERT(count - run.size < std::ssize(taken.steps.back().rows));
       for (const auto& step : taken.steps) {
         RC_ASSERT(
             std::adjacent_find(
