@@ -123,6 +123,7 @@ void visit_tensors(T& value, const Visitor& visitor) {
 /// Makes a batch of samples: a sample whose tensors have one more dim in front.
 /// What else a sample has is taken from the first one.
 struct Stack {
+  /// `samples` has one at least, and all have as many tensors.
   template <HoldsTensors Sample>
   Sample operator()(std::vector<Sample> samples) const {
     std::vector<std::vector<at::Tensor>> places;

@@ -169,22 +169,27 @@ class Loader : public checkpoint::Stateful {
   /// The batches that are left of the epoch: `for (auto& batch : loader)`.
   class Iterator {
    public:
+    /// What the standard library asks of an input iterator.
     using iterator_category = std::input_iterator_tag;
     using value_type = Batch;
     using difference_type = std::ptrdiff_t;
     using pointer = Batch*;
     using reference = Batch&;
 
+    /// At the next batch.
     explicit Iterator(Loader& loader) : loader_(&loader) {
       ++*this;
     }
+    /// The batch; may be moved from.
     Batch& operator*() {
       return *batch_;
     }
+    /// To the next batch.
     Iterator& operator++() {
       batch_ = loader_->next();
       return *this;
     }
+    /// True at the end of the epoch.
     bool operator==(std::default_sentinel_t) const {
       return !batch_;
     }
@@ -193,6 +198,7 @@ class Loader : public checkpoint::Stateful {
     Loader* loader_;
     std::optional<Batch> batch_;
   };
+  /// See Iterator: begin() takes the next batch.
   Iterator begin() {
     return Iterator(*this);
   }

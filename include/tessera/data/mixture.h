@@ -16,7 +16,7 @@ namespace tessera::data {
 
 /// A source of a mixture, for mixture_order().
 struct TESSERA_API MixedSource {
-  std::string name;
+  std::string name; // for errors and checkpoints
   int64_t size = 0; // samples
   double weight = 0; // relative to the other sources
 };

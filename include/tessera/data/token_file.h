@@ -31,6 +31,7 @@ class TESSERA_API TokenFile {
   int64_t vocabulary() const {
     return vocabulary_;
   }
+  /// As it was passed.
   const std::filesystem::path& path() const;
 
   /// Copies tokens `first` to `first + to.size() - 1`. Throws c10::IndexError

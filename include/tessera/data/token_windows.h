@@ -35,9 +35,11 @@ class TESSERA_API TokenWindows {
   int64_t size() const {
     return size_;
   }
+  /// Tokens in a window.
   int64_t length() const {
     return length_;
   }
+  /// Where the windows are.
   const TokenFile& file() const {
     return file_;
   }
