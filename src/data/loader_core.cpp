@@ -6,7 +6,6 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -17,6 +16,7 @@
 #include "base/mutex.h"
 #include "comm/group/group_impl.h"
 #include "data/device_copier.h"
+#include "data/failure_text.h"
 #include "data/ranks.h"
 
 namespace tessera::data::detail {
@@ -66,27 +66,6 @@ void check_loader_options(
             parts.name,
             options.device()->str()));
   }
-}
-
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::Error& caught) {
-    return caught.what_without_backtrace();
-  } catch (const std::exception& caught) {
-    return caught.what();
-  } catch (...) {
-    return "an exception that is not a std::exception";
-  }
-}
-
-std::string list_of(const std::vector<int64_t>& indices) {
-  constexpr size_t kShown = 8;
-  std::string text;
-  for (size_t i = 0; i < std::min(indices.size(), kShown); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(indices[i]);
-  }
-  return text + (indices.size() > kShown ? ", ..." : "");
 }
 
 } // namespace
@@ -304,25 +283,8 @@ class LoaderCore::Impl {
   /// Throws the slot's error here, and on the other ranks from their next
   /// collective.
   [[noreturn]] void fail(const Slot& slot) {
-    std::string subject;
-    if (slot.current < 0) {
-      subject = fmt::format(
-          "a batch of \"{}\" cannot be made of samples {}",
-          parts_.name,
-          list_of(slot.share->indices));
-    } else {
-      subject = (parts_.describe
-                     ? parts_.describe(slot.current)
-                     : fmt::format(
-                           "sample {} of \"{}\"", slot.current, parts_.name)) +
-          " cannot be read";
-    }
-    failure_ = fmt::format(
-        "{} (epoch {}, from sample {} of the epoch on): {}",
-        subject,
-        slot.before.epoch,
-        slot.before.samples,
-        text_of(slot.error));
+    failure_ = failure_text(
+        parts_, slot.share->indices, slot.current, slot.before, slot.error);
     if (options_.group()) {
       options_.group()->impl().give_up(format_error(site(), failure_));
     }

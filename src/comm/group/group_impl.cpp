@@ -347,17 +347,31 @@ std::string GroupImpl::announce_failure(const std::string& reason) const {
   }
 }
 
+void GroupImpl::wait_for_readers(const Call& call) {
+  try {
+    (void)find_missing(call);
+  } catch (const std::exception&) {
+    // The store is gone: nobody can read the reason there any more.
+  }
+}
+
 void GroupImpl::give_up(const std::string& reason) {
   if (size() == 1 || !dead_reason_.empty()) {
     return;
   }
   dead_reason_ = reason;
+  if (!store_) { // fake peers wait for nobody
+    return;
+  }
   announce_failure(fmt::format(
       "{}{} gave this group up: {}",
       kGaveUp,
       rank_list({&world_->rank, 1}),
       reason));
   cpu_->give_up(reason);
+  if (!cpu_->can.shares_memory) {
+    wait_for_readers({});
+  }
 }
 
 void GroupImpl::fail(const Call& call, std::exception_ptr error) {
@@ -397,6 +411,7 @@ void GroupImpl::fail(const Call& call, std::exception_ptr error) {
     if (first.starts_with(kGaveUp)) {
       cpu_->backend()->abort();
       dead_reason_ = first.substr(std::strlen(kGaveUp));
+      wait_for_readers(call);
       raise_error<PeerLostError>(
           call.operation, dead_reason_ + " (in " + what_call + ")");
     }
