@@ -74,6 +74,8 @@ def contests(build):
         Contest("step", "cuda", 80, both("step_bench", "steps.py", "774M"), rounds=2),
         Contest("ddp", "cpu", 40, [ranks(2, "ddp_bench"), peer("ddp.py", "--ranks", "2")]),
         Contest("ddp", "cuda", 35, both("ddp_bench", "ddp.py", "124M")),
+        Contest("loader", "cpu", 20, [ranks(2, "loader_bench")], rounds=1),
+        Contest("loader", "cuda", 25, [alone("loader_bench", "124M", "cuda")], rounds=1),
         Contest("monitor", "cpu", 20, [ranks(2, "monitor_bench")], rounds=1),
         Contest("muon", "cpu", 25, [ranks(2, "muon_bench")], rounds=1),
         Contest("optim", "cpu", 8, [alone("optim_bench"), peer("optim.py")]),

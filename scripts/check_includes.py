@@ -2,7 +2,7 @@
 """Checks that #include lines of include/ and src/ point the way the layers do.
 
     base <- libtorch <- { comm, deferred } <- engine <- { recompute, state } <- optim
-    these <- { transfer <- fsdp, ddp <- zero, checkpoint }
+    these <- { transfer <- fsdp, ddp <- zero, checkpoint <- data }
     all of these, report <- train
     all but train, and launch, plan, report <- cli
     plan: arithmetic without LibTorch, on stored checkpoints and on POLICIES of the others
@@ -18,7 +18,7 @@ import sys
 from typing import NamedTuple
 
 CORE = ["libtorch", "comm", "engine", "deferred", "recompute", "state", "optim"]
-FRONTS = ["transfer", "fsdp", "ddp", "zero", "checkpoint"]
+FRONTS = ["transfer", "fsdp", "ddp", "zero", "checkpoint", "data"]
 
 # What each layer may include besides itself, base and the top-level headers.
 MAY_INCLUDE = {
@@ -35,6 +35,7 @@ MAY_INCLUDE = {
     "ddp": CORE,
     "zero": CORE + ["ddp"],
     "checkpoint": CORE,
+    "data": CORE + ["checkpoint"],
     "report": [],
     "train": CORE + FRONTS + ["report"],
     "launch": [],

@@ -7,6 +7,17 @@
 #include <tessera/comm/init.h>
 #include <tessera/comm/mesh.h>
 #include <tessera/comm/reduce_op.h>
+#include <tessera/data/collate.h>
+#include <tessera/data/dataset.h>
+#include <tessera/data/error.h>
+#include <tessera/data/loader.h>
+#include <tessera/data/loader_core.h>
+#include <tessera/data/loader_options.h>
+#include <tessera/data/mixture.h>
+#include <tessera/data/order.h>
+#include <tessera/data/sampler.h>
+#include <tessera/data/token_file.h>
+#include <tessera/data/token_windows.h>
 #include <tessera/ddp/comm_hook.h>
 #include <tessera/ddp/distributed_data_parallel.h>
 #include <tessera/ddp/join.h>

@@ -1,4 +1,5 @@
 #include <tessera/comm/init.h>
+#include <tessera/error.h>
 #include <tessera/train/training_state.h>
 
 #include <ATen/Context.h>
@@ -42,6 +43,8 @@ constexpr std::pair<const char*, at::DeviceType> kGenerators[] = {
     {"cpu", at::kCPU},
     {"cuda", at::kCUDA}};
 
+constexpr const char* kOwnParts[] = {"model", "optim", "rng", "values"};
+
 StateDict generator_states(const torch::nn::Module& model) {
   StateDict states;
   for (const auto& [name, device] : kGenerators) {
@@ -72,13 +75,39 @@ void set_generator_states(
 TrainingState::TrainingState(ModuleRef model, OptimizerRefs optimizers)
     : model_(model), optimizers_(std::move(optimizers)) {}
 
+void TrainingState::add(std::string name, checkpoint::Stateful& part) {
+  const auto refuse = [&](const std::string& what) {
+    raise<c10::ValueError>(
+        {.call = "TrainingState::add"},
+        "a part with the name \"" + name + "\": " + what);
+  };
+  if (name.empty() || name.find('.') != std::string::npos) {
+    refuse("a name is not empty and has no dot. Choose another name.");
+  }
+  for (const char* own : kOwnParts) {
+    if (name == own) {
+      refuse("TrainingState has that part itself. Choose another name.");
+    }
+  }
+  for (const auto& [taken, added] : parts_) {
+    if (name == taken) {
+      refuse("it was added before. Choose another name.");
+    }
+  }
+  parts_.emplace_back(std::move(name), &part);
+}
+
 StateDict TrainingState::state_dict() {
   auto state = tessera::get_state_dict(model_, optimizers_);
-  return {
+  StateDict all{
       {"model", std::move(state.model)},
       {"optim", std::move(state.optimizer)},
       {"rng", StateDict{{rank_key(), generator_states(model_)}}},
       {"values", values}};
+  for (const auto& [name, part] : parts_) {
+    all.set(name, part->state_dict());
+  }
+  return all;
 }
 
 void TrainingState::load_state_dict(const StateDict& state) {
@@ -87,12 +116,25 @@ void TrainingState::load_state_dict(const StateDict& state) {
   if (!optimizers_.empty()) {
     set_optimizer_state_dict(model_, optimizers_, state.at("optim").dict());
   }
+  for (const auto& [name, part] : parts_) {
+    part->load_state_dict(state.at(name).dict());
+  }
   values = state.at("values").dict();
   set_generator_states(model_, state.at("rng").dict().at(rank_key()).dict());
 }
 
 bool TrainingState::is_optional(const std::string& name) const {
-  return name.rfind("rng.", 0) == 0;
+  const size_t dot = name.find('.');
+  if (dot == std::string::npos) {
+    return false;
+  }
+  const std::string owner = name.substr(0, dot);
+  for (const auto& [part_name, part] : parts_) {
+    if (owner == part_name) {
+      return part->is_optional(name.substr(dot + 1));
+    }
+  }
+  return owner == "rng";
 }
 
 } // namespace tessera

@@ -9,20 +9,24 @@
 #include <torch/nn/module.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace tessera {
 
 /// Everything that a training run needs to resume: model, optimizers, the
-/// random number generators of every rank, and values of the user's own.
+/// random number generators of every rank, values of the user's own, and
+/// whatever else has a state, such as a data loader.
 ///
 ///   TrainingState training(model, {optimizer});
+///   training.add("data", loader);
 ///   training.values = {{"step", 0}, {"tokens_seen", 0}};
 ///   checkpoint::load(training, "runs/7/last");
 ///   int64_t step = training.values.at("step").to_int();
 ///
 /// Works for plain, data-parallel and sharded models on any number of ranks;
 /// the checkpoint has "model" and "optim" as Python's get_state_dict() names
-/// them, "rng" and "values".
+/// them, "rng", "values" and the names of the added parts.
 ///
 /// The generators are the CPU's and that of the GPU the model is on (if it is
 /// on none, of the current one). A rank restores the generators that the rank
@@ -39,6 +43,14 @@ class TESSERA_API TrainingState : public checkpoint::Stateful {
   /// must be the same on all ranks, unless the rank is in the name.
   StateDict values;
 
+  /// Saves and loads `part`, which must outlive this object, under `name`
+  /// ("data", "scheduler", "scaler"). A checkpoint without the part is refused
+  /// by load(), with the names that are missing. All ranks add the same parts
+  /// in the same order, before they save or load. Throws c10::ValueError, and
+  /// adds nothing, for a name that is empty, has a dot or is taken: by another
+  /// part, or "model", "optim", "rng", "values". Not collective.
+  void add(std::string name, checkpoint::Stateful& part);
+
   StateDict state_dict() override;
   void load_state_dict(const StateDict& state) override;
   bool is_optional(const std::string& name) const override;
@@ -46,6 +58,7 @@ class TESSERA_API TrainingState : public checkpoint::Stateful {
  private:
   torch::nn::Module& model_;
   OptimizerRefs optimizers_;
+  std::vector<std::pair<std::string, checkpoint::Stateful*>> parts_;
 };
 
 } // namespace tessera

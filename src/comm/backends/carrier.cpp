@@ -84,6 +84,10 @@ class C10dCarrier : public Carrier {
 
 } // namespace
 
+void Carrier::give_up(const std::string& /*reason*/) {
+  backend()->abort();
+}
+
 WorkPtr Carrier::all_to_all_pieces(
     const Call&,
     const std::vector<Tensors>&,

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/diagnostics/call.h"
@@ -46,6 +47,8 @@ class Carrier {
 
   /// The backend, for c10d.
   virtual BackendPtr backend() = 0;
+  /// Ends the operations under way. Peers that share memory learn the reason.
+  virtual void give_up(const std::string& reason);
 
   virtual WorkPtr all_gather(
       const Call& call,

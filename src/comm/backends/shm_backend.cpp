@@ -354,7 +354,11 @@ ShmBackend::~ShmBackend() {
 }
 
 void ShmBackend::abort() {
-  channel_->abort("an operation of the group failed there");
+  give_up("an operation of the group failed there");
+}
+
+void ShmBackend::give_up(const std::string& reason) {
+  channel_->abort(reason);
   if (gloo_) {
     gloo_->abort();
   }

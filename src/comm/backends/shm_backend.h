@@ -44,6 +44,7 @@ class ShmBackend : public c10d::Backend, public Carrier {
 
   // As a Carrier.
   BackendPtr backend() override;
+  void give_up(const std::string& reason) override;
   WorkPtr all_gather(
       const Call& call,
       at::Tensor output,

@@ -31,6 +31,8 @@ constexpr Milliseconds kRollCall{2000};
 /// How often a waiting rank checks whether a peer has failed.
 constexpr Milliseconds kLookout{200};
 constexpr const char* kAnyFailed = "roll_call/any";
+/// How the announcement of give_up() begins; the rest is for the peers' users.
+constexpr const char* kGaveUp = "!";
 
 /// Gloo and NCCL put a stack trace behind their message.
 std::string first_line(const char* text) {
@@ -345,13 +347,31 @@ std::string GroupImpl::announce_failure(const std::string& reason) const {
   }
 }
 
+void GroupImpl::wait_for_readers(const Call& call) {
+  try {
+    (void)find_missing(call);
+  } catch (const std::exception&) {
+    // The store is gone: nobody can read the reason there any more.
+  }
+}
+
 void GroupImpl::give_up(const std::string& reason) {
   if (size() == 1 || !dead_reason_.empty()) {
     return;
   }
   dead_reason_ = reason;
-  announce_failure(reason);
-  cpu_->backend()->abort();
+  if (!store_) { // fake peers wait for nobody
+    return;
+  }
+  announce_failure(fmt::format(
+      "{}{} gave this group up: {}",
+      kGaveUp,
+      rank_list({&world_->rank, 1}),
+      reason));
+  cpu_->give_up(reason);
+  if (!cpu_->can.shares_memory) {
+    wait_for_readers({});
+  }
 }
 
 void GroupImpl::fail(const Call& call, std::exception_ptr error) {
@@ -385,9 +405,17 @@ void GroupImpl::fail(const Call& call, std::exception_ptr error) {
       dead_reason_ = message;
       raise_error(call.operation, message + " (in " + what_call + ")");
     }
-    // A rank whose peer timed out sees a broken connection: what the first rank
-    // saw is what happened.
-    const bool timed_out = says_timeout(announce_failure(message));
+    // A rank whose peer timed out or gave up sees a broken connection: what the
+    // first rank saw is what happened.
+    const std::string first = announce_failure(message);
+    if (first.starts_with(kGaveUp)) {
+      cpu_->backend()->abort();
+      dead_reason_ = first.substr(std::strlen(kGaveUp));
+      wait_for_readers(call);
+      raise_error<PeerLostError>(
+          call.operation, dead_reason_ + " (in " + what_call + ")");
+    }
+    const bool timed_out = says_timeout(first);
     cpu_->backend()->abort(); // peers fail now, and answer the roll call
     std::string who = "which rank is missing could not be found out";
     try {

@@ -107,6 +107,7 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
 
   /// For a rank that cannot go on with the collectives that its peers wait in:
   /// those fail at once, on this rank and on the peers, and the group is dead.
+  /// Peers throw a PeerLostError with this rank and the reason.
   void give_up(const std::string& reason);
 
   /// Blocks until `work` is done. Checks now and then whether a peer has given
@@ -133,6 +134,9 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   void leave_to_owner();
   void compare_calls(const Call& call);
   std::vector<int> find_missing(const Call& call);
+  /// Returns once the peers that are in an operation have read why a rank gave
+  /// up, or after some seconds: this process may host the store they read from.
+  void wait_for_readers(const Call& call);
   /// Ends the waits of peers in wait_for(). Returns the reason that the first
   /// rank to fail gave.
   std::string announce_failure(const std::string& reason) const;
