@@ -24,6 +24,7 @@
 #include <tessera/optim/adagrad.h>
 #include <tessera/optim/adam.h>
 #include <tessera/optim/adamw.h>
+#include <tessera/optim/device_skip.h>
 #include <tessera/optim/named_optimizer.h>
 #include <tessera/optim/optimizer.h>
 #include <tessera/optim/rmsprop.h>
@@ -31,6 +32,9 @@
 #include <tessera/optim/state_dict.h>
 #include <tessera/recompute/recompute.h>
 #include <tessera/state/state_dict.h>
+#include <tessera/train/grad_scaler.h>
+#include <tessera/train/gradient_accumulation.h>
+#include <tessera/train/metrics.h>
 #include <tessera/train/monitor.h>
 #include <tessera/train/report.h>
 #include <tessera/train/run_log.h>
