@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,10 @@ inline std::string name_of(Rows rows) {
       return "Absent";
   }
   return "?";
+}
+
+inline std::ostream& operator<<(std::ostream& out, Rows rows) {
+  return out << name_of(rows);
 }
 
 inline int64_t rows_of(Rows rows, int rank, int step, int micro) {
