@@ -41,6 +41,7 @@
 #include <tessera/optim/lr_schedules.h>
 #include <tessera/optim/muon.h>
 #include <tessera/optim/muon_with_adamw.h>
+#include <tessera/optim/device_skip.h>
 #include <tessera/optim/named_optimizer.h>
 #include <tessera/optim/one_cycle_lr.h>
 #include <tessera/optim/optimizer.h>
@@ -55,6 +56,9 @@
 #include <tessera/train/averaged_model.h>
 #include <tessera/train/csv_log.h>
 #include <tessera/train/event_writer.h>
+#include <tessera/train/grad_scaler.h>
+#include <tessera/train/gradient_accumulation.h>
+#include <tessera/train/metrics.h>
 #include <tessera/train/monitor.h>
 #include <tessera/train/report.h>
 #include <tessera/train/run_log.h>

@@ -254,6 +254,10 @@ void DDPHandle::set_requires_gradient_sync(bool on) {
   impl_->reducer->set_sync(on);
 }
 
+void DDPHandle::reduce_gradients() {
+  impl_->reducer->reduce_accumulated();
+}
+
 DDPHandle::NoSync::NoSync(DDPHandle& handle)
     : handle_(handle), before_(handle.impl_->reducer->syncs()) {
   handle_.set_requires_gradient_sync(false);

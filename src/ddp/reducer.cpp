@@ -282,6 +282,28 @@ void Reducer::shadow() {
   reduce_rest();
 }
 
+void Reducer::reduce_accumulated() {
+  const std::scoped_lock lock(mutex_);
+  const at::NoGradGuard no_grad;
+  on_begin_();
+  ensure_memory();
+  is_reducing_ = true;
+  // A rank without any gradient had no inputs, so it misses none.
+  const bool has_any =
+      std::find(was_used_.begin(), was_used_.end(), true) != was_used_.end();
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (was_used_[i] || !has_any) {
+      slots_[i].is_ready = true;
+      ready_order_.push_back(i);
+      if (moves_data()) {
+        fill(i);
+      }
+      --buckets_[slots_[i].bucket].num_missing;
+    }
+  }
+  reduce_rest();
+}
+
 /// Handles everything that backward did not reach.
 void Reducer::reduce_rest() try {
   const at::NoGradGuard no_grad;

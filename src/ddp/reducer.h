@@ -136,6 +136,11 @@ class Reducer {
   /// buckets.
   void shadow();
 
+  /// Makes the collectives of a backward without running one, with the
+  /// gradients that accumulated without synchronisation; a rank that has none
+  /// sends zeros. All ranks get the averages.
+  void reduce_accumulated();
+
   size_t num_buckets() const {
     return buckets_.size();
   }

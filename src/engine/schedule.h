@@ -102,6 +102,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
       std::vector<at::Tensor>&& gradients,
       Destination destination);
 
+  /// Reduces the gradients that wait in those of `units` that are of this
+  /// schedule, as the end of a backward does. Collective; not in a backward.
+  void reduce_waiting(const std::vector<std::shared_ptr<Unit>>& units);
+
   /// See UnitState::Summoned. Collective over the shard group; not while
   /// Summoned. Ranks that are not shown anything take part.
   void summon(Unit& unit, const SummonOptions& options);

@@ -5,6 +5,9 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "engine/module_units.h"
 #include "engine/plain_params.h"
 #include "engine/schedule.h"
@@ -78,6 +81,21 @@ void reshard(ModuleRef module) {
 void set_requires_gradient_sync(ModuleRef module, bool on) {
   for (const auto& unit : engine::units_in(module)) {
     unit->gradients().set_syncs(on);
+  }
+}
+
+void reduce_gradients(ModuleRef module) {
+  const auto units = engine::units_not_summoned(module, "reduce_gradients");
+  std::vector<engine::Schedule*> schedules; // in the order of the units
+  for (const auto& unit : units) {
+    engine::Schedule* schedule = &unit->schedule();
+    if (std::find(schedules.begin(), schedules.end(), schedule) ==
+        schedules.end()) {
+      schedules.push_back(schedule);
+    }
+  }
+  for (engine::Schedule* schedule : schedules) {
+    schedule->reduce_waiting(units);
   }
 }
 

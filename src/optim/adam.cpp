@@ -2,9 +2,11 @@
 #include <tessera/optim/adamw.h>
 
 #include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 
+#include <optional>
 #include <utility>
 
 #include "optim/fields.h"
@@ -21,9 +23,13 @@ constexpr StateField kMaxExpAvgSq{
     Kind::LikeParam,
     /*is_required=*/false};
 
-/// Both kernels have the same arguments.
+/// Both kernels have the same arguments. `found_inf` is that of skip_where().
 template <class Options, class Kernel>
-void run(const Options& options, Batch& batch, Kernel kernel) {
+void run(
+    const Options& options,
+    Batch& batch,
+    const at::Tensor& found_inf,
+    Kernel kernel) {
   const auto steps = batch.state(kAdamStep);
   const auto exp_avgs = batch.state(kExpAvg);
   const auto exp_avg_sqs = batch.state(kExpAvgSq);
@@ -31,6 +37,12 @@ void run(const Options& options, Batch& batch, Kernel kernel) {
       options.amsgrad() ? batch.state(kMaxExpAvgSq) : std::vector<at::Tensor>();
   const auto [beta1, beta2] = options.betas();
   at::_foreach_add_(steps, 1);
+  std::optional<at::Tensor> skip;
+  if (found_inf.defined()) {
+    skip = found_inf.to(batch.params.front().device());
+    // The kernel leaves out the rest of the step.
+    at::_foreach_sub_(steps, std::vector<at::Tensor>(steps.size(), *skip));
+  }
   kernel(
       batch.params,
       batch.gradients,
@@ -44,7 +56,9 @@ void run(const Options& options, Batch& batch, Kernel kernel) {
       options.weight_decay(),
       options.eps(),
       options.amsgrad(),
-      options.maximize());
+      options.maximize(),
+      /*grad_scale=*/std::optional<at::Tensor>(),
+      skip);
 }
 
 constexpr auto fused_adam = [](const auto&... arguments) {
@@ -88,12 +102,17 @@ Adam::Adam(std::vector<at::Tensor> params, AdamOptions defaults)
           {torch::optim::OptimizerParamGroup(std::move(params))},
           std::move(defaults)) {}
 
+bool Adam::skip_where(const at::Tensor& found_inf) {
+  found_inf_ = found_inf;
+  return true;
+}
+
 void Adam::update(const Options& base, Batch& batch) {
   const auto& options = static_cast<const AdamOptions&>(base);
   if (options.decoupled_weight_decay()) {
-    run(options, batch, fused_adamw);
+    run(options, batch, found_inf_, fused_adamw);
   } else {
-    run(options, batch, fused_adam);
+    run(options, batch, found_inf_, fused_adam);
   }
 }
 
@@ -135,8 +154,13 @@ AdamW::AdamW(std::vector<at::Tensor> params, AdamWOptions defaults)
           {torch::optim::OptimizerParamGroup(std::move(params))},
           std::move(defaults)) {}
 
+bool AdamW::skip_where(const at::Tensor& found_inf) {
+  found_inf_ = found_inf;
+  return true;
+}
+
 void AdamW::update(const Options& base, Batch& batch) {
-  run(static_cast<const AdamWOptions&>(base), batch, fused_adamw);
+  run(static_cast<const AdamWOptions&>(base), batch, found_inf_, fused_adamw);
 }
 
 std::vector<StateField> AdamW::state_fields() const {

@@ -104,6 +104,11 @@ void NamedOptimizer::initialize_state() {
   optim::initialize_state(*inner_);
 }
 
+bool NamedOptimizer::skip_where(const at::Tensor& found_inf) {
+  auto* inner = dynamic_cast<DeviceSkip*>(inner_.get());
+  return inner != nullptr && inner->skip_where(found_inf);
+}
+
 void NamedOptimizer::exchange_with_inner() {
   // Elements do not move: references to groups and state stay valid.
   std::swap(param_groups_, inner_->param_groups());

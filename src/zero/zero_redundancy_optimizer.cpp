@@ -188,6 +188,11 @@ const torch::optim::Optimizer& ZeroRedundancyOptimizer::optim() const {
   return *optim_;
 }
 
+bool ZeroRedundancyOptimizer::skip_where(const at::Tensor& found_inf) {
+  auto* local = dynamic_cast<optim::DeviceSkip*>(optim_.get());
+  return local != nullptr && local->skip_where(found_inf);
+}
+
 void ZeroRedundancyOptimizer::check_is_set_up(const char* call) const {
   if (overlap_ && !overlap_->is_ready()) {
     raise(

@@ -72,6 +72,12 @@ class TESSERA_API DDPHandle : public Joinable {
   /// If off, gradients accumulate on each rank, as under no_sync().
   void set_requires_gradient_sync(bool on);
 
+  /// Averages the gradients that accumulated since the last reduction, as the
+  /// next backward would, without a backward. A rank where none accumulated
+  /// contributes zeros and gets the averages too. Collective; throws as a
+  /// backward does.
+  void reduce_gradients();
+
   /// Reduces buckets with `hook` from the next backward on. Throws if a hook is
   /// registered already. Collective.
   void register_comm_hook(CommHook hook);

@@ -118,6 +118,11 @@ TESSERA_API void reshard(ModuleRef module);
 /// accumulation.
 TESSERA_API void set_requires_gradient_sync(ModuleRef module, bool on);
 
+/// Averages the gradients that wait since backwards without synchronisation, as
+/// the next backward with it would, without a backward; turns nothing on.
+/// Does nothing if none wait. Collective.
+TESSERA_API void reduce_gradients(ModuleRef module);
+
 /// If off, backward averages over the ranks that share a copy of the model and
 /// keeps the sums; the next backward with all-reduce on averages them over the
 /// copies too. For gradient accumulation in hybrid sharding, where it needs

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <tessera/api.h>
+#include <tessera/optim/device_skip.h>
 #include <tessera/optim/optimizer.h>
 
 #include <optional>
@@ -38,7 +39,7 @@ struct TESSERA_API AdamOptions : OptionsOf<AdamOptions> {
 /// Adam on ATen's fused kernel: all parameters of a group in one call, each
 /// element read and written once. State: "step", "exp_avg", "exp_avg_sq", and
 /// with amsgrad "max_exp_avg_sq".
-class TESSERA_API Adam : public Optimizer {
+class TESSERA_API Adam : public Optimizer, public DeviceSkip {
  public:
   /// Takes groups or parameters: tessera::parameters(module), or leaves. Throws
   /// as Optimizer's constructor does. Not collective.
@@ -47,9 +48,14 @@ class TESSERA_API Adam : public Optimizer {
       AdamOptions defaults = {});
   explicit Adam(std::vector<at::Tensor> params, AdamOptions defaults = {});
 
+  bool skip_where(const at::Tensor& found_inf) override;
+
  protected:
   void update(const Options& options, Batch& batch) override;
   std::vector<StateField> state_fields() const override;
+
+ private:
+  at::Tensor found_inf_; // of skip_where()
 };
 
 } // namespace tessera::optim

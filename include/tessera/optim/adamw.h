@@ -1,6 +1,7 @@
 #pragma once
 
 #include <tessera/api.h>
+#include <tessera/optim/device_skip.h>
 #include <tessera/optim/optimizer.h>
 
 #include <optional>
@@ -33,7 +34,7 @@ struct TESSERA_API AdamWOptions : OptionsOf<AdamWOptions> {
 };
 
 /// AdamW on ATen's fused kernel, with the state of Adam.
-class TESSERA_API AdamW : public Optimizer {
+class TESSERA_API AdamW : public Optimizer, public DeviceSkip {
  public:
   /// Takes groups or parameters: tessera::parameters(module), or leaves. Throws
   /// as Optimizer's constructor does. Not collective.
@@ -42,9 +43,14 @@ class TESSERA_API AdamW : public Optimizer {
       AdamWOptions defaults = {});
   explicit AdamW(std::vector<at::Tensor> params, AdamWOptions defaults = {});
 
+  bool skip_where(const at::Tensor& found_inf) override;
+
  protected:
   void update(const Options& options, Batch& batch) override;
   std::vector<StateField> state_fields() const override;
+
+ private:
+  at::Tensor found_inf_; // of skip_where()
 };
 
 } // namespace tessera::optim

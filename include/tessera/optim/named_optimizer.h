@@ -1,6 +1,7 @@
 #pragma once
 
 #include <tessera/api.h>
+#include <tessera/optim/device_skip.h>
 #include <tessera/optim/state_dict.h>
 
 #include <ATen/core/Tensor.h>
@@ -25,7 +26,8 @@ namespace tessera::optim {
 /// It owns the inner optimizer and has its param groups and state: call step(),
 /// zero_grad() and add_param_group() here, and give this object to schedulers.
 class TESSERA_API NamedOptimizer : public torch::optim::Optimizer,
-                                   public StatefulOptimizer {
+                                   public StatefulOptimizer,
+                                   public DeviceSkip {
  public:
   /// As tessera::named_parameters() returns them.
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
@@ -50,6 +52,9 @@ class TESSERA_API NamedOptimizer : public torch::optim::Optimizer,
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& dict) override;
   void initialize_state() override;
+
+  /// Asks the inner optimizer.
+  bool skip_where(const at::Tensor& found_inf) override;
 
  private:
   class Lend;

@@ -3,6 +3,7 @@
 #include <tessera/api.h>
 #include <tessera/comm/group.h>
 #include <tessera/ddp/join.h>
+#include <tessera/optim/device_skip.h>
 #include <tessera/optim/state_dict.h>
 #include <tessera/state/state_dict.h>
 
@@ -80,6 +81,7 @@ struct TESSERA_API ZeroOptions {
 /// consolidate_state_dict() are collective over the process group.
 class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
                                             public optim::StatefulOptimizer,
+                                            public optim::DeviceSkip,
                                             public Joinable {
  public:
   /// Throws on every rank c10::ValueError if there are no parameters or a group
@@ -117,6 +119,13 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   /// c10::Error until backwards step.
   torch::optim::Optimizer& optim();
   const torch::optim::Optimizer& optim() const;
+
+  /// True with overlap_with_ddp: backward steps, and step() does not.
+  bool steps_in_backward() const {
+    return overlap_ != nullptr;
+  }
+  /// Asks the local optimizer.
+  bool skip_where(const at::Tensor& found_inf) override;
 
   /// Collects the state of all ranks on rank `to` of the process group, in host
   /// memory, until the next call. Rank `to` needs memory for the state and a

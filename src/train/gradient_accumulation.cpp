@@ -1,0 +1,341 @@
+#include <tessera/comm/agree.h>
+#include <tessera/error.h>
+#include <tessera/fsdp/fully_shard.h>
+#include <tessera/train/gradient_accumulation.h>
+#include <tessera/zero/zero_redundancy_optimizer.h>
+
+#include <ATen/ops/empty.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "comm/group/all_or_none.h"
+#include "train/gradient_averager.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kAccumulation = "GradientAccumulation";
+constexpr const char* kAccumulate = "GradientAccumulation::backward";
+
+/// How the micro-batches of a step are weighted.
+enum class Weights {
+  Unknown, // none has come yet
+  Equal,
+  Samples,
+};
+
+void check_accumulation(
+    const GradientAccumulationOptions& options,
+    const OptimizerRefs& optimizers) {
+  const auto refuse = [](const std::string& what) {
+    raise<c10::ValueError>({.call = kAccumulation}, what);
+  };
+  if (options.steps() < 1) {
+    refuse(fmt::format("steps is {}; expected 1 or more.", options.steps()));
+  }
+  if (options.max_norm() && !(*options.max_norm() > 0)) {
+    refuse(fmt::format(
+        "max_norm is {}; expected a positive number.", *options.max_norm()));
+  }
+  if (options.error_if_nonfinite() &&
+      (!options.max_norm() || options.scaler() != nullptr)) {
+    refuse(
+        "error_if_nonfinite needs max_norm, and no scaler, which leaves out such steps by itself.");
+  }
+  if (optimizers.empty()) {
+    refuse("there is no optimizer to step. Pass {optimizer}.");
+  }
+  for (const auto& optimizer : optimizers) {
+    const auto* zero =
+        dynamic_cast<const ZeroRedundancyOptimizer*>(&optimizer.get());
+    if (zero != nullptr && zero->steps_in_backward()) {
+      refuse(
+          "the ZeroRedundancyOptimizer was made with overlap_with_ddp, so backward steps before all gradients are there. Make it without overlap_with_ddp.");
+    }
+  }
+}
+
+} // namespace
+
+/// [Note: weights of micro-batches]
+///
+/// With W ranks whose gradients are averaged and n samples in a micro-batch,
+/// the wanted gradient is the sum of n * gradient over all micro-batches and
+/// ranks, divided by the sum N of all n. N is known only when all micro-batches
+/// are there. So losses are multiplied by n / (typical * steps) at first, where
+/// `typical` is the same on all ranks; the averages are multiplied by
+/// typical * steps * W / N in the end. `typical` is the mean of n in the step
+/// before, so that neither factor is far from that of equal micro-batches.
+/// Without numbers of samples, n and `typical` are 1 and N is W * steps, or
+/// less in a flush().
+struct GradientAccumulation::Impl {
+  const train::GradientAverager model;
+  const OptimizerRefs optimizers;
+  const GradientAccumulationOptions options;
+
+  /// Of this rank, since the last step.
+  struct Pending {
+    int64_t batches = 0;
+    Weights weights = Weights::Unknown;
+    double samples = 0;
+    bool has_negative = false; // among the numbers of samples
+  };
+  Pending pending;
+  double typical = 1; // the same on all ranks
+  std::optional<double> grad_norm; // of the last step
+
+  double steps() const {
+    return static_cast<double>(options.steps());
+  }
+
+  void begin();
+  void drop();
+  double weight(Weights kind, double num_samples);
+  bool backward(const at::Tensor& loss, Weights kind, double num_samples);
+  std::optional<double> correction();
+  void clip();
+  void step(double factor);
+};
+
+/// Forgets the micro-batches, and prepares for the next: the front ends want to
+/// know before its forward whether gradients are averaged.
+void GradientAccumulation::Impl::begin() {
+  for (const auto& optimizer : optimizers) {
+    optimizer.get().zero_grad();
+  }
+  pending = {};
+  model.set_syncs(options.sync_each_batch() || options.steps() == 1);
+}
+
+void GradientAccumulation::Impl::drop() {
+  model.drop_waiting();
+  if (options.scaler() != nullptr) {
+    options.scaler()->discard();
+  }
+  begin();
+}
+
+/// What to multiply a loss by.
+double GradientAccumulation::Impl::weight(Weights kind, double num_samples) {
+  if (pending.weights != Weights::Unknown && pending.weights != kind) {
+    raise(
+        {.call = kAccumulate},
+        "micro-batches of one step came with and without a number of samples. Pass the number for all of them, or for none.");
+  }
+  pending.weights = kind;
+  if (kind == Weights::Equal) {
+    return 1 / steps();
+  }
+  pending.samples += num_samples;
+  pending.has_negative = pending.has_negative || num_samples < 0;
+  return num_samples / (typical * steps());
+}
+
+bool GradientAccumulation::Impl::backward(
+    const at::Tensor& loss,
+    Weights kind,
+    double num_samples) {
+  const at::Tensor weighted = loss * weight(kind, num_samples);
+  GradScaler* scaler = options.scaler();
+  (scaler != nullptr ? scaler->scale(weighted) : weighted).backward();
+  ++pending.batches;
+  if (pending.batches < options.steps()) {
+    model.set_syncs(
+        options.sync_each_batch() || pending.batches + 1 == options.steps());
+    return false;
+  }
+  step(correction().value());
+  return true;
+}
+
+/// What to multiply the averages by; nothing if no rank has a micro-batch.
+/// Collective, except for a whole step without numbers.
+std::optional<double> GradientAccumulation::Impl::correction() {
+  const bool is_equal = pending.weights == Weights::Equal;
+  if (is_equal && pending.batches == options.steps()) {
+    return 1;
+  }
+  const at::Tensor sums = at::empty({4}, at::kDouble);
+  auto* sum = sums.mutable_data_ptr<double>();
+  sum[0] = static_cast<double>(pending.batches);
+  sum[1] = is_equal ? 1 : 0;
+  sum[2] = pending.samples;
+  sum[3] = pending.has_negative ? 1 : 0;
+  for (const Group& group : model.groups()) {
+    group.all_reduce(sums, ReduceOp::Sum, "GradientAccumulation: samples");
+  }
+  if (sum[0] == 0) {
+    return std::nullopt;
+  }
+  if (sum[1] > 0) {
+    // Without numbers, each rank knows only how many micro-batches it has.
+    for (const Group& group : model.groups()) {
+      agree(
+          group,
+          "GradientAccumulation::flush",
+          {fmt::format(
+              "{} micro-batches since the last step, {} numbers of samples",
+              pending.batches,
+              is_equal ? "without" : "with")});
+    }
+    return steps() / static_cast<double>(pending.batches);
+  }
+  if (sum[3] > 0 || sum[2] == 0) {
+    raise<c10::ValueError>(
+        {.call = kAccumulate},
+        sum[3] > 0
+            ? "a rank passed a negative number of samples. Pass how many samples the loss is the mean of."
+            : "no rank had a sample in this step. Pass how many samples the loss is the mean of.");
+  }
+  const double factor = typical * steps() * model.num_ranks() / sum[2];
+  typical = sum[2] / sum[0];
+  return factor;
+}
+
+void GradientAccumulation::Impl::clip() {
+  if (!options.max_norm()) {
+    return;
+  }
+  GradScaler* scaler = options.scaler();
+  const double max_norm = *options.max_norm();
+  grad_norm = scaler != nullptr
+      ? scaler->clip_grad_norm_(model.module(), max_norm, options.norm_type())
+      : clip_grad_norm_(model.module(), max_norm, options.norm_type());
+  if (options.error_if_nonfinite() && !std::isfinite(*grad_norm)) {
+    raise(
+        {.call = kAccumulation},
+        fmt::format(
+            "the norm of the gradients is {}, so the step was not made. Lower the learning rate, or look for a loss that is not finite.",
+            *grad_norm));
+  }
+}
+
+/// Gradients are averages of weighted ones; `factor` makes means of them.
+void GradientAccumulation::Impl::step(double factor) {
+  GradScaler* scaler = options.scaler();
+  if (scaler != nullptr) {
+    for (const auto& optimizer : optimizers) {
+      scaler->unscale_(optimizer);
+    }
+  }
+  if (factor != 1) {
+    model.multiply_gradients(factor);
+  }
+  clip();
+  for (const auto& optimizer : optimizers) {
+    if (scaler != nullptr) {
+      scaler->step(optimizer);
+    } else {
+      optimizer.get().step();
+    }
+  }
+  if (scaler != nullptr) {
+    scaler->update();
+  }
+  begin();
+}
+
+GradientAccumulation::GradientAccumulation(
+    ModuleRef model,
+    OptimizerRefs optimizers,
+    const GradientAccumulationOptions& options)
+    : GradientAccumulation(
+          model.get(),
+          nullptr,
+          std::move(optimizers),
+          options) {}
+
+GradientAccumulation::GradientAccumulation(
+    torch::nn::Module& model,
+    detail::DDPHandle* ddp,
+    OptimizerRefs optimizers,
+    const GradientAccumulationOptions& options) {
+  const train::GradientAverager averaged(model, ddp);
+  comm::all_or_none(averaged.groups(), kAccumulation, [&] {
+    averaged.check(kAccumulation);
+    check_accumulation(options, optimizers);
+  });
+  const auto max_norm = options.max_norm();
+  for (const Group& group : averaged.groups()) {
+    agree(
+        group,
+        kAccumulation,
+        {fmt::format("steps {}", options.steps()),
+         fmt::format(
+             "max_norm {}", max_norm ? std::to_string(*max_norm) : "not set"),
+         fmt::format("norm_type {}", options.norm_type()),
+         fmt::format("error_if_nonfinite {}", options.error_if_nonfinite()),
+         fmt::format("scaler {}", options.scaler() != nullptr),
+         fmt::format("sync_each_batch {}", options.sync_each_batch())});
+  }
+  impl_ = std::unique_ptr<Impl>(new Impl{
+      .model = averaged,
+      .optimizers = std::move(optimizers),
+      .options = options});
+  impl_->begin();
+}
+
+GradientAccumulation::~GradientAccumulation() {
+  impl_->model.set_syncs(true);
+}
+
+bool GradientAccumulation::backward(
+    const at::Tensor& loss,
+    int64_t num_samples) try {
+  return impl_->backward(
+      loss, Weights::Samples, static_cast<double>(num_samples));
+} catch (...) {
+  impl_->drop();
+  throw;
+}
+
+bool GradientAccumulation::backward(const at::Tensor& loss) try {
+  return impl_->backward(loss, Weights::Equal, 1);
+} catch (...) {
+  impl_->drop();
+  throw;
+}
+
+bool GradientAccumulation::flush() try {
+  const std::optional<double> factor = impl_->correction();
+  if (!factor) {
+    return false;
+  }
+  if (!impl_->options.sync_each_batch()) {
+    impl_->model.reduce();
+  }
+  impl_->step(*factor);
+  return true;
+} catch (...) {
+  impl_->drop();
+  throw;
+}
+
+void GradientAccumulation::discard() {
+  impl_->drop();
+}
+
+int64_t GradientAccumulation::num_pending() const {
+  return impl_->pending.batches;
+}
+
+int64_t GradientAccumulation::steps() const {
+  return impl_->options.steps();
+}
+
+std::optional<double> GradientAccumulation::grad_norm() const {
+  return impl_->grad_norm;
+}
+
+bool GradientAccumulation::skipped() const {
+  return impl_->options.scaler() != nullptr &&
+      impl_->options.scaler()->skipped();
+}
+
+} // namespace tessera
