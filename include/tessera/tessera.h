@@ -36,12 +36,12 @@
 #include <tessera/optim/adam.h>
 #include <tessera/optim/adamw.h>
 #include <tessera/optim/cosine_lr.h>
+#include <tessera/optim/device_skip.h>
 #include <tessera/optim/lambda_lr.h>
 #include <tessera/optim/lr_scheduler.h>
 #include <tessera/optim/lr_schedules.h>
 #include <tessera/optim/muon.h>
 #include <tessera/optim/muon_with_adamw.h>
-#include <tessera/optim/device_skip.h>
 #include <tessera/optim/named_optimizer.h>
 #include <tessera/optim/one_cycle_lr.h>
 #include <tessera/optim/optimizer.h>

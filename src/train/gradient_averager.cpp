@@ -17,7 +17,9 @@
 
 namespace tessera::train {
 
-GradientAverager::GradientAverager(torch::nn::Module& model, detail::DDPHandle* ddp)
+GradientAverager::GradientAverager(
+    torch::nn::Module& model,
+    detail::DDPHandle* ddp)
     : model_(model), ddp_(ddp) {
   Group group;
   const auto units = engine::units_in(model);
