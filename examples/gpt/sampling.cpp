@@ -35,7 +35,7 @@ torch::Tensor next_token_probabilities(
 
 std::string continued(
     Gpt& model,
-    Tokenizer& tokenizer,
+    AnyTokenizer& tokenizer,
     const std::string& prompt,
     const SamplingOptions& options,
     torch::Device device) {

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "any_tokenizer.h"
 #include "model.h"
-#include "tokenizer.h"
 
 namespace gpt {
 
@@ -30,7 +30,7 @@ torch::Tensor next_token_probabilities(
 /// continues as if nothing had been sampled. Sharded models: collective.
 std::string continued(
     Gpt& model,
-    Tokenizer& tokenizer,
+    AnyTokenizer& tokenizer,
     const std::string& prompt,
     const SamplingOptions& options,
     torch::Device device);
