@@ -83,9 +83,9 @@ struct TESSERA_API SaveOptions {
 /// errors of the file system (free space is checked before anything is written)
 /// and for a folder that another process is saving to; c10::ValueError for
 /// values that cannot be saved; DisagreementError if ranks disagree (values of
-/// tensors are compared while they are written). Only the last step, which asks
-/// the disk to keep the new name, may fail with the new checkpoint in place,
-/// and says so. If a process dies, the folder is as it was before, too.
+/// tensors are compared while they are written). An error in cleaning up, when
+/// the new checkpoint is in place already, says so. If a process dies, the
+/// folder is as it was before, too.
 TESSERA_API void save(
     const StateDict& state,
     const std::filesystem::path& folder,

@@ -106,18 +106,14 @@ void FolderWriter::commit() {
   }
   try {
     sync_folder(folder_.parent_path());
-  } catch (const FileError& error) {
-    throw FileError(
-        std::string(error.what()) +
-        " The new checkpoint is in place, but a power failure could undo that.");
-  }
-  try {
     if (replaces_ && !can_exchange_) {
       remove_path(aside_of(folder_));
     }
     partial_->clear(); // after an exchange, the old folder
-  } catch (const FileError&) {
-    // The checkpoint is in place. The next save removes what is left.
+  } catch (const FileError& error) {
+    throw FileError(
+        std::string(error.what()) +
+        " The new checkpoint is in place; the next save removes what is left.");
   }
 }
 
