@@ -59,33 +59,38 @@ std::optional<Candidate> BestFile::open(
     int64_t last,
     const std::function<bool(int64_t)>& is_there) {
   candidates_ = read_candidates(run_ / "best.json");
-  const auto num_forgotten =
-      std::erase_if(candidates_, [&](const Candidate& candidate) {
-        return candidate.step > last || !is_there(candidate.step);
-      });
-  if (num_forgotten > 0) {
-    write_candidates();
-  }
-  const Candidate* best = nullptr;
+  std::erase_if(candidates_, [&](const Candidate& candidate) {
+    return candidate.step > last || !is_there(candidate.step);
+  });
+  found_ = std::nullopt;
   for (const Candidate& candidate : candidates_) {
-    if (best == nullptr || candidate.loss < best->loss) {
-      best = &candidate;
+    if (!found_ || candidate.loss < found_->loss) {
+      found_ = candidate;
     }
   }
   const auto named = read(run_);
-  if (best == nullptr) {
+  const auto named_step = named ? step_of(*named) : std::nullopt;
+  if (!found_ && named_step && *named_step <= last && is_there(*named_step)) {
+    found_ = Candidate{.step = *named_step};
+  }
+  return found_;
+}
+
+void BestFile::repair() {
+  write_candidates();
+  const auto named = read(run_);
+  if (!found_) {
     if (named) {
       std::error_code ignored; // --from best will report it
       fs::remove(run_ / "best", ignored);
     }
-    return std::nullopt;
+    return;
   }
-  if (!named || step_of(*named) != best->step) {
+  if (!named || step_of(*named) != found_->step) {
     char name[32];
-    std::snprintf(name, sizeof(name), "step_%08ld", best->step);
+    std::snprintf(name, sizeof(name), "step_%08ld", found_->step);
     point_to(run_ / "checkpoints" / name);
   }
-  return *best;
 }
 
 void BestFile::announce(const Candidate& candidate) {

@@ -30,11 +30,14 @@ class BestFile {
   explicit BestFile(std::filesystem::path run) : run_(std::move(run)) {}
 
   /// The best candidate up to step `last` whose checkpoint `is_there`; nothing
-  /// if there is none. Those that a run has gone back from are forgotten, and
-  /// RUN/best is made to agree.
+  /// if there is none. Those that a run has gone back from are forgotten. Where
+  /// RUN/best.json is lost, what RUN/best names is the best, with a loss that
+  /// is not known and counts as infinite. Writes nothing.
   std::optional<Candidate> open(
       int64_t last,
       const std::function<bool(int64_t)>& is_there);
+  /// Makes both files agree with what open() found.
+  void repair();
   /// Call it before the checkpoint is saved.
   void announce(const Candidate& candidate);
   /// Call it when the checkpoint at `path` is complete.
@@ -50,6 +53,7 @@ class BestFile {
 
   const std::filesystem::path run_;
   std::vector<Candidate> candidates_;
+  std::optional<Candidate> found_; // by open()
 };
 
 /// The step of a path such as "checkpoints/step_00000600"; nothing for others.

@@ -16,7 +16,7 @@ struct Peak {
 
 /// From the vendor's data sheets. The first name that fits counts, so special
 /// ones come first.
-constexpr std::array<Peak, 18> kPeaks{
+constexpr std::array<Peak, 19> kPeaks{
     {{"B200", 2250, 1125, 75},
      {"GH200", 989.4, 494.7, 66.9},
      {"H200 NVL", 835.5, 417.5, 60},
@@ -24,6 +24,7 @@ constexpr std::array<Peak, 18> kPeaks{
      {"H100 NVL", 835.5, 417.5, 60},
      {"H100 PCIe", 756, 378, 51.2},
      {"H100", 989.4, 494.7, 66.9},
+     {"H800 PCIe", 756, 378, 51.2},
      {"H800", 989.4, 494.7, 66.9},
      {"H20", 148, 74, 44},
      {"A100", 312, 156, 19.5},
@@ -73,6 +74,9 @@ double flops_per_token(const GptConfig& config, int64_t num_parameters) {
 std::optional<double> peak_tflops_of(
     std::string_view gpu_name,
     Arithmetic arithmetic) {
+  if (has_word(gpu_name, "MIG")) {
+    return std::nullopt; // a slice of a GPU
+  }
   for (const Peak& peak : kPeaks) {
     if (!has_word(gpu_name, peak.name)) {
       continue;
@@ -91,8 +95,9 @@ std::optional<double> peak_tflops_of(
 
 /// LibTorch's own call needs the headers of CUDA; the driver's needs none.
 std::string gpu_name(torch::Device device) {
-  void* driver = ::dlopen("libcuda.so.1", RTLD_LAZY);
-  if (!device.is_cuda() || driver == nullptr) {
+  void* driver =
+      device.is_cuda() ? ::dlopen("libcuda.so.1", RTLD_LAZY) : nullptr;
+  if (driver == nullptr) {
     return "";
   }
   using GetDevice = int (*)(int*, int);

@@ -97,6 +97,7 @@ void Saves::start(int64_t step, OnSaved on_saved) {
   if (best_.step > 0) {
     checkpoints_.protect(best_.step);
   }
+  on_rank_0([&] { best_file_.repair(); });
 }
 
 /// Which checkpoint is the best is worth a warning, and not the training.

@@ -113,17 +113,21 @@ class LoaderCore::Impl {
     if (slot->error) {
       fail(*slot);
     }
-    ahead_.pop_front();
-    if (!workers_.empty()) {
-      read_ahead(); // while the caller uses this batch
-    }
-    delivered_ = slot->after;
-    num_fresh_ = slot->share ? slot->share->num_fresh : 0;
-    if (options_.auto_commit()) {
-      commit();
-    }
     if (slot->batch) {
       copier_->finish(slot->copied, each_tensor(*slot));
+    }
+    ahead_.pop_front();
+    // The end of an epoch is nobody's batch: a rank that got none of the last
+    // samples is as far as the others.
+    const bool commits =
+        options_.auto_commit() || (!slot->batch && committed_ == delivered_);
+    delivered_ = slot->after;
+    num_fresh_ = slot->share ? slot->share->num_fresh : 0;
+    if (commits) {
+      commit();
+    }
+    if (!workers_.empty()) {
+      read_ahead(); // while the caller uses this batch
     }
     return slot->batch;
   }

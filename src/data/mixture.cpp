@@ -63,10 +63,14 @@ class MixtureOrder : public Order {
 
   StateDict identity() const override {
     StateDict sources;
+    int64_t place = 0; // dictionaries are equal in any order, mixtures are not
     for (const MixedSource& source : sources_) {
       sources.set(
           source.name,
-          StateDict{{"size", source.size}, {"weight", source.weight}});
+          StateDict{
+              {"place", place++},
+              {"size", source.size},
+              {"weight", source.weight}});
     }
     return {
         {"kind", shuffle_ ? "shuffled mixture" : "sequential mixture"},

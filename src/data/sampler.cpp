@@ -49,11 +49,12 @@ void check_options(
     const SamplerOptions& options,
     int64_t size,
     int num_ranks) {
-  if (options.batch_size() < 1) {
+  constexpr int64_t kMaxBatch = int64_t{1} << 40; // times ranks is no overflow
+  if (options.batch_size() < 1 || options.batch_size() > kMaxBatch) {
     raise<c10::ValueError>(
         site,
         fmt::format(
-            "batches of {} samples. Give 1 at least.", options.batch_size()));
+            "batches of {} samples. Give 1 to 2^40.", options.batch_size()));
   }
   if (options.epoch_end() == EpochEnd::Drop &&
       size < options.batch_size() * num_ranks) {

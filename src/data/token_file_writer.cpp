@@ -61,15 +61,28 @@ struct TokenFileWriter::Impl {
   TokenHeader header{};
   std::vector<char> buffer; // not written yet
   off_t end = sizeof(TokenHeader); // of what is written
+  bool has_failed = false; // what was appended then is in doubt
 
   void flush() {
+    has_failed = true; // unless this returns
     write_at(partial, fd.get(), buffer, end);
+    has_failed = false;
     end += static_cast<off_t>(buffer.size());
     buffer.clear();
   }
 
+  void check_open(const char* call) const {
+    if (!fd || has_failed) {
+      raise<c10::ValueError>(
+          {.call = call, .path = path.native()},
+          fd ? "an earlier write failed, so this file cannot be completed. Write it anew."
+             : "the file was closed already.");
+    }
+  }
+
   template <class Token>
   void append(std::span<const Token> tokens) {
+    check_open("TokenFileWriter::append");
     const auto bad =
         std::find_if(tokens.begin(), tokens.end(), [this](Token token) {
           return token < 0 || static_cast<int64_t>(token) >= header.vocabulary;
@@ -141,6 +154,7 @@ void TokenFileWriter::close() {
   if (!impl_->fd) {
     return;
   }
+  impl_->check_open("TokenFileWriter::close");
   impl_->flush();
   const auto* header = reinterpret_cast<const char*>(&impl_->header);
   write_at(impl_->partial, impl_->fd.get(), {header, sizeof impl_->header}, 0);

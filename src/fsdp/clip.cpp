@@ -106,6 +106,9 @@ double local_power(const std::vector<at::Tensor>& gradients, double p) {
 }
 
 bool is_close(double a, double b) {
+  if (std::isinf(a) || std::isinf(b)) {
+    return a == b;
+  }
   return a == b || (std::isnan(a) && std::isnan(b)) ||
       std::abs(a - b) <= 1e-6 * std::max(std::abs(a), std::abs(b));
 }

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "comm/group/all_or_none.h"
+#include "comm/group/group_impl.h"
 #include "comm/raw_access.h"
 #include "optim/fields.h"
 #include "optim/matrix_exchange.h"
@@ -243,8 +244,22 @@ void Muon::step_together() {
   for (const Shared& shared : all) {
     agree(shared.group, "Muon::step", shared.lines);
   }
+  // Where a write is refused, it is refused before anything changes. A rank
+  // with nothing to write reports the write too; see [Note: raw access].
+  for (const Shared& shared : all) {
+    for (const Shared::Matrix& matrix : shared.matrices) {
+      comm::before_raw_write(matrix.param, name().c_str());
+    }
+  }
   for (Shared& shared : all) {
-    step_shared(shared);
+    try {
+      step_shared(shared);
+    } catch (...) {
+      // The other ranks wait for parts of matrices that will not come.
+      shared.group.impl().give_up(
+          "Muon::step threw; see that rank's own error");
+      throw;
+    }
   }
 }
 
@@ -290,9 +305,6 @@ void Muon::step_shared(Shared& shared) {
   std::vector<CutMatrix> matrices;
   for (const Shared::Matrix& matrix : shared.matrices) {
     matrices.push_back({matrix.origin.cut, iteration_of(*matrix.options)});
-    // Where it is refused, it is refused before anything changes. A rank with
-    // nothing to write reports the write too; see [Note: raw access].
-    comm::before_raw_write(matrix.param, name().c_str());
   }
   MatrixExchange(shared.group, shared.device, std::move(matrices), batch_bytes_)
       .run(

@@ -6,6 +6,7 @@
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <unordered_set>
 #include <utility>
@@ -173,6 +174,19 @@ void Optimizer::check_gradient(size_t group, size_t index) const {
             "parameter {} of param group {} has a sparse gradient. Make it dense (sparse(false) in EmbeddingOptions), or update it with torch::optim::SGD.",
             index,
             group));
+  }
+  if (gradient.sizes() != param.sizes() ||
+      gradient.device() != param.device()) {
+    raise(
+        {.call = name_},
+        fmt::format(
+            "parameter {} of param group {} has shape [{}] on {}, but its gradient has shape [{}] on {}. Assign gradients that are like their parameters.",
+            index,
+            group,
+            fmt::join(param.sizes(), ", "),
+            param.device().str(),
+            fmt::join(gradient.sizes(), ", "),
+            gradient.device().str()));
   }
   if (gradient.scalar_type() != param.scalar_type()) {
     raise(

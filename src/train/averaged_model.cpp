@@ -251,7 +251,8 @@ SwappedAverages::~SwappedAverages() {
 
 void SwappedAverages::close() {
   if (owner_ != nullptr) {
-    std::exchange(owner_, nullptr)->impl_->swap_out();
+    owner_->impl_->swap_out(); // may throw, and be tried again
+    owner_ = nullptr;
   }
 }
 

@@ -220,6 +220,9 @@ void GradientAccumulation::Impl::clip() {
 void GradientAccumulation::Impl::step(double factor) {
   GradScaler* scaler = options.scaler();
   if (scaler != nullptr) {
+    if (pending.batches == 0) { // this rank scaled no loss, maybe never did
+      scaler->scale(at::zeros({}, model.device()));
+    }
     for (const auto& optimizer : optimizers) {
       scaler->unscale_(optimizer);
     }

@@ -62,6 +62,13 @@ void GradientAverager::set_syncs(bool on) const {
   }
 }
 
+at::Device GradientAverager::device() const {
+  for (const auto& [name, param] : engine::list_parameters(model_)) {
+    return param.device();
+  }
+  return at::kCPU;
+}
+
 void GradientAverager::reduce() const {
   if (ddp_ != nullptr) {
     ddp_->reduce_gradients();
@@ -90,7 +97,9 @@ void GradientAverager::multiply_gradients(double factor) const {
 }
 
 void GradientAverager::drop_waiting() const {
-  recover(model_);
+  for (const auto& unit : engine::units_in(model_)) {
+    unit->gradients().drop_reduction(); // other models of the group keep theirs
+  }
 }
 
 } // namespace tessera::train

@@ -129,9 +129,14 @@ void Metrics::Impl::add(
   if (weight == 0) {
     return;
   }
+  if (value.is_tensor_ && !value.tensor_.defined()) {
+    note(
+        "a tensor that is not defined. Leave the call out where there is none.");
+    return;
+  }
   metric.host.weight += weight;
   const double factor = kind == MetricKind::Mean ? weight : 1;
-  if (!value.tensor_.defined()) {
+  if (!value.is_tensor_) {
     metric.host.value =
         combine(kind, metric.host.value, value.number_ * factor);
     return;

@@ -6,6 +6,8 @@
 #include <ATen/core/Generator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 
+#include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <utility>
 
@@ -68,6 +70,15 @@ void set_generator_states(
       target.set_state(state->tensor());
     }
   }
+}
+
+/// What schedules keep in param groups: a run may begin or end to have one.
+bool is_of_schedule(const std::string& name) {
+  static constexpr const char* kKept[] = {
+      "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"};
+  const std::string key = name.substr(name.rfind('.') + 1);
+  return name.starts_with("optim.param_groups.") &&
+      std::ranges::find(kKept, key) != std::end(kKept);
 }
 
 } // namespace
@@ -134,7 +145,7 @@ bool TrainingState::is_optional(const std::string& name) const {
       return part->is_optional(name.substr(dot + 1));
     }
   }
-  return owner == "rng";
+  return owner == "rng" || is_of_schedule(name);
 }
 
 } // namespace tessera

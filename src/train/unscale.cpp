@@ -30,7 +30,12 @@ struct SameKind {
 at::Tensor elements_of(const at::Tensor& gradient) {
   const at::Tensor values =
       gradient.layout() == at::kStrided ? gradient : gradient._values();
-  return values.is_complex() ? at::view_as_real(values.resolve_conj()) : values;
+  if (!values.is_complex()) {
+    return values;
+  }
+  // A conjugated view has no view as reals; what it is a view of has the same
+  // reals but for signs, which a factor leaves alone.
+  return at::view_as_real(values.is_conj() ? values.conj() : values);
 }
 
 std::vector<SameKind> gradients_by_kind(

@@ -138,6 +138,23 @@ TEST(MixtureTest, ALoaderResumesInTheMiddle) {
   }
 }
 
+// The order of the sources decides which samples come when.
+TEST(MixtureTest, RejectsThePositionOfOtherPlaces) {
+  const auto mixture_of = [](const char* first, const char* second) {
+    Mixture<at::Tensor> mixture;
+    mixture.add(first, Numbers{.count = 5}, 1)
+        .add(second, Numbers{.count = 5}, 1);
+    return Loader(std::move(mixture), LoaderOptions());
+  };
+  auto saved = mixture_of("books", "code");
+  auto same = mixture_of("books", "code");
+  same.load_state_dict(saved.state_dict());
+  auto swapped = mixture_of("code", "books");
+  EXPECT_THAT(
+      error_of([&] { swapped.load_state_dict(saved.state_dict()); }),
+      HasSubstr("place"));
+}
+
 TEST(MixtureTest, TokenFilesAreMixed) {
   const TempFolder folder;
   Mixture<TokenBatch> mixture;
@@ -158,6 +175,7 @@ TEST(MixtureTest, TokenFilesAreMixed) {
     from_a += (batch->inputs.select(1, 0) < 100).sum().item<int64_t>();
   }
   EXPECT_GE(from_a, 18); // 20, and windows of b that begin below 100
+  EXPECT_LE(from_a, 24);
 }
 
 TEST(MixtureTest, ErrorsNameTheSource) {

@@ -34,6 +34,17 @@ LoaderOptions options_of(int64_t batch_size) {
       .epoch_end(EpochEnd::Uneven);
 }
 
+// Two samples are left for four ranks: two ranks get none of the last batch.
+TEST(ResumeTest, RanksThatGotNoneOfTheLastBatchAreAsFarAsTheOthers) {
+  on_ranks(4, [](const Group& world) {
+    Loader loader(Numbers{.count = 6}, options_of(1).auto_commit(false));
+    while (loader.next()) {
+      loader.commit();
+    }
+    EXPECT_EQ(loader.position(), (Position{1, 0})) << world.rank();
+  });
+}
+
 TEST(ResumeTest, OtherRanksTakeTheRestOfTheEpoch) {
   on_ranks(4, [](const Group& world) {
     const auto pair = world.subgroup({0, 1});

@@ -167,6 +167,29 @@ TEST_F(TokenFileTest, AFileAppearsCompleteOrNotAtAll) {
   EXPECT_EQ(TokenFile(folder_ / "x.tokens").size(), 5);
 }
 
+TEST_F(TokenFileTest, AClosedFileTakesNoMoreTokens) {
+  TokenFileWriter writer(folder_ / "x.tokens", 10);
+  writer.append(std::vector<int32_t>{1, 2, 3});
+  writer.close();
+  EXPECT_THAT(
+      error_of([&] { writer.append(std::vector<int32_t>{4}); }),
+      HasSubstr("closed already"));
+  EXPECT_EQ(writer.size(), 3);
+}
+
+TEST_F(TokenFileTest, AFileWhoseWriteFailedIsNeverCompleted) {
+  fs::create_symlink("/dev/full", folder_ / "x.tokens.partial");
+  TokenFileWriter writer(folder_ / "x.tokens", 10);
+  writer.append(std::vector<int32_t>{1, 2, 3});
+  EXPECT_THAT(
+      error_of([&] { writer.close(); }), HasSubstr("No space left on device"));
+  EXPECT_THAT(
+      error_of([&] { writer.append(std::vector<int32_t>{4}); }),
+      HasSubstr("Write it anew"));
+  EXPECT_THAT(error_of([&] { writer.close(); }), HasSubstr("Write it anew"));
+  EXPECT_FALSE(fs::exists(folder_ / "x.tokens"));
+}
+
 TEST_F(TokenFileTest, RejectsTokensThatDoNotFit) {
   TokenFileWriter writer(folder_ / "x.tokens", 10);
   EXPECT_THAT(

@@ -118,6 +118,8 @@ TEST(GptFlopsTest, PeaksAreKnownByTheNamesOfGpus) {
   EXPECT_EQ(half("NVIDIA H200"), 989.4);
   EXPECT_EQ(half("NVIDIA H100 80GB HBM3"), 989.4);
   EXPECT_EQ(half("NVIDIA H100 PCIe"), 756);
+  EXPECT_EQ(half("NVIDIA H800 PCIe"), 756);
+  EXPECT_EQ(half("NVIDIA A100-SXM4-40GB MIG 1g.5gb"), std::nullopt);
   EXPECT_EQ(half("NVIDIA A100-SXM4-80GB"), 312);
   EXPECT_EQ(half("NVIDIA H20"), 148);
   EXPECT_EQ(half("NVIDIA L40S"), 362);
@@ -194,6 +196,7 @@ class GptBestTest : public GptTest {
     gpt::BestFile file(run());
     const auto found =
         file.open(last, [&](int64_t step) { return complete.contains(step); });
+    file.repair();
     return found ? std::optional(found->step) : std::nullopt;
   }
 };
@@ -242,7 +245,20 @@ TEST_F(GptBestTest, AFileOfAnotherHandIsNoCandidate) {
       << R"([1, {"step": "x"}, {"step": 5, "validation_loss": 2.5}, {}])";
   EXPECT_EQ(best_at(9, {5}), 5);
   std::ofstream(run() / "best.json") << "{";
+  fs::remove(run() / "best");
   EXPECT_EQ(best_at(9, {5}), std::nullopt);
+}
+
+TEST_F(GptBestTest, TheLinkAloneKeepsTheBest) {
+  {
+    gpt::BestFile file(run());
+    file.announce({.step = 5, .loss = 2.5});
+    file.point_to(run() / "checkpoints" / checkpoint(5));
+  }
+  std::ofstream(run() / "best.json") << ""; // lost in a power failure
+  EXPECT_EQ(best_at(9, {5, 9}), 5);
+  EXPECT_EQ(gpt::step_of(gpt::BestFile::read(run()).value()), 5);
+  EXPECT_EQ(best_at(9, {9}), std::nullopt);
 }
 
 } // namespace

@@ -216,5 +216,26 @@ TEST(LrSchedulerRanksTest, ARunGoesOnFromACheckpointBitByBit) {
   });
 }
 
+// initial_lr is in the param groups of a run with a schedule only.
+TEST(LrSchedulerRanksTest, ARunMayBeginAndEndToHaveASchedule) {
+  const TempFolder folder;
+  torch::nn::Linear model(2, 2);
+  SGD optimizer(model->parameters(), 0.5);
+  TrainingState training(model, {optimizer});
+  checkpoint::save(training, folder / "without");
+  {
+    StepLR schedule(optimizer, StepLROptions(1));
+    checkpoint::load(training, folder / "without");
+    schedule.step();
+    EXPECT_THAT(schedule.get_last_lr(), ElementsAre(0.05));
+    checkpoint::save(training, folder / "with");
+  }
+  torch::nn::Linear other(2, 2);
+  SGD fresh(other->parameters(), 0.5);
+  TrainingState resumed(other, {fresh});
+  checkpoint::load(resumed, folder / "with");
+  EXPECT_EQ(fresh.param_groups()[0].options().get_lr(), 0.05);
+}
+
 } // namespace
 } // namespace tessera::testing

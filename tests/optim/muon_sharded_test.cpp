@@ -200,6 +200,17 @@ TEST(MuonShardedErrorsTest, AWrongGradientOfOneRankIsAnErrorOnAll) {
   });
 }
 
+TEST(MuonShardedErrorsTest, AGradientOfAnotherShapeOnOneRankIsAnErrorOnAll) {
+  on_ranks(2, [](const Group& world) {
+    Trial run(world);
+    if (world.rank() == 1) {
+      at::Tensor leaf = parameters(run.model)[7];
+      leaf.mutable_grad() = torch::zeros({1}, leaf.options());
+    }
+    EXPECT_THAT(run.error(), HasSubstr("but its gradient has shape [1]"));
+  });
+}
+
 TEST(MuonShardedErrorsTest, AStepWhileParametersAreSummonedChangesNothing) {
   on_ranks(2, [](const Group& world) {
     Trial trial(world);

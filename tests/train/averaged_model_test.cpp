@@ -142,6 +142,26 @@ TEST(AveragedModelTest, CloseEndsTheScopeOnce) {
   });
 }
 
+TEST(AveragedModelTest, ACloseThatFailedCanBeTriedAgain) {
+  on_ranks(2, [](const Group& world) {
+    Model model(Kind::Flat, world);
+    AveragedModel averaged(model.net);
+    averaged.update_parameters();
+    model.step(0);
+    const StateDict own = model.full();
+    auto swapped = averaged.swap_in();
+    {
+      auto summoned = summon_full_params(model.net);
+      EXPECT_THAT(
+          error_of([&] { swapped.close(); }), HasSubstr("summon_full_params"));
+      summoned.close();
+    }
+    swapped.close();
+    EXPECT_FALSE(averaged.is_swapped_in());
+    EXPECT_EQ(diff_state_dicts(model.full(), own), "");
+  });
+}
+
 TEST(AveragedModelTest, RejectsUseAtTheWrongTime) {
   on_ranks(2, [](const Group& world) {
     Model model(Kind::Flat, world);

@@ -143,6 +143,12 @@ TEST(MetricsTest, RejectsMistakesOnEveryRank) {
         AllOf(
             HasSubstr("[Metrics::reduce] rank 1, metric \"wide\""),
             HasSubstr("a tensor of 3 elements")));
+    if (world.rank() == 1) {
+      metrics.mean("none", at::Tensor(), 8);
+    }
+    EXPECT_THAT(
+        error_of([&] { metrics.reduce(); }),
+        HasSubstr("metric \"none\": a tensor that is not defined"));
     metrics.sum("loss", 1);
     if (world.rank() == 1) {
       metrics.mean("loss", 1);

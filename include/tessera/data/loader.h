@@ -69,14 +69,16 @@ auto make_batch(
 /// ahead does not count. state_dict() has the position of the last commit. By
 /// default each next() commits what it delivers: then a checkpoint belongs
 /// between two steps, where every delivered batch has been trained on. Without
-/// `auto_commit` only commit() does. Call it after optimizer.step(): then a
-/// checkpoint at any moment resumes behind the last step that was made, and the
-/// batches of an unfinished accumulation are delivered again.
+/// `auto_commit` only commit() does. Call it right after optimizer.step(): then
+/// a checkpoint at any moment but between these two resumes behind the last
+/// step that was made, and the batches of an unfinished accumulation are
+/// delivered again.
 ///
 /// Errors. If a data set throws, next() throws DataError when it comes to the
 /// batch, with the sample and the source, and so does every later next(). The
 /// group is given up: other ranks get the same text as a PeerLostError from
-/// their next collective on the group. No exchange is made per batch.
+/// their next collective on the group; in another group or over NCCL they learn
+/// of it when this process ends. No exchange is made per batch.
 ///
 /// Only the constructor is collective. The thread that trains makes all calls;
 /// the data set is used by the workers. The destructor waits for samples that

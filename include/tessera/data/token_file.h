@@ -68,7 +68,8 @@ class TESSERA_API TokenFileWriter {
   TokenFileWriter& operator=(const TokenFileWriter&) = delete;
 
   /// Adds tokens. Throws c10::ValueError, and adds none of them, if one is not
-  /// from 0 to vocabulary - 1; DataError if they cannot be written.
+  /// from 0 to vocabulary - 1; DataError if they cannot be written. After that
+  /// error the file cannot be completed: append() and close() throw.
   void append(std::span<const int32_t> tokens);
   void append(std::span<const int64_t> tokens);
   /// The number of tokens so far.

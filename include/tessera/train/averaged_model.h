@@ -44,6 +44,7 @@ struct TESSERA_API AveragedModelOptions {
 class AveragedModel;
 
 /// The scope in which a model has the averages; see AveragedModel::swap_in().
+/// It must end before the AveragedModel does.
 class [[nodiscard]] TESSERA_API SwappedAverages {
  public:
   SwappedAverages(SwappedAverages&& other) noexcept;
@@ -52,7 +53,8 @@ class [[nodiscard]] TESSERA_API SwappedAverages {
   /// call close() to get them.
   ~SwappedAverages();
 
-  /// Gives the model its own values back, bit by bit. Further calls do nothing.
+  /// Gives the model its own values back, bit by bit. Further calls do nothing,
+  /// unless this one threw.
   void close();
 
  private:

@@ -76,8 +76,9 @@ struct TESSERA_API GradientAccumulationOptions {
 /// alike.
 ///
 /// All ranks of the model make the same calls. (With a DistributedDataParallel
-/// ranks may make different numbers of backward(loss, num_samples) since the
-/// last step before they call flush().) If a call throws, accumulated gradients
+/// that broadcasts no buffers, and without `sync_each_batch`, ranks may make
+/// different numbers of backward(loss, num_samples) since the last step before
+/// they call flush().) If a call throws, accumulated gradients
 /// are dropped, and the next backward() begins a new step. Not thread-safe.
 class TESSERA_API GradientAccumulation {
  public:

@@ -39,12 +39,13 @@ class TESSERA_API Metrics {
   class TESSERA_API Value {
    public:
     Value(double number) : number_(number) {}
-    Value(at::Tensor tensor) : tensor_(std::move(tensor)) {}
+    Value(at::Tensor tensor) : tensor_(std::move(tensor)), is_tensor_(true) {}
 
    private:
     friend class Metrics;
     double number_ = 0;
-    at::Tensor tensor_; // in place of the number, if it is defined
+    at::Tensor tensor_; // in place of the number
+    bool is_tensor_ = false;
   };
 
   /// The ranks that reduce() combines; default: the world, or this process
