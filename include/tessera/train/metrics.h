@@ -38,7 +38,9 @@ class TESSERA_API Metrics {
   /// A number, or a tensor with one element.
   class TESSERA_API Value {
    public:
+    /// A number of the host.
     Value(double number) : number_(number) {}
+    /// A defined tensor of any real dtype and device.
     Value(at::Tensor tensor) : tensor_(std::move(tensor)), is_tensor_(true) {}
 
    private:
