@@ -12,9 +12,9 @@ namespace gpt {
 /// `last_decay_step()`, and stays at `min_lr`. Steps count from 0.
 double learning_rate(const Settings& settings, int64_t step);
 
-/// A sentence if the curve that the run has followed so far, which the last
-/// start in its log tells, is another one from step `step` on; else empty. A
-/// log that does not exist or does not tell it is no error.
+/// A sentence if the curve changes from step `step` on, compared with the curve
+/// that the last start in the run's log tells; otherwise empty. Empty too if
+/// there is no log, or if the log does not tell the curve.
 std::string curve_change(
     const Settings& settings,
     const std::filesystem::path& log,

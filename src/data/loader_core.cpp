@@ -78,7 +78,7 @@ void check_loader_options(
 /// it is delivered, so the order does not depend on which worker is faster, and
 /// the length of `ahead_` bounds what is read ahead. The end of an epoch is a
 /// slot too. seek() forgets both lists; a worker finishes the slot that it has,
-/// and nobody looks at that slot any more.
+/// and that slot is dropped.
 class LoaderCore::Impl {
  public:
   Impl(

@@ -163,7 +163,7 @@ void Optimizer::check_step(const std::function<void()>& checks) {
 
 void Optimizer::step_together() {}
 
-/// Of a parameter that has a gradient.
+/// Throws if the gradient, which the parameter has, cannot be used.
 void Optimizer::check_gradient(size_t group, size_t index) const {
   const at::Tensor& param = param_groups_[group].params()[index];
   const at::Tensor& gradient = param.grad();

@@ -24,7 +24,7 @@ constexpr size_t kAttemptsOfRun = 40; // that are marked: the newest
 
 // ---- Settings --------------------------------------------------------------
 
-/// Of each run the value, or nothing.
+/// The value of each run, or nothing.
 using Values = std::vector<std::optional<std::string>>;
 
 /// Settings by their names, in the order in which they are first seen.

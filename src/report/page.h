@@ -28,7 +28,7 @@ void write_page(const Run& run, const std::filesystem::path& path);
 /// and settings side by side. Curves have fewer points the more runs there are.
 std::string comparison_data(const std::vector<NamedRun>& runs);
 std::string make_comparison(const std::vector<NamedRun>& runs);
-/// Of one run, the page is that of write_page.
+/// With one run, the page is the one that write_page makes.
 void write_comparison(
     const std::vector<NamedRun>& runs,
     const std::filesystem::path& path);

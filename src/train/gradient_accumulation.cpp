@@ -79,7 +79,7 @@ struct GradientAccumulation::Impl {
   const OptimizerRefs optimizers;
   const GradientAccumulationOptions options;
 
-  /// Of this rank, since the last step.
+  /// What this rank has accumulated since the last step.
   struct Pending {
     int64_t batches = 0;
     Weights weights = Weights::Unknown;

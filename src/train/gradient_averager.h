@@ -24,7 +24,7 @@ class GradientAverager {
   const std::vector<Group>& groups() const {
     return groups_;
   }
-  /// Of the first parameter.
+  /// The device of the first parameter.
   at::Device device() const;
   int num_ranks() const {
     return groups_.empty() ? 1 : groups_.front().size();

@@ -317,7 +317,7 @@ TEST(ScheduleTest, RecoversFromABackwardThatThrows) {
     for (size_t i = 0; i < 3; ++i) {
       EXPECT_FALSE(chain.units[i]->gradients().has_waiting());
     }
-    // No order is known any more, and nothing of the failed backward is left.
+    // No order is known now, and nothing of the failed backward is left.
     const auto prefetched = chain.counts().prefetched;
     chain.step();
     EXPECT_EQ(chain.counts().prefetched, prefetched);

@@ -125,7 +125,7 @@ class Loader : public checkpoint::Stateful {
   void commit() {
     core_.commit();
   }
-  /// Of the last commit, and of the last delivered batch.
+  /// The position of the last commit; delivered() is that of the last batch.
   Position position() const {
     return core_.committed();
   }

@@ -70,7 +70,7 @@ struct TESSERA_API SamplerOptions {
 
 /// This rank's part of the next samples.
 struct TESSERA_API Share {
-  /// Of the samples, in order.
+  /// The indices of the samples, in order.
   std::vector<int64_t> indices;
   /// How many of the indices, counted from the first, are not repeats of
   /// EpochEnd::Pad.

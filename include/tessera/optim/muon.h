@@ -23,7 +23,8 @@ struct TESSERA_API MuonOptions : OptionsOf<MuonOptions> {
   TESSERA_OPTION(double, weight_decay){0.1};
   TESSERA_OPTION(double, momentum){0.95};
   TESSERA_OPTION(bool, nesterov){true};
-  /// Of the Newton-Schulz iteration that makes updates orthogonal.
+  /// The coefficients of the Newton-Schulz iteration, which makes updates
+  /// orthogonal.
   TESSERA_OPTION(NsCoefficients, ns_coefficients){{3.4445, -4.7750, 2.0315}};
   /// The least norm that an update is divided by.
   TESSERA_OPTION(double, eps){1e-7};

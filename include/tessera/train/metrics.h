@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-/// Numbers of a step, an epoch or an evaluation, over ranks that see different
-/// numbers of samples:
+/// Sums, means, counts, minima and maxima over all ranks, right also where
+/// ranks see different numbers of samples:
 ///
 ///   Metrics metrics;
 ///   for (const Batch& batch : my_part_of_the_data) {

@@ -351,7 +351,7 @@ void GroupImpl::wait_for_readers(const Call& call) {
   try {
     (void)find_missing(call);
   } catch (const std::exception&) {
-    // The store is gone: nobody can read the reason there any more.
+    // The store is gone, so nobody can read the reason there.
   }
 }
 

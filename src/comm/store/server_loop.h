@@ -23,10 +23,10 @@ namespace tessera::comm {
 
 /// Everything that the thread of a StoreServer owns.
 ///
-/// A client that fails, sends nonsense or holds too much is *lost*: nothing is
-/// read from it or sent to it any more. It is removed after all events at hand
-/// were served, since a reply that loses a client may be in the middle of
-/// another client's request.
+/// A client that fails, sends nonsense or holds too much is *lost*: the loop no
+/// longer reads from the client or sends to it. The client is removed after all
+/// events at hand were served, since a reply that loses a client may be in the
+/// middle of another client's request.
 class ServerLoop {
  public:
   /// `stop` becomes readable when run() shall return. Throws
