@@ -139,6 +139,7 @@ def add_phase(folder, phase, seconds, log):
         text = re.sub(r"[^\t\n\x20-\ud7ff\ue000-\ufffd]", "", text)
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "failed")
         ET.SubElement(case, "failure", message=last).text = text
+    folder.mkdir(parents=True, exist_ok=True)
     ET.ElementTree(suite).write(folder / f"{phase}.xml", encoding="utf-8", xml_declaration=True)
 
 
