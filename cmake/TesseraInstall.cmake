@@ -12,6 +12,19 @@ install(TARGETS tessera EXPORT TesseraTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS tessera_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+# The program knows its own manual pages and completions.
+install(CODE "
+  set(share \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DATADIR}\")
+  function(tessera_prints file)
+    execute_process(COMMAND \"$<TARGET_FILE:tessera_cli>\" \${ARGN}
+      OUTPUT_VARIABLE text COMMAND_ERROR_IS_FATAL ANY)
+    file(WRITE \"\${file}\" \"\${text}\")
+  endfunction()
+  execute_process(COMMAND \"$<TARGET_FILE:tessera_cli>\" man --write \"\${share}/man/man1\"
+    COMMAND_ERROR_IS_FATAL ANY)
+  tessera_prints(\"\${share}/bash-completion/completions/tessera\" completion bash)
+  tessera_prints(\"\${share}/zsh/site-functions/_tessera\" completion zsh)
+")
 install(EXPORT TesseraTargets NAMESPACE tessera:: DESTINATION ${_package_dir})
 
 configure_package_config_file(

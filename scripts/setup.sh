@@ -107,6 +107,8 @@ list_missing() {
     need chromium-headless-shell "tests of the report, in a browser" has_chromium
     need nodejs "runs html-validate, which checks the report" has_command node
     need npm "installs axe-core and html-validate into .checkers" has_command npm
+    need zsh "tests of its completion" has_command zsh
+    need mandoc "checks manual pages" has_command mandoc
     need iproute2 "tests with network namespaces" has_command ip
     need python3-venv "makes .tensorboard for the tests" has_venv
   fi

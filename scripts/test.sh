@@ -86,6 +86,8 @@ check_install() (
   unset LD_LIBRARY_PATH
   cmake --install "$release" --prefix "$prefix" >/dev/null &&
     "$prefix/bin/tessera" doctor &&
+    ls "$prefix"/share/{man/man1/tessera-ckpt-inspect.1,bash-completion/completions/tessera} \
+      "$prefix/share/zsh/site-functions/_tessera" &&
     cmake -S examples/cmake_project -B "$project" -G Ninja -DCMAKE_BUILD_TYPE=Release \
       -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_RUNTIME_OUTPUT_DIRECTORY="$project/bin" &&
     cmake --build "$project" -j "$jobs" &&

@@ -60,22 +60,39 @@ Action add_inspect(CLI::App& app) {
   struct Settings {
     std::string path;
     bool json = false;
-    bool boxes = false;
+    bool summary = false;
+    checkpoint::InspectOptions options;
   };
   auto settings = std::make_shared<Settings>();
   auto* command = app.add_subcommand(
       "inspect", "Names, shapes, dtypes, sizes and files of a checkpoint");
   command->add_option("PATH", settings->path, "Folder or file")->required();
-  command->add_flag("--boxes", settings->boxes, "Show every stored box");
-  command->add_flag("--json", settings->json, "As JSON, with every box");
+  command->add_flag(
+      "--boxes",
+      settings->options.boxes,
+      "Show every stored box: the part of a tensor that one rank saved");
+  auto* depth =
+      command
+          ->add_option(
+              "--depth",
+              settings->options.depth,
+              "Show names of at most so many parts, and add up what is below")
+          ->check(CLI::PositiveNumber);
+  command
+      ->add_flag(
+          "--summary", settings->summary, "Show the totals only, no names")
+      ->excludes(depth);
+  command->add_flag(
+      "--json", settings->json, "As JSON, with every name and every box");
+  command->footer("1 kB is 1,000 bytes.");
   return [settings] {
+    if (settings->summary) {
+      settings->options.depth = 0;
+    }
     const auto source = checkpoint::Source::open(settings->path);
     std::cout
         << (settings->json ? inspect_json(*source)
-                           : inspect_text(
-                                 *source,
-                                 settings->boxes ? checkpoint::ShowBoxes::Yes
-                                                 : checkpoint::ShowBoxes::No));
+                           : inspect_text(*source, settings->options));
     return 0;
   };
 }

@@ -27,6 +27,11 @@ Action add_doctor(CLI::App& app);
 /// Inspects, verifies, compares and converts checkpoints.
 Action add_ckpt(CLI::App& app);
 
+/// Prints completions for a shell.
+Action add_completion(CLI::App& app);
+/// Prints or writes manual pages.
+Action add_man(CLI::App& app);
+
 /// Makes the page that shows a training run.
 Action add_report(CLI::App& app);
 /// Prints the memory and traffic of a training run before it is started.

@@ -22,7 +22,6 @@
 #include <filesystem>
 #include <functional>
 #include <future>
-#include <iostream>
 #include <memory>
 #include <optional>
 
@@ -46,25 +45,16 @@ constexpr Milliseconds kPatience{5000};
 /// For two processes that load LibTorch, on a busy host.
 constexpr Milliseconds kLaunchPatience{120000};
 
-void print_fact(const std::string& name, const std::string& value) {
-  std::cout << fmt::format("  {:<14}{}\n", name, value);
-}
-
 /// One thing that is tried out. Throws if it does not work, else returns what
-/// to say of it.
+/// there is to say of it, if anything.
 struct Check {
   std::string name;
   std::function<std::string()> try_it;
   std::string fix;
 };
 
-std::string ok(const std::function<void()>& try_it) {
-  try_it();
-  return "ok";
-}
-
 /// Two ranks as threads of this process, talking through `make`.
-void all_reduce_between_two(CarrierPtr (*make)(const BackendConfig&)) {
+std::string all_reduce_between_two(CarrierPtr (*make)(const BackendConfig&)) {
   StorePtr store = c10::make_intrusive<c10d::HashStore>();
   auto one_rank = [&](int rank) {
     const CarrierPtr carrier = make(
@@ -83,9 +73,10 @@ void all_reduce_between_two(CarrierPtr (*make)(const BackendConfig&)) {
   if (sum != 12 || other.get() != 12) {
     throw std::runtime_error("an all-reduce gave a wrong sum");
   }
+  return "";
 }
 
-void meet_on_loopback() {
+std::string meet_on_loopback() {
   comm::StoreEndpoint endpoint{"127.0.0.1", 0};
   StorePtr server = comm::host_store(endpoint, kPatience);
   StorePtr client = comm::connect_store(endpoint, kPatience);
@@ -93,6 +84,7 @@ void meet_on_loopback() {
   if (server->get_to_str("doctor") != "here") {
     throw std::runtime_error("the store lost a value");
   }
+  return "";
 }
 
 std::string read_all(std::FILE* file) {
@@ -106,7 +98,7 @@ std::string read_all(std::FILE* file) {
 
 /// What a user does next: `tessera run` with a program that calls init(), in
 /// the environment that this process has.
-void run_two_ranks() {
+std::string run_two_ranks() {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> output(
       std::tmpfile(), std::fclose);
   if (!output) {
@@ -134,16 +126,17 @@ void run_two_ranks() {
         status ? launch::status_text(*status) : "an unknown status",
         read_all(output.get())));
   }
+  return "";
 }
 
 /// What tessera::init() makes of this process's environment.
 std::string describe_place() {
   const comm::Environment place = comm::read_environment(std::getenv);
   if (place.launcher == "none") {
-    return "ok: a program is alone here, unless a launcher starts it";
+    return "a program is alone here, unless a launcher starts it";
   }
   return fmt::format(
-      "ok: a program is rank {} of {} here, by the variables of {}",
+      "a program is rank {} of {} here, by the variables of {}",
       place.rank,
       place.world_size,
       place.launcher);
@@ -158,66 +151,51 @@ std::string torch_folder() {
   return path.substr(0, path.rfind('/'));
 }
 
-std::string describe_devices() {
-  const auto count = torch::cuda::device_count();
-  if (count > 0) {
-    return fmt::format("{} CUDA device(s)", count);
-  }
-  return "no CUDA device (CPU training works)";
-}
-
 } // namespace
 
-int diagnose() {
-  std::cout << "tessera " << version() << "\n";
-  print_fact(
-      "LibTorch", fmt::format("{} in {}", libtorch_version(), torch_folder()));
-  print_fact("cores", std::to_string(host_cores()));
-  print_fact("devices", describe_devices());
-  print_fact(
-      "NCCL",
-      comm::nccl_is_built()
-          ? "built in"
-          : "not built in (needs a LibTorch with CUDA, and nccl.h, when Tessera is built)");
-  print_fact("neighbours", comm::describe_owner_check());
+Installation find_installation() {
+  return {
+      .version = version(),
+      .libtorch_version = libtorch_version(),
+      .libtorch_folder = torch_folder(),
+      .cores = host_cores(),
+      .cuda_devices = static_cast<int64_t>(torch::cuda::device_count()),
+      .has_nccl = comm::nccl_is_built(),
+      .neighbours = comm::describe_owner_check()};
+}
 
+std::vector<CheckResult> try_out_everything(
+    const std::function<void(const CheckResult&)>& tell) {
   const Check checks[] = {
       {"environment",
        describe_place,
        "A launcher around this shell set variables that contradict each other. Correct or unset them; docs/environment.md lists them."},
       {"rendezvous",
-       [] { return ok(meet_on_loopback); },
+       meet_on_loopback,
        "Ranks meet through TCP on 127.0.0.1. Bring the interface up (`ip link set lo up`) and allow connections to it."},
       {"gloo",
-       [] {
-         return ok([] { all_reduce_between_two(comm::make_gloo_backend); });
-       },
+       [] { return all_reduce_between_two(comm::make_gloo_backend); },
        "Gloo connects ranks over TCP. Allow connections between local ports; across hosts set TESSERA_SOCKET_ADDR to the right interface's address."},
       {"shm",
-       [] {
-         return ok([] { all_reduce_between_two(comm::make_shm_backend); });
-       },
+       [] { return all_reduce_between_two(comm::make_shm_backend); },
        "Ranks of one host share memory through memfd and /proc/PID/fd. Mount this process namespace's own /proc and allow memfd_create, or set TESSERA_BACKEND=gloo. Ranks that cannot share memory use Gloo, which is slower, with a warning."},
       {"launch",
-       [] { return ok(run_two_ranks); },
+       run_two_ranks,
        "`tessera run` starts ranks that meet in tessera::init(). What it printed above says what stopped them."},
   };
-  int failures = 0;
+  std::vector<CheckResult> results;
   for (const Check& check : checks) {
+    CheckResult result{.name = check.name, .fix = check.fix};
     try {
-      print_fact(check.name, check.try_it());
+      result.text = check.try_it();
+      result.works = true;
     } catch (const std::exception& error) {
-      ++failures;
-      print_fact(check.name, fmt::format("FAILS: {}", error.what()));
-      print_fact("", "fix: " + check.fix);
+      result.text = error.what();
     }
+    tell(result);
+    results.push_back(std::move(result));
   }
-  std::cout
-      << (failures == 0
-              ? "All is well. Next: tessera run -n 2 PROGRAM\n"
-              : fmt::format(
-                    "{} of {} checks failed.\n", failures, std::size(checks)));
-  return failures == 0 ? 0 : 1;
+  return results;
 }
 
 int be_a_rank_of_the_diagnosis() {

@@ -52,7 +52,9 @@ int main(int argc, char** argv) {
       {"doctor", tessera::cli::add_doctor(app)},
       {"ckpt", tessera::cli::add_ckpt(app)},
       {"plan", tessera::cli::add_plan(app)},
-      {"report", tessera::cli::add_report(app)}};
+      {"report", tessera::cli::add_report(app)},
+      {"completion", tessera::cli::add_completion(app)},
+      {"man", tessera::cli::add_man(app)}};
   std::vector<std::string> words(argv + 1, argv + argc);
   if (words.empty()) {
     std::cerr << app.help();

@@ -67,7 +67,9 @@ int print_plan(Settings settings) {
     settings.request.memory_bytes = parse_size("--memory", settings.memory);
   }
   const plan::Answer answer = plan::answer(settings.request);
-  std::cout << (settings.json ? plan_json(answer) : plan_text(answer));
+  std::cout
+      << (settings.json ? plan_json(answer)
+                        : plan_text(answer, Style::of_standard_output()));
   return answer.fit && !answer.fit->fits ? 1 : 0;
 }
 

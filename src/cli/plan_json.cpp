@@ -101,7 +101,14 @@ std::string plan_json(const plan::Answer& answer) {
         {"grows", or_null(fit.grows)},
         {"largest", or_null(fit.largest)},
         {"largest_parameters", or_null(fit.largest_numel)},
-        {"smallest_world", or_null(fit.smallest_world)}};
+        {"smallest_world", or_null(fit.smallest_world)},
+        {"suggestions", ordered_json::array()}};
+    for (const plan::Suggestion& suggestion : fit.suggestions) {
+      json["fit"]["suggestions"].push_back(
+          {{"flags", suggestion.flags},
+           {"peak_bytes", suggestion.peak_bytes},
+           {"fits", suggestion.fits}});
+    }
   }
   json["notes"] = answer.notes;
   // Names come from files that anyone may have written.

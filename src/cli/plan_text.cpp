@@ -71,12 +71,18 @@ const char* explain(Kind kind, const plan::TrainingSetup& setup) {
   return "";
 }
 
+std::string heading_line(const Style& style, const std::string& heading) {
+  return "\n" + style.heading(heading) + "\n";
+}
+
 std::string memory_table(
     const plan::Answer& answer,
     const char* title,
-    const Peak& peak) {
-  std::string text =
-      fmt::format("\n{:<28}{:>12}{:>12}\n", title, "at the peak", "at most");
+    const Peak& peak,
+    const Style& style) {
+  std::string text = heading_line(
+      style,
+      fmt::format("{:<28}{:>12}{:>12}", title, "at the peak", "at most"));
   for (const Kind kind : plan::all_kinds()) {
     if (peak.highest.of(kind) == 0 && kind != Kind::Activations) {
       continue;
@@ -97,13 +103,15 @@ std::string memory_table(
   return text;
 }
 
-std::string wire_table(const plan::Wire& wire) {
-  std::string text = fmt::format(
-      "\n{:<28}{:>12}{:>12}{:>12}\n",
-      "on the wire per step",
-      "collectives",
-      "tensors",
-      "rank sends");
+std::string wire_table(const plan::Wire& wire, const Style& style) {
+  std::string text = heading_line(
+      style,
+      fmt::format(
+          "{:<28}{:>12}{:>12}{:>12}",
+          "on the wire per step",
+          "collectives",
+          "tensors",
+          "rank sends"));
   const auto line = [&](const std::string& name, const Traffic& traffic) {
     text += fmt::format(
         "  {:<26}{:>12}{:>12}{:>12}\n",
@@ -126,20 +134,24 @@ std::string name_of(const UnitLine& unit) {
       (unit.last.empty() ? "" : " to " + printable(unit.last));
 }
 
-std::string units_table(const std::vector<UnitLine>& units) {
+std::string units_table(
+    const std::vector<UnitLine>& units,
+    const Style& style) {
   constexpr size_t kMostLines = 20;
   size_t width = 26;
   for (const UnitLine& unit : units) {
     width = std::max(width, name_of(unit).size());
   }
-  std::string text = fmt::format(
-      "\n{:<{}}{:>12}{:>12}{:>12}{:>12}\n",
-      "units",
-      width + 2,
-      "number",
-      "parameters",
-      "shard",
-      "full");
+  std::string text = heading_line(
+      style,
+      fmt::format(
+          "{:<{}}{:>12}{:>12}{:>12}{:>12}",
+          "units",
+          width + 2,
+          "number",
+          "parameters",
+          "shard",
+          "full"));
   for (size_t i = 0; i < units.size(); ++i) {
     const bool is_cut = units.size() > kMostLines && i >= kMostLines - 2 &&
         i + 1 < units.size(); // the root is shown
@@ -163,12 +175,43 @@ std::string units_table(const std::vector<UnitLine>& units) {
   return text;
 }
 
-std::string fit_text(const plan::Answer& answer) {
+std::string suggestions_table(
+    const plan::FitAnswer& fit,
+    int64_t peak,
+    const Style& style) {
+  if (fit.suggestions.empty()) {
+    return "";
+  }
+  size_t width = 26;
+  for (const plan::Suggestion& suggestion : fit.suggestions) {
+    width = std::max(width, suggestion.flags.size());
+  }
+  std::string text = heading_line(
+      style,
+      fmt::format(
+          "{:<{}}{:>12}{:>12}",
+          "what would help",
+          width + 2,
+          "peak",
+          "less by"));
+  for (const plan::Suggestion& suggestion : fit.suggestions) {
+    text += fmt::format(
+        "  {:<{}}{:>12}{:>12}  {}\n",
+        suggestion.flags,
+        width,
+        bytes(suggestion.peak_bytes),
+        bytes(peak - suggestion.peak_bytes),
+        suggestion.fits ? style.good("fits") : "does not fit yet");
+  }
+  return text;
+}
+
+std::string fit_text(const plan::Answer& answer, const Style& style) {
   const plan::FitAnswer& fit = *answer.fit;
   const int64_t peak = answer.plan.device.at_peak.total();
   std::string text = fmt::format(
       "\n{}{}: {} of {} per rank\n",
-      fit.fits ? "FITS" : "DOES NOT FIT",
+      fit.fits ? style.good("FITS") : style.bad("DOES NOT FIT"),
       answer.plan.knows_activations ? "" : ", activations not counted",
       bytes(peak),
       bytes(fit.limit_bytes));
@@ -184,12 +227,12 @@ std::string fit_text(const plan::Answer& answer) {
       (fit.smallest_world ? std::to_string(*fit.smallest_world)
                           : "no number is enough") +
       "\n";
-  return text;
+  return text + suggestions_table(fit, peak, style);
 }
 
 } // namespace
 
-std::string plan_text(const plan::Answer& answer) {
+std::string plan_text(const plan::Answer& answer, const Style& style) {
   const Plan& plan = answer.plan;
   const plan::TrainingSetup& setup = answer.setup;
   std::string text = fmt::format(
@@ -207,16 +250,17 @@ std::string plan_text(const plan::Answer& answer) {
       answer,
       setup.device == plan::Device::Cpu ? "memory per rank"
                                         : "device memory per rank",
-      plan.device);
+      plan.device,
+      style);
   if (plan.host.at_peak.total() > 0) {
-    text += memory_table(answer, "host memory per rank", plan.host);
+    text += memory_table(answer, "host memory per rank", plan.host, style);
   }
-  text += wire_table(plan.wire);
-  text += units_table(plan.units);
+  text += wire_table(plan.wire, style);
+  text += units_table(plan.units, style);
   if (answer.fit) {
-    text += fit_text(answer);
+    text += fit_text(answer, style);
   }
-  text += "\nassumed\n";
+  text += heading_line(style, "assumed");
   for (const std::string& note : answer.notes) {
     text += "  " + note + "\n";
   }

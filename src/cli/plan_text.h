@@ -3,10 +3,11 @@
 
 #include <string>
 
+#include "cli/style.h"
 #include "plan/answer.h"
 
 namespace tessera::cli {
 
-std::string plan_text(const plan::Answer& answer);
+std::string plan_text(const plan::Answer& answer, const Style& style);
 
 } // namespace tessera::cli

@@ -59,6 +59,9 @@ FitAnswer fit_of(
     throw PlanError(
         "--largest varies the size of a GPT given by flags; the size of a checkpoint's model is fixed.");
   }
+  if (!fit.fits) {
+    fit.suggestions = suggestions_for(request, limit, fit.smallest_world);
+  }
   return fit;
 }
 

@@ -8,6 +8,7 @@
 
 #include "plan/plan.h"
 #include "plan/request.h"
+#include "plan/suggestions.h"
 
 namespace tessera::plan {
 
@@ -19,6 +20,7 @@ struct FitAnswer {
   std::optional<int64_t> largest; // of that; nothing: not even 1 fits
   std::optional<int64_t> largest_numel; // parameters of the largest model
   std::optional<int64_t> smallest_world; // nothing: no number is enough
+  std::vector<Suggestion> suggestions; // if it does not fit
 };
 
 struct Answer {

@@ -1,3 +1,5 @@
+#include <nlohmann/json.hpp>
+
 #include "support/command.h"
 
 namespace tessera {
@@ -59,6 +61,30 @@ TEST(DoctorTest, TellsWhetherRanksStartHere) {
           HasSubstr("launch        FAILS"),
           HasSubstr("TESSERA_TIMEOUT=\"soon\" is not a number of seconds"),
           HasSubstr("1 of 5 checks failed")));
+}
+
+TEST(DoctorTest, SaysTheSameAsJson) {
+  const auto json_of = [](const Environment& environment) {
+    return nlohmann::json::parse(run_command(
+                                     {tessera_program(), "doctor", "--json"},
+                                     {.environment = environment})
+                                     .output);
+  };
+  auto environment = under_slurm({});
+  auto json = json_of(environment);
+  EXPECT_TRUE(json.at("all_is_well").get<bool>());
+  EXPECT_GE(json.at("cores").get<int>(), 1);
+  EXPECT_EQ(json.at("checks").size(), 5);
+
+  environment["TESSERA_TIMEOUT"] = "soon";
+  json = json_of(environment);
+  EXPECT_FALSE(json.at("all_is_well").get<bool>());
+  const auto& launch = json.at("checks").back();
+  EXPECT_EQ(launch.at("name"), "launch");
+  EXPECT_FALSE(launch.at("works").get<bool>());
+  EXPECT_THAT(
+      launch.at("text").get<std::string>(), HasSubstr("is not a number"));
+  EXPECT_THAT(launch.at("fix").get<std::string>(), HasSubstr("tessera run"));
 }
 
 TEST(DoctorTest, TellsThePlaceThatALauncherGives) {

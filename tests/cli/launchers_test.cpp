@@ -102,7 +102,8 @@ TEST(LaunchersTest, AllReduceUnderMpirun) {
   if (!is_on_path("mpirun")) {
     GTEST_SKIP() << "no mpirun here (Debian: openmpi-bin)";
   }
-  // OpenMPI looks for ssh even where no other host is asked for; not all hosts have it.
+  // OpenMPI looks for ssh even where no other host is asked for; not all hosts
+  // have it.
   std::vector<std::string> words{
       "mpirun", "--mca", "plm", "isolated", "--oversubscribe", "-np", "4"};
   if (getuid() == 0) {

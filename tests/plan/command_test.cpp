@@ -87,6 +87,58 @@ TEST(PlanCommandTest, PrintsTablesAndWhatWasAssumed) {
   EXPECT_EQ(as_the_trainer_says.output, result.output);
 }
 
+/// Each suggestion is what the same command says with the suggested flags.
+TEST(PlanCommandTest, SaysWhatWouldMakeItFit) {
+  const std::vector<std::string> asked{
+      "--layers",
+      "12",
+      "--width",
+      "768",
+      "--batch",
+      "8",
+      "--world",
+      "2",
+      "--device",
+      "cuda",
+      "--memory",
+      "3GB"};
+  const json plan = run_json(asked);
+  ASSERT_FALSE(plan["fit"]["fits"].get<bool>());
+  const json& suggestions = plan["fit"]["suggestions"];
+  ASSERT_GE(suggestions.size(), 3U);
+  bool any_fits = false;
+  for (const json& suggestion : suggestions) {
+    auto words = asked;
+    std::istringstream flags(suggestion["flags"].get<std::string>());
+    for (std::string word; flags >> word;) {
+      const auto given = std::find(words.begin(), words.end(), word);
+      if (given == words.end()) {
+        words.push_back(word);
+      } else { // a flag that is given already gets another value
+        std::string value;
+        flags >> value;
+        *std::next(given) = value;
+      }
+    }
+    const json other = run_json(words);
+    EXPECT_EQ(
+        other["device_memory"]["at_peak"]["total"], suggestion["peak_bytes"])
+        << suggestion;
+    EXPECT_EQ(other["fit"]["fits"], suggestion["fits"]) << suggestion;
+    EXPECT_LT(
+        suggestion["peak_bytes"], plan["device_memory"]["at_peak"]["total"]);
+    any_fits = any_fits || suggestion["fits"].get<bool>();
+  }
+  EXPECT_TRUE(any_fits) << suggestions;
+  EXPECT_THAT(run(asked).output, HasSubstr("what would help"));
+}
+
+TEST(PlanCommandTest, SuggestsNothingToARunThatFits) {
+  const json plan =
+      run_json({"--layers", "2", "--width", "64", "--memory", "80GB"});
+  EXPECT_TRUE(plan["fit"]["suggestions"].empty());
+}
+
 TEST(PlanCommandTest, ATrillionParametersFitOnSixteenThousandRanks) {
   const auto plan = run_json(
       {"--layers",

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <set>
 #include <vector>
@@ -52,11 +53,37 @@ std::string files_text(const std::vector<std::string>& files) {
       : files[0] + " and " + count_text(files.size() - 1, "other file");
 }
 
+// Tensors and values below a name.
+struct Sum {
+  uint64_t tensors = 0;
+  uint64_t values = 0;
+  uint64_t bytes = 0;
+
+  Sum& operator+=(const Sum& other) {
+    tensors += other.tensors;
+    values += other.values;
+    bytes += other.bytes;
+    return *this;
+  }
+};
+
+std::string sum_text(const Sum& sum) {
+  std::string text;
+  if (sum.tensors > 0) {
+    text = count_text(sum.tensors, "tensor") + ", " + bytes_text(sum.bytes);
+  }
+  if (sum.values > 0) {
+    text += (text.empty() ? "" : ", ") + count_text(sum.values, "value");
+  }
+  return text;
+}
+
 // A line of the tree: a tensor or a value.
 struct Line {
   Keys keys;
   std::string text;
   std::vector<std::string> below;
+  Sum sum;
 };
 
 std::string tensor_text(const Source& source, const StoredTensor& tensor) {
@@ -85,20 +112,22 @@ std::vector<std::string> box_texts(
   return texts;
 }
 
-std::vector<Line> lines_of(const Source& source, ShowBoxes boxes) {
+std::vector<Line> lines_of(const Source& source, bool boxes) {
   std::vector<Line> lines;
   for (const auto& tensor : source.tensors()) {
     lines.push_back(
         {.keys = tensor.keys,
          .text = tensor_text(source, tensor),
-         .below = boxes == ShowBoxes::Yes ? box_texts(source, tensor)
-                                          : std::vector<std::string>{}});
+         .below =
+             boxes ? box_texts(source, tensor) : std::vector<std::string>{},
+         .sum = {.tensors = 1, .bytes = tensor.bytes()}});
   }
   for (const auto& value : source.values()) {
     lines.push_back(
         {.keys = value.keys,
          .text = "= " + value_or_error(source, value),
-         .below = {}});
+         .below = {},
+         .sum = {.values = 1}});
   }
   return lines;
 }
@@ -109,7 +138,31 @@ struct Node {
   const Line* line = nullptr;
   std::vector<Node> children;
   std::map<std::string, size_t> places;
+
+  Sum sum() const {
+    Sum result = line ? line->sum : Sum{};
+    for (const Node& child : children) {
+      result += child.sum();
+    }
+    return result;
+  }
 };
+
+// Takes away what lies deeper than `depth`; `cut_lines` keeps the lines that
+// say what was there.
+void cut(Node& node, size_t depth, std::deque<Line>& cut_lines) {
+  if (depth > 0) {
+    for (Node& child : node.children) {
+      cut(child, depth - 1, cut_lines);
+    }
+    return;
+  }
+  if (!node.children.empty()) {
+    cut_lines.push_back({.text = "... " + sum_text(node.sum())});
+    node.line = &cut_lines.back();
+    node.children.clear();
+  }
+}
 
 Node tree_of(const std::vector<Line>& lines) {
   Node root;
@@ -203,6 +256,16 @@ std::string totals_text(const Source& source) {
       (source.checksums() ? ", with checksums\n" : "\n");
 }
 
+// What the words above mean, for those that stand there.
+std::string words_text(const Source& source) {
+  const bool has_boxes = std::any_of(
+      source.tensors().begin(), source.tensors().end(), [](const auto& tensor) {
+        return tensor.boxes.size() > 1;
+      });
+  return has_boxes ? "A box is the part of a tensor that one rank saved.\n"
+                   : "";
+}
+
 ordered_json keys_json(const Keys& keys) {
   ordered_json list = ordered_json::array();
   for (const auto& key : keys) {
@@ -233,9 +296,13 @@ ordered_json tensor_json(const Source& source, const StoredTensor& tensor) {
 
 } // namespace
 
-std::string inspect_text(const Source& source, ShowBoxes boxes) {
-  const auto lines = lines_of(source, boxes);
-  const Node root = tree_of(lines);
+std::string inspect_text(const Source& source, const InspectOptions& options) {
+  const auto lines = lines_of(source, options.boxes);
+  Node root = tree_of(lines);
+  std::deque<Line> cut_lines;
+  if (options.depth) {
+    cut(root, *options.depth, cut_lines);
+  }
   std::string out =
       source.path().string() + ": " + name_of(source.format()) + "\n";
   const size_t width = std::min(width_of(root, 0), kWidestName);
@@ -246,7 +313,7 @@ std::string inspect_text(const Source& source, ShowBoxes boxes) {
     out += "note " + format::in_quotes(name) + ": " + format::in_quotes(text) +
         "\n";
   }
-  return out + totals_text(source);
+  return out + totals_text(source) + words_text(source);
 }
 
 std::string inspect_json(const Source& source) {

@@ -11,6 +11,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(InspectTest, ShowsTheTreeAndTotals) {
   const auto result = ckpt({"inspect", kGoldens + "/plain"});
@@ -51,6 +52,29 @@ TEST(InspectTest, ShowsBoxesAndTheirFiles) {
   EXPECT_EQ(json["tensors"][0]["boxes"][1]["file"], "__1_0.distcp");
   EXPECT_EQ(
       json["tensors"][0]["boxes"][1]["offsets"], (std::vector<int64_t>{3, 0}));
+}
+
+TEST(InspectTest, AddsUpWhatIsBelowADepth) {
+  const auto result = ckpt({"inspect", kGoldens + "/plain", "--depth", "1"});
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_THAT(
+      result.output,
+      AllOf(
+          ContainsRegex("\n  model +\\.\\.\\. 2 tensors, "),
+          ContainsRegex("\n  epoch += 4\n"),
+          HasSubstr("5 tensors with 11 elements, 34 bytes")));
+  EXPECT_THAT(result.output, Not(HasSubstr("param_groups\n")));
+}
+
+TEST(InspectTest, SumsUpWithoutNames) {
+  const auto result = ckpt({"inspect", kGoldens + "/plain", "--summary"});
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("5 tensors with 11 elements, 34 bytes"));
+  EXPECT_THAT(result.output, Not(HasSubstr("model")));
+  EXPECT_EQ(
+      ckpt({"inspect", kGoldens + "/plain", "--summary", "--depth", "2"})
+          .exit_code,
+      2);
 }
 
 TEST(InspectTest, ReadsEveryFormat) {
