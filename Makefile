@@ -25,7 +25,7 @@ RELEASE := build/release
 .DEFAULT_GOAL := help
 # Two builds in one folder at a time would fight over it.
 .NOTPARALLEL:
-.PHONY: help setup build demo test docs bench record format lint tidy asan tsan fuzz soak parity offline-deps clean
+.PHONY: help setup build demo test package docs bench record format lint tidy asan tsan fuzz soak parity offline-deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +47,12 @@ demo: ## train a small GPT on 2 ranks, kill it, resume it on 4
 test: ## lint, build and run every test; the last line is the count
 	@scripts/setup.sh test
 	@JOBS=$(JOBS) scripts/test.sh
+
+package: ## a .deb, a .tar.gz and a Python wheel, in build/packages
+	@scripts/setup.sh package
+	@scripts/configure.sh release
+	cmake --build $(RELEASE) -j $(JOBS) --target tessera tessera_cli
+	@scripts/make_packages.py --build $(RELEASE) --out build/packages
 
 docs: ## the documentation as a site, in build/site
 	@scripts/setup.sh docs

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Usage: scripts/setup.sh build|test|bench|lint|fuzz|docs
+# Usage: scripts/setup.sh build|test|bench|lint|fuzz|docs|package
 #
 # Makes sure that what the profile needs is there: Debian packages, then
 # LibTorch (not for fuzz and docs). Silent when nothing is to do. Everything is looked at before
@@ -15,9 +15,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 profile="${1:-}"
 case "$profile" in
-  build | test | bench | lint | fuzz | docs) ;;
+  build | test | bench | lint | fuzz | docs | package) ;;
   *)
-    echo "usage: scripts/setup.sh build|test|bench|lint|fuzz|docs" >&2
+    echo "usage: scripts/setup.sh build|test|bench|lint|fuzz|docs|package" >&2
     exit 2
     ;;
 esac
@@ -111,6 +111,10 @@ list_missing() {
     need mandoc "checks manual pages" has_command mandoc
     need iproute2 "tests with network namespaces" has_command ip
     need python3-venv "makes .tensorboard for the tests" has_venv
+  fi
+  if [[ "$profile" == test || "$profile" == package ]]; then
+    need patchelf "makes packages that do not name folders of this host" has_command patchelf
+    need binutils "strips programs" has_command strip
   fi
   if [[ "$profile" == test || "$profile" == fuzz ]]; then
     need clang-14 "libFuzzer" has_command clang++-14

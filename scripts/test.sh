@@ -107,6 +107,12 @@ prints() {
   echo "$output"
 }
 
+# What `make package` makes, installed and used as a user would.
+check_packages() {
+  scripts/make_packages.py --build "$release" --out build/packages &&
+    scripts/check_packages.sh build/packages
+}
+
 # The site, and that the documents tell the truth. Their C++ is in doc_code, one
 # of the tests.
 check_docs() {
@@ -144,6 +150,7 @@ phase tests run_tests || true
 counted fuzz run_fuzzers
 counted bench check_bench
 counted install check_install
+counted packages check_packages
 counted headers check_headers
 counted docs check_docs
 finish --ctest "$ctest_report"

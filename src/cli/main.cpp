@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 #include <map>
 #include <string>
@@ -35,6 +36,23 @@ std::string unknown_command(
       "; `tessera COMMAND --help` says more.";
 }
 
+/// The folder that has this program in bin/, or, behind a launcher that finds
+/// LibTorch, in libexec/tessera/.
+std::filesystem::path installed_prefix() {
+  const auto program = std::filesystem::read_symlink("/proc/self/exe");
+  const auto folder = program.parent_path();
+  const auto prefix = folder.filename() == "bin"
+      ? folder.parent_path()
+      : folder.parent_path().parent_path();
+  if (!std::filesystem::exists(prefix / "include" / "tessera" / "tessera.h")) {
+    std::cerr
+        << "tessera: " << program
+        << " is not installed: run `cmake --install` or `make package`.\n";
+    throw CLI::RuntimeError(2);
+  }
+  return prefix;
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -45,6 +63,13 @@ int main(int argc, char** argv) {
       "--version",
       std::string("tessera ") + tessera::version() + " (LibTorch " +
           tessera::libtorch_version() + ")");
+  app.add_flag_callback(
+      "--prefix",
+      [] {
+        std::cout << installed_prefix().string() << "\n";
+        throw CLI::Success();
+      },
+      "Print where Tessera is installed, for CMAKE_PREFIX_PATH");
   app.get_formatter()->column_width(34);
 
   const Actions actions{

@@ -35,7 +35,7 @@ std::vector<std::string> bash_offers(const std::string& words) {
   return lines_of(printed(
       {"bash",
        "-c",
-       "source <(" + tessera_program() + " completion bash); COMP_WORDS=(" +
+       "eval \"$(" + tessera_program() + " completion bash)\"; COMP_WORDS=(" +
            words +
            "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _tessera; "
            "printf '%s\\n' \"${COMPREPLY[@]}\""}));
