@@ -21,6 +21,7 @@ import sys
 
 import results
 from results import number
+from run import contests
 
 RECORDS = results.ROOT / "bench" / "records"
 TEMPLATE = RECORDS / "performance.md.in"
@@ -28,10 +29,12 @@ DOCUMENT = results.ROOT / "docs" / "performance.md"
 UNSTEADY = 0.2  # a limit that spreads by more says little
 
 PEERS = {
+    "adamw": "AdamW",
     "ddp": "Python DDP",
     "dcp": "Python's dcp",
     "fsdp1": "Python FSDP1",
     "fsdp2": "Python FSDP2",
+    "gather_all": "gathering all",
     "gloo": "Gloo",
     "libtorch": "LibTorch",
     "python_fused": "Python, fused",
@@ -98,6 +101,9 @@ def spread_cell(row):
 def rows_table(rows):
     peers = list(dict.fromkeys(peer for row in rows for peer in row["peers"]))
     has_limit = any("limit" in row for row in rows)
+    unnamed = [peer for peer in peers if peer not in PEERS]
+    if unnamed:
+        sys.exit(f"{rows[0]['name']} has peers without a name for readers: add {', '.join(unnamed)} to PEERS")
     header = ["", "ours", *(PEERS[peer] for peer in peers), *["limit"] * has_limit, "spread"]
     lines = []
     for row in rows:
@@ -150,18 +156,16 @@ def machine_of(run):
     return re.sub(r"[^a-z0-9]+", "-", run["gpu"]["name"].lower().removeprefix("nvidia ")).strip("-")
 
 
-def take(path):
-    """Makes results the record of their kind of machine. What it has of other families
-    stays."""
+def take(path, records):
+    """Puts results into the record of their kind of machine, in memory, and returns the
+    record's name. What the record has of other families stays."""
     sections = results.load(path)
     if any("quick" in run for run, _ in sections):
         sys.exit(f"{path} is of a --quick run, whose figures say nothing. Run bench/run.py without it.")
     name = machine_of(sections[0][0])
-    record = RECORDS / f"{name}.jsonl"
     families = {results.family_of(row["name"]) for row in matching(sections, ["*"])}
-    earlier = results.load(record) if record.exists() else []
-    kept = results.keep(earlier, lambda row: results.family_of(row["name"]) not in families)
-    results.write(record, [*kept, *sections])
+    kept = results.keep(records.get(name, []), lambda row: results.family_of(row["name"]) not in families)
+    records[name] = [*kept, *sections]
     return name
 
 
@@ -205,6 +209,18 @@ def self_test():
         except SystemExit:
             continue
         raise AssertionError(f"{template} was taken")
+    self_test_of_families()
+
+
+def self_test_of_families():
+    """What bench/run.py can measure on CPUs, a record can be made of."""
+    patterns = [word for table in re.findall(r"\{\{table cpu (.*?)\}\}", TEMPLATE.read_text()) for word in table.split()]
+    shown = {results.family_of(pattern) for pattern in patterns}
+    measured = {contest.family for contest in contests("build") if contest.device == "cpu"}
+    assert measured <= shown, f"{TEMPLATE} has no table for {measured - shown}"
+    programs = [*TEMPLATE.parents[1].glob("*_bench.cpp")]
+    peers = {peer for program in programs for peer in re.findall(r'peers\["(\w+)"\]', program.read_text())}
+    assert "gloo" in peers and peers <= PEERS.keys(), f"PEERS has no name for {peers - PEERS.keys()}"
 
 
 def main():
@@ -215,11 +231,14 @@ def main():
     args = parser.parse_args()
     if args.self_test:
         return self_test()
-    if args.take:
-        print(f"{args.take} is now the record {take(args.take)}")
-    document = fill(TEMPLATE.read_text(), load_records())
+    records = load_records()
+    taken = take(args.take, records) if args.take else None
+    document = fill(TEMPLATE.read_text(), records)  # fails before anything is written
     if args.check:
         return check(document)
+    if taken:
+        results.write(RECORDS / f"{taken}.jsonl", records[taken])
+        print(f"{args.take} is now in the record {taken}")
     DOCUMENT.write_text(document)
     print(f"wrote {DOCUMENT.relative_to(results.ROOT)}")
 
