@@ -31,7 +31,7 @@ std::string describe(const Claim& claim) {
 }
 
 [[noreturn]] void disagree(const std::string& name, const std::string& what) {
-  raise<DisagreementError>({.call = "save", .parameter = name}, what);
+  raise<DisagreementError>({.call = "save"}, '"' + name + "\": " + what);
 }
 
 bool boxes_overlap(const ShardedTensor::Box& a, const ShardedTensor::Box& b) {
@@ -219,7 +219,7 @@ void SavePlan::merge(const Claim& claim, int rank, size_t first_unit) {
     disagree(
         claim.name,
         fmt::format(
-            "rank {} and rank {} have different values. Save the same value on all ranks, or put the rank into its name.",
+            "rank {} and rank {} have different values, so nothing was saved. Save the same value on all ranks, or put the rank into its name.",
             entry.rank,
             rank));
   }

@@ -121,6 +121,7 @@ class LoaderCore::Impl {
     // samples is as far as the others.
     const bool commits =
         options_.auto_commit() || (!slot->batch && committed_ == delivered_);
+    is_last_ = slot->is_last;
     delivered_ = slot->after;
     num_fresh_ = slot->share ? slot->share->num_fresh : 0;
     if (commits) {
@@ -154,6 +155,9 @@ class LoaderCore::Impl {
   Position delivered() const {
     return delivered_;
   }
+  int64_t batches_left() const {
+    return is_last_ ? 0 : sampler_.batches_left(delivered_);
+  }
   const DistributedSampler& sampler() const {
     return sampler_;
   }
@@ -164,6 +168,7 @@ class LoaderCore::Impl {
     std::optional<Share> share; // nothing at the end of an epoch
     Position before; // of the sampler
     Position after;
+    bool is_last = false; // a batch, but other ranks are told of the end
 
     // Touched by one worker, then by next(), `is_done` between them.
     std::shared_ptr<void> batch;
@@ -207,6 +212,8 @@ class LoaderCore::Impl {
       slot->before = sampler_.position();
       slot->share = sampler_.next();
       slot->after = sampler_.position();
+      slot->is_last = slot->share && options_.epoch_end() == EpochEnd::Uneven &&
+          slot->after.epoch != slot->before.epoch;
       slot->is_done = !slot->share;
       ahead_.push_back(slot);
       if (slot->share && !workers_.empty()) {
@@ -281,6 +288,7 @@ class LoaderCore::Impl {
     failure_.clear();
     delivered_ = sampler_.position();
     committed_ = delivered_;
+    is_last_ = false;
     num_fresh_ = 0;
   }
 
@@ -305,6 +313,7 @@ class LoaderCore::Impl {
   std::deque<SlotPtr> ahead_;
   Position delivered_;
   Position committed_;
+  bool is_last_ = false; // of the epoch, though delivered_ is in the next one
   int64_t num_fresh_ = 0;
   std::string failure_; // not empty: next() throws it
 
@@ -342,6 +351,10 @@ Position LoaderCore::committed() const {
 
 Position LoaderCore::delivered() const {
   return impl_->delivered();
+}
+
+int64_t LoaderCore::batches_left() const {
+  return impl_->batches_left();
 }
 
 void LoaderCore::seek(Position position) {

@@ -13,8 +13,8 @@ void require_samples(int64_t size) {
   if (size < 1) {
     raise<c10::ValueError>(
         {.call = "data"},
-        "an order of " + std::to_string(size) +
-            " samples: at least 1 is needed. A data set that does not know its size is not supported.");
+        "the data set has " + std::to_string(size) +
+            " samples, and at least 1 is needed. A data set that does not know its size is not supported.");
   }
 }
 

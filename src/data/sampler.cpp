@@ -112,6 +112,10 @@ DistributedSampler::DistributedSampler(
 }
 
 std::optional<Share> DistributedSampler::next() {
+  if (end_is_due_) {
+    end_is_due_ = false;
+    return std::nullopt;
+  }
   const auto division = division_of(*order_, options_, rank_, num_ranks_);
   const auto stretch = stretch_at(division, position_);
   if (!stretch) {
@@ -129,7 +133,8 @@ std::optional<Share> DistributedSampler::next() {
     share.indices.push_back(
         order_->at(position_.epoch + later, place % size()));
   }
-  position_ = stretch->next;
+  end_is_due_ = leaves_ranks_without(division, position_.samples);
+  position_ = end_is_due_ ? Position{position_.epoch + 1, 0} : stretch->next;
   return share;
 }
 
@@ -144,6 +149,7 @@ void DistributedSampler::seek(Position position) {
             size()));
   }
   position_ = position;
+  end_is_due_ = false;
 }
 
 int64_t DistributedSampler::batches_per_epoch() const {

@@ -47,6 +47,12 @@ std::optional<Stretch> stretch_at(const Division& division, Position position) {
   return std::nullopt;
 }
 
+bool leaves_ranks_without(const Division& division, int64_t samples) {
+  const int64_t left = division.size - samples;
+  return division.end == EpochEnd::Uneven && left > 0 &&
+      left < division.num_ranks;
+}
+
 int64_t batches_from(const Division& division, int64_t samples) {
   const int64_t left = division.size - samples;
   const int64_t full = left / division.all_ranks();

@@ -32,6 +32,12 @@ struct Stretch {
 /// The places of this rank's next batch; nothing at the end of the epoch.
 std::optional<Stretch> stretch_at(const Division& division, Position position);
 
+/// True if the batches at `samples` are the last of an epoch of Uneven, and
+/// too few samples are left for some of the ranks to get one: these are told of
+/// the end while the others get a batch. So that all are at the same position,
+/// the epoch is over for the others with that batch.
+bool leaves_ranks_without(const Division& division, int64_t samples);
+
 /// Batches of this rank from `samples` to the end of the epoch. Not for
 /// Continue.
 int64_t batches_from(const Division& division, int64_t samples);

@@ -45,6 +45,31 @@ TEST(ResumeTest, RanksThatGotNoneOfTheLastBatchAreAsFarAsTheOthers) {
   });
 }
 
+// A checkpoint of the step in which some ranks got none of the last samples.
+TEST(ResumeTest, TheRoundInWhichSomeRanksGetNoneCanBeSaved) {
+  on_ranks(4, [](const Group& world) {
+    for (const bool auto_commit : {true, false}) {
+      const auto options = options_of(1).auto_commit(auto_commit);
+      Loader loader(Numbers{.count = 6}, options);
+      (void)loader.next();
+      const bool has_batch = loader.next().has_value();
+      EXPECT_EQ(has_batch, world.rank() < 2);
+      loader.commit();
+      EXPECT_EQ(loader.position(), (Position{1, 0})) << world.rank();
+      EXPECT_EQ(loader.batches_left(), has_batch ? 0 : 1) << world.rank();
+
+      Loader resumed(Numbers{.count = 6}, options);
+      resumed.load_state_dict(loader.state_dict());
+      if (has_batch) {
+        EXPECT_FALSE(loader.next()); // the epoch ends here for these ranks
+      }
+      EXPECT_EQ(loader.batches_left(), has_batch ? 2 : 1) << world.rank();
+      EXPECT_EQ(rest_of(resumed), rest_of(loader)); // the next epoch
+      EXPECT_EQ(loader.delivered(), (Position{2, 0})) << world.rank();
+    }
+  });
+}
+
 TEST(ResumeTest, OtherRanksTakeTheRestOfTheEpoch) {
   on_ranks(4, [](const Group& world) {
     const auto pair = world.subgroup({0, 1});

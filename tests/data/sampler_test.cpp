@@ -297,6 +297,26 @@ TEST(DistributedSamplerTest, RanksTakeDisjointSamplesInEveryEpoch) {
   });
 }
 
+TEST(DistributedSamplerTest, PositionsAreEqualWhereSomeRanksGetNone) {
+  on_ranks(3, [](const Group& world) {
+    DistributedSampler sampler(
+        4, SamplerOptions().shuffle(false).epoch_end(EpochEnd::Uneven));
+    (void)sampler.next();
+    const auto last = sampler.next(); // one sample for three ranks
+    EXPECT_EQ(last.has_value(), world.rank() == 0);
+    EXPECT_EQ(sampler.position(), (Position{1, 0})) << world.rank();
+    if (last) {
+      EXPECT_FALSE(sampler.next());
+    }
+    EXPECT_EQ(sampler.next()->indices.at(0), world.rank());
+    EXPECT_EQ(sampler.position(), (Position{1, 3}));
+
+    (void)sampler.next();
+    sampler.seek({0, 0}); // forgets that the end of an epoch was due
+    EXPECT_EQ(sampler.next()->indices.at(0), world.rank());
+  });
+}
+
 TEST(DistributedSamplerTest, ShowsWhichSamplesAreRepeats) {
   on_ranks(3, [](const Group& world) {
     // 7 = 2 * 3 + 1: the last sample goes to rank 0, two repeats to the others.

@@ -153,7 +153,7 @@ class Loader : public checkpoint::Stateful {
     return core_.sampler().batches_per_epoch();
   }
   int64_t batches_left() const {
-    return core_.sampler().batches_left(core_.delivered());
+    return core_.batches_left();
   }
   /// Where batches come from. Workers use it meanwhile.
   const Dataset& dataset() const {

@@ -48,6 +48,7 @@ class TESSERA_API LoaderCore {
   void commit();
   Position committed() const;
   Position delivered() const;
+  int64_t batches_left() const;
   void seek(Position position);
   const DistributedSampler& sampler() const;
   StateDict state_dict() const;

@@ -46,6 +46,10 @@ enum class EpochEnd {
   Pad,
   /// They are divided as evenly as their number allows. Nothing is repeated;
   /// a rank may have a sample, and a batch, less than other ranks: see Join.
+  /// When some ranks have no batch any more and others have their last one, all
+  /// are at the beginning of the next epoch: a checkpoint of that moment
+  /// resumes
+  /// there.
   Uneven,
   /// The next epoch fills the batch. All batches are full and no sample is left
   /// out or repeated; an epoch does not end for the caller. For loops over
@@ -138,6 +142,7 @@ class TESSERA_API DistributedSampler : public checkpoint::Stateful {
   int rank_ = 0;
   int num_ranks_ = 1;
   Position position_;
+  bool end_is_due_ = false; // next() returns nothing at this position first
 };
 
 /// The order that a loader or sampler of `size` samples has.

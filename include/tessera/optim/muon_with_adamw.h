@@ -25,8 +25,7 @@ namespace tessera::optim {
 ///   optimizers.zero_grad();
 ///   get_state_dict(model, optimizers);  // wherever {a, b} may stand
 ///
-/// A scheduler drives one of the two: torch::optim::StepLR(*optimizers.muon,
-/// ...).
+/// A schedule drives one of the two: optim::StepLR(*optimizers.muon, 1000).
 struct TESSERA_API MuonWithAdamW {
   /// As a braced list of optimizers makes them.
   using Refs = std::vector<std::reference_wrapper<torch::optim::Optimizer>>;
