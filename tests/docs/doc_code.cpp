@@ -88,6 +88,27 @@ class Scratch {
         ("tessera-doc-code-" + std::to_string(id));
   }
 
+  /// Removes what all tests left, when the last rank calls this: a rank that is
+  /// done must not remove what another one still writes to.
+  static void remove_with_last_rank() {
+    const char* rank = std::getenv("RANK");
+    const char* size = std::getenv("WORLD_SIZE");
+    const int num_ranks = rank && size ? std::stoi(size) : 1;
+    fs::create_directories(root() / ("done." + std::string(rank ? rank : "0")));
+    int num_done = 0;
+    for (int i = 0; i < num_ranks; ++i) {
+      num_done += fs::exists(root() / ("done." + std::to_string(i))) ? 1 : 0;
+    }
+    const fs::path gone = root().string() + ".gone";
+    std::error_code taken; // by another rank that saw all of them done
+    if (num_done == num_ranks) {
+      fs::rename(root(), gone, taken);
+      if (!taken) {
+        fs::remove_all(gone);
+      }
+    }
+  }
+
  private:
   fs::path before_, folder_;
 };
@@ -212,8 +233,6 @@ int main(int argc, char** argv) {
   torch::set_num_threads(1);
   tessera::docs::register_tests();
   const int result = RUN_ALL_TESTS();
-  if (is_first) {
-    std::filesystem::remove_all(tessera::docs::Scratch::root());
-  }
+  tessera::docs::Scratch::remove_with_last_rank();
   return result;
 }
