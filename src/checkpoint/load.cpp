@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -62,12 +63,13 @@ std::vector<std::string> summary(const Source& source) {
       checksum(format::as_bytes(all)))};
 }
 
-} // namespace
-
-LoadReport load(
+/// `check`, if there is one, sees the target with its new values before tensors
+/// are filled.
+LoadReport load_checked(
     StateDict& target,
     const std::filesystem::path& path,
-    const LoadOptions& options) {
+    const LoadOptions& options,
+    const std::function<void()>& check) {
   at::NoGradGuard no_grad;
   const Peers peers(options.group());
   const int num_threads =
@@ -87,6 +89,10 @@ LoadReport load(
   if (options.verify() == Verify::First) {
     settle(peers, [&] { translated([&] { job->verify(); }); });
   }
+  if (check) {
+    job->replace_values();
+    settle(peers, check);
+  }
   settle(peers, [&] {
     try {
       job->read();
@@ -102,6 +108,15 @@ LoadReport load(
   return job->report();
 }
 
+} // namespace
+
+LoadReport load(
+    StateDict& target,
+    const std::filesystem::path& path,
+    const LoadOptions& options) {
+  return load_checked(target, path, options, nullptr);
+}
+
 LoadReport load(
     Stateful& target,
     const std::filesystem::path& path,
@@ -112,7 +127,8 @@ LoadReport load(
     return target.is_optional(name) ||
         (options.optional() && options.optional()(name));
   });
-  LoadReport report = load(state, path, with_optional);
+  LoadReport report = load_checked(
+      state, path, with_optional, [&] { target.check_state_dict(state); });
   target.load_state_dict(state);
   return report;
 }

@@ -454,6 +454,7 @@ void LoadJob::replace_values() {
   for (Replacement& replacement : replacements_) {
     *replacement.at = std::move(replacement.value);
   }
+  replacements_.clear();
 }
 
 } // namespace tessera::checkpoint

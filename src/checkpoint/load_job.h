@@ -33,7 +33,7 @@ class LoadJob {
   void verify();
   /// Fills the tensors. If it throws FileError, some of them have been filled.
   void read();
-  /// Replaces the values that are not tensors.
+  /// Replaces the values that are not tensors; once.
   void replace_values();
 
   LoadReport report() const {

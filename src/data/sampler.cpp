@@ -93,6 +93,10 @@ void agree_on(
   agree(group, kCall, items);
 }
 
+Position position_in(const StateDict& state) {
+  return {state.at("epoch").to_int(), state.at("samples").to_int()};
+}
+
 } // namespace
 
 DistributedSampler::DistributedSampler(int64_t size, SamplerOptions options)
@@ -138,7 +142,7 @@ std::optional<Share> DistributedSampler::next() {
   return share;
 }
 
-void DistributedSampler::seek(Position position) {
+void DistributedSampler::check_position(Position position) const {
   if (position.epoch < 0 || position.samples < 0 || position.samples > size()) {
     raise<c10::ValueError>(
         site_of(kCall, options_.group()),
@@ -148,6 +152,10 @@ void DistributedSampler::seek(Position position) {
             position.epoch,
             size()));
   }
+}
+
+void DistributedSampler::seek(Position position) {
+  check_position(position);
   position_ = position;
   end_is_due_ = false;
 }
@@ -177,7 +185,7 @@ StateDict DistributedSampler::state_at(Position position) const {
       {"order", order_->identity()}};
 }
 
-void DistributedSampler::load_state_dict(const StateDict& state) {
+void DistributedSampler::check_state_dict(const StateDict& state) const {
   const std::string differences =
       diff_state_dicts(state.at("order").dict(), order_->identity());
   if (!differences.empty()) {
@@ -187,7 +195,12 @@ void DistributedSampler::load_state_dict(const StateDict& state) {
             differences +
             "\nPass the data set and the seed of the saved run, or leave this part out of what is loaded to begin anew.");
   }
-  seek({state.at("epoch").to_int(), state.at("samples").to_int()});
+  check_position(position_in(state));
+}
+
+void DistributedSampler::load_state_dict(const StateDict& state) {
+  check_state_dict(state);
+  position_ = position_in(state);
 }
 
 } // namespace tessera::data

@@ -23,6 +23,8 @@
 namespace tessera {
 namespace {
 
+constexpr const char* kLoad = "GradScaler::load_state_dict";
+
 void check_scaler_options(const GradScalerOptions& options, const char* call) {
   const auto refuse = [&](const char* name, auto value, const char* wanted) {
     raise<c10::ValueError>(
@@ -67,12 +69,19 @@ struct GradScaler::Impl {
   at::Tensor last_found_inf; // of the last update()
   bool compares_settings = true; // at the next agreement
 
+  /// What a dictionary says.
+  struct Loaded {
+    GradScalerOptions options;
+    int64_t tracker = 0;
+  };
+
   at::Tensor apply(const at::Tensor& output);
   void check_has_scale(const char* call) const;
   std::optional<Group> peers() const;
   void compare_settings(const Group& group);
   void agree_on_found_inf();
   void set(GradScalerOptions changed, const char* call);
+  Loaded read(const StateDict& state) const;
 };
 
 at::Tensor GradScaler::Impl::apply(const at::Tensor& output) {
@@ -319,29 +328,42 @@ StateDict GradScaler::state_dict() {
       {"_growth_tracker", tracker}};
 }
 
+GradScaler::Impl::Loaded GradScaler::Impl::read(const StateDict& state) const {
+  if (state.empty()) {
+    raise<c10::ValueError>(
+        {.call = kLoad},
+        "the dictionary is empty, as that of a scaler that is off. Load the state of one that is on, or make this one with enabled(false).");
+  }
+  Loaded loaded{
+      .options = GradScalerOptions(options)
+                     .init_scale(state.at("scale").to_double())
+                     .growth_factor(state.at("growth_factor").to_double())
+                     .backoff_factor(state.at("backoff_factor").to_double())
+                     .growth_interval(state.at("growth_interval").to_int()),
+      .tracker = state.at("_growth_tracker").to_int()};
+  check_scaler_options(loaded.options, kLoad);
+  if (loaded.tracker < 0 ||
+      loaded.tracker > std::numeric_limits<int32_t>::max()) {
+    raise<c10::ValueError>(
+        {.call = kLoad},
+        fmt::format(
+            "_growth_tracker is {}; expected 0 or more.", loaded.tracker));
+  }
+  return loaded;
+}
+
+void GradScaler::check_state_dict(const StateDict& state) const {
+  if (is_enabled()) {
+    impl_->read(state);
+  }
+}
+
 void GradScaler::load_state_dict(const StateDict& state) {
   if (!is_enabled()) {
     return;
   }
-  constexpr const char* kCall = "GradScaler::load_state_dict";
-  if (state.empty()) {
-    raise<c10::ValueError>(
-        {.call = kCall},
-        "the dictionary is empty, as that of a scaler that is off. Load the state of one that is on, or make this one with enabled(false).");
-  }
-  const auto changed =
-      GradScalerOptions(impl_->options)
-          .init_scale(state.at("scale").to_double())
-          .growth_factor(state.at("growth_factor").to_double())
-          .backoff_factor(state.at("backoff_factor").to_double())
-          .growth_interval(state.at("growth_interval").to_int());
-  const int64_t tracker = state.at("_growth_tracker").to_int();
-  if (tracker < 0 || tracker > std::numeric_limits<int32_t>::max()) {
-    raise<c10::ValueError>(
-        {.call = kCall},
-        fmt::format("_growth_tracker is {}; expected 0 or more.", tracker));
-  }
-  impl_->set(changed, kCall);
+  const auto [changed, tracker] = impl_->read(state);
+  impl_->set(changed, kLoad);
   impl_->init_tracker = tracker;
   if (impl_->scale.defined()) {
     impl_->scale.fill_(impl_->options.init_scale());

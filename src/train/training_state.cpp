@@ -134,6 +134,12 @@ void TrainingState::load_state_dict(const StateDict& state) {
   set_generator_states(model_, state.at("rng").dict().at(rank_key()).dict());
 }
 
+void TrainingState::check_state_dict(const StateDict& state) const {
+  for (const auto& [name, part] : parts_) {
+    part->check_state_dict(state.at(name).dict());
+  }
+}
+
 bool TrainingState::is_optional(const std::string& name) const {
   const size_t dot = name.find('.');
   if (dot == std::string::npos) {

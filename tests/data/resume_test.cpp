@@ -226,6 +226,29 @@ TEST(TrainingStatePartsTest, APartThatAnOldCheckpointLacksIsNamed) {
   EXPECT_EQ(loader.position(), (Position{0, 3})); // as it was
 }
 
+TEST(TrainingStatePartsTest, APartThatIsRefusedChangesNothing) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    Trial run(world);
+    run.training->values = {{"step", 1}};
+    run.training->add("data", run.loader);
+    (void)run.loader.next();
+    checkpoint::save(*run.training, folder / "c");
+
+    Trial other(world);
+    other.model->weight.data().fill_(3);
+    Loader longer(Numbers{.count = 51}, options_of(3).group(world));
+    other.training->values = {{"step", 2}};
+    other.training->add("data", longer);
+    EXPECT_THAT(
+        error_of([&] { checkpoint::load(*other.training, folder / "c"); }),
+        HasSubstr("50 against 51"));
+    EXPECT_TRUE(torch::equal(other.model->weight, torch::full({2, 2}, 3.0)));
+    EXPECT_EQ(other.training->values.at("step").to_int(), 2);
+    EXPECT_EQ(longer.position(), Position());
+  });
+}
+
 TEST(TrainingStatePartsTest, RejectsNamesThatAreTaken) {
   torch::nn::Linear model(2, 2);
   TrainingState training(*model, {});

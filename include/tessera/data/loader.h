@@ -167,6 +167,9 @@ class Loader : public checkpoint::Stateful {
   void load_state_dict(const StateDict& state) override {
     core_.load_state_dict(state);
   }
+  void check_state_dict(const StateDict& state) const override {
+    core_.sampler().check_state_dict(state);
+  }
 
   /// The batches that are left of the epoch: `for (auto& batch : loader)`.
   class Iterator {

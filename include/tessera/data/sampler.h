@@ -135,8 +135,11 @@ class TESSERA_API DistributedSampler : public checkpoint::Stateful {
   /// Seeks. Throws c10::ValueError, with the position as it was, if the state
   /// was saved for another order.
   void load_state_dict(const StateDict& state) override;
+  void check_state_dict(const StateDict& state) const override;
 
  private:
+  void check_position(Position position) const;
+
   std::shared_ptr<const Order> order_;
   SamplerOptions options_;
   int rank_ = 0;

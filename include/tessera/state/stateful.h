@@ -19,6 +19,11 @@ class TESSERA_API Stateful {
   /// Takes the dictionary that state_dict() returned after a checkpoint was
   /// loaded into it.
   virtual void load_state_dict(const StateDict& state) = 0;
+  /// Throws what load_state_dict() would throw for a dictionary with these
+  /// values. Tensors may have the values of this object still: a load calls it
+  /// before it fills them, so that a state that is refused changes nothing. Not
+  /// collective: what is thrown on one rank ends the load on every rank.
+  virtual void check_state_dict(const StateDict& /*state*/) const {}
   /// Whether a name may be missing in the checkpoint, or unused by the target.
   virtual bool is_optional(const std::string& /*name*/) const {
     return false;

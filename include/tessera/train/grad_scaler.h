@@ -138,6 +138,7 @@ class TESSERA_API GradScaler : public checkpoint::Stateful {
   /// is off. Throws c10::ValueError, with nothing changed, for a dictionary
   /// that is empty, lacks a key or has a value out of range.
   void load_state_dict(const StateDict& state) override;
+  void check_state_dict(const StateDict& state) const override;
 
  private:
   struct Impl;

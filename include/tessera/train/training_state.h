@@ -53,6 +53,8 @@ class TESSERA_API TrainingState : public checkpoint::Stateful {
 
   StateDict state_dict() override;
   void load_state_dict(const StateDict& state) override;
+  /// Asks the added parts.
+  void check_state_dict(const StateDict& state) const override;
   bool is_optional(const std::string& name) const override;
 
  private:
