@@ -23,6 +23,11 @@ namespace {
 constexpr const char* kAccumulation = "GradientAccumulation";
 constexpr const char* kAccumulate = "GradientAccumulation::backward";
 
+/// The nearest one.
+double power_of_two(double value) {
+  return std::exp2(std::round(std::log2(value)));
+}
+
 /// How the micro-batches of a step are weighted.
 enum class Weights {
   Unknown, // none has come yet
@@ -42,6 +47,12 @@ void check_accumulation(
   if (options.max_norm() && !(*options.max_norm() > 0)) {
     refuse(fmt::format(
         "max_norm is {}; expected a positive number.", *options.max_norm()));
+  }
+  if (!(options.typical_samples() > 0 &&
+        std::isfinite(options.typical_samples()))) {
+    refuse(fmt::format(
+        "typical_samples is {}; expected a positive number.",
+        options.typical_samples()));
   }
   if (options.error_if_nonfinite() &&
       (!options.max_norm() || options.scaler() != nullptr)) {
@@ -70,8 +81,10 @@ void check_accumulation(
 /// ranks, divided by the sum N of all n. N is known only when all micro-batches
 /// are there. So losses are multiplied by n / (typical * steps) at first, where
 /// `typical` is the same on all ranks; the averages are multiplied by
-/// typical * steps * W / N in the end. `typical` is the mean of n in the step
-/// before, so that neither factor is far from that of equal micro-batches.
+/// typical * steps * W / N in the end. `typical` is about the mean of n in the
+/// step before, so that neither factor is far from that of equal micro-batches.
+/// It is a power of two, which changes exponents alone: whatever it is, the
+/// gradients have the same bits, and a run that resumes repeats them.
 /// Without numbers of samples, n and `typical` are 1 and N is W * steps, or
 /// less in a flush().
 struct GradientAccumulation::Impl {
@@ -87,7 +100,7 @@ struct GradientAccumulation::Impl {
     bool has_negative = false; // among the numbers of samples
   };
   Pending pending;
-  double typical = 1; // the same on all ranks
+  double typical = 1; // the same on all ranks; a power of two
   std::optional<double> grad_norm; // of the last step
 
   double steps() const {
@@ -194,7 +207,7 @@ std::optional<double> GradientAccumulation::Impl::correction() {
             : "no rank had a sample in this step. Pass how many samples the loss is the mean of.");
   }
   const double factor = typical * steps() * model.num_ranks() / sum[2];
-  typical = sum[2] / sum[0];
+  typical = power_of_two(sum[2] / sum[0]);
   return factor;
 }
 
@@ -274,13 +287,15 @@ GradientAccumulation::GradientAccumulation(
              "max_norm {}", max_norm ? std::to_string(*max_norm) : "not set"),
          fmt::format("norm_type {}", options.norm_type()),
          fmt::format("error_if_nonfinite {}", options.error_if_nonfinite()),
+         fmt::format("typical_samples {}", options.typical_samples()),
          fmt::format("scaler {}", options.scaler() != nullptr),
          fmt::format("sync_each_batch {}", options.sync_each_batch())});
   }
   impl_ = std::unique_ptr<Impl>(new Impl{
       .model = averaged,
       .optimizers = std::move(optimizers),
-      .options = options});
+      .options = options,
+      .typical = power_of_two(options.typical_samples())});
   impl_->begin();
 }
 

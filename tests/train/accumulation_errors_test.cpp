@@ -91,6 +91,9 @@ TEST(AccumulationErrorsTest, RejectsOptionsOnEveryRank) {
         error(GradientAccumulationOptions().max_norm(0)),
         HasSubstr("max_norm is 0"));
     EXPECT_THAT(
+        error(GradientAccumulationOptions().typical_samples(0)),
+        HasSubstr("typical_samples is 0"));
+    EXPECT_THAT(
         error(GradientAccumulationOptions().error_if_nonfinite(true)),
         HasSubstr("error_if_nonfinite needs max_norm"));
     EXPECT_THAT(

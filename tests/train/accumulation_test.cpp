@@ -146,6 +146,38 @@ TEST(AccumulationPlainTest, MatchesOneLargeBatch) {
   }
 }
 
+TEST(AccumulationPlainTest, TypicalNumbersChangeWeightsAndNoBit) {
+  std::vector<Stack> models;
+  for (const double typical : {1.0, 1000.0}) {
+    Stack model = models.emplace_back(make_stack());
+    optim::SGD optimizer(model->parameters(), 0.1);
+    GradientAccumulation accumulation(
+        model,
+        {optimizer},
+        GradientAccumulationOptions().steps(kMicro).typical_samples(typical));
+    for (int step = 0; step < 2; ++step) {
+      feed(accumulation, model, Rows::Uneven, 0, step, kMicro);
+    }
+  }
+  expect_same_parameters(models[0], models[1], 0);
+}
+
+TEST(AccumulationPlainTest, TheFirstLossIsWeightedByTheTypicalNumber) {
+  Stack model = make_stack();
+  optim::SGD optimizer(model->parameters(), 0.1);
+  const auto weight = [&](const GradientAccumulationOptions& options) {
+    GradientAccumulation accumulation(model, {optimizer}, options);
+    const auto loss = loss_of(model, batch_of(2, 0, 0, 0));
+    double found = 0; // the gradient that backward() gives the loss
+    loss.register_hook(
+        [&](const at::Tensor& grad) { found = grad.item<double>(); });
+    accumulation.backward(loss, 4096);
+    return found;
+  };
+  EXPECT_EQ(weight(GradientAccumulationOptions()), 4096);
+  EXPECT_EQ(weight(GradientAccumulationOptions().typical_samples(4000)), 1);
+}
+
 TEST(AccumulationPlainTest, RanksTrainApart) {
   on_ranks(2, [](const Group& world) {
     Stack model = make_stack();

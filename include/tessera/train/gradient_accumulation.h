@@ -30,6 +30,11 @@ struct TESSERA_API GradientAccumulationOptions {
   /// sharded model then keeps shards of gradients between micro-batches instead
   /// of full gradients: less memory, more communication.
   TORCH_ARG(bool, sync_each_batch) = false;
+  /// About how many samples a micro-batch has, for backward(loss, num_samples):
+  /// the losses of the first step are weighted with it, those of later steps
+  /// with what the step before had. It changes no gradient, but a float16
+  /// gradient of a first step that is weighted too high overflows.
+  TORCH_ARG(double, typical_samples) = 1;
 
  public:
   /// Scales losses and leaves out steps whose gradients are not finite;
