@@ -8,8 +8,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <mutex>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "comm/group/all_or_none.h"
@@ -91,6 +93,34 @@ StateDict values_to_write(const StateDict& own, const StateDict& state) {
   return values;
 }
 
+/// The models of this process that have averages in the place of their own
+/// values, whichever AveragedModel put them there. Thread-safe.
+class ModelsWithAverages {
+ public:
+  static bool has(const torch::nn::Module& model) {
+    const std::lock_guard lock(mutex());
+    return models().contains(&model);
+  }
+  static void set(const torch::nn::Module& model, bool has_averages) {
+    const std::lock_guard lock(mutex());
+    if (has_averages) {
+      models().insert(&model);
+    } else {
+      models().erase(&model);
+    }
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex instance;
+    return instance;
+  }
+  static std::unordered_set<const torch::nn::Module*>& models() {
+    static std::unordered_set<const torch::nn::Module*> instance;
+    return instance;
+  }
+};
+
 } // namespace
 
 class AveragedModel::Impl {
@@ -108,21 +138,33 @@ class AveragedModel::Impl {
     return is_swapped_in_;
   }
 
+  ~Impl() {
+    if (is_swapped_in_) {
+      ModelsWithAverages::set(model_, false);
+    }
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
   void update() {
     check("update_parameters");
+    check_own_values("update_parameters");
     averages_.update(count());
     count_.fill_(count() + 1);
   }
 
   void swap_in() {
     check("swap_in");
+    check_own_values("swap_in");
     averages_.exchange();
     is_swapped_in_ = true;
+    ModelsWithAverages::set(model_, true);
   }
 
   void swap_out() {
     averages_.exchange();
     is_swapped_in_ = false;
+    ModelsWithAverages::set(model_, false);
   }
 
   StateDict state_dict() {
@@ -198,6 +240,14 @@ class AveragedModel::Impl {
           "the averages are in the model, and the model's own values are here. Close the scope of swap_in() first.");
     }
     averages_.check_same_tensors();
+  }
+
+  void check_own_values(const char* function) const {
+    if (ModelsWithAverages::has(model_)) {
+      raise(
+          {.call = fmt::format("AveragedModel::{}", function)},
+          "another AveragedModel has its averages in the model. Close the scope of its swap_in() first.");
+    }
   }
 
   torch::nn::Module& model_;

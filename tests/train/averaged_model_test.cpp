@@ -174,6 +174,17 @@ TEST(AveragedModelTest, RejectsUseAtTheWrongTime) {
       EXPECT_THAT(error_of([&] { auto again = averaged.swap_in(); }), text);
     }
     {
+      AveragedModel other(model.net);
+      {
+        const auto swapped = averaged.swap_in();
+        const auto text = HasSubstr("another AveragedModel has its averages");
+        EXPECT_THAT(error_of([&] { other.update_parameters(); }), text);
+        EXPECT_THAT(error_of([&] { auto inner = other.swap_in(); }), text);
+        EXPECT_EQ(other.n_averaged(), 0);
+      }
+      const auto later = other.swap_in();
+    }
+    {
       const auto summoned = summon_full_params(model.net);
       EXPECT_THAT(
           error_of([&] { averaged.update_parameters(); }),

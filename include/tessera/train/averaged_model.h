@@ -97,8 +97,9 @@ class TESSERA_API AveragedModel : public Stateful {
   AveragedModel& operator=(const AveragedModel&) = delete;
 
   /// Takes up the current values; the first update copies them. Call it after
-  /// optimizer.step(). Throws c10::Error while averages are swapped in, and if
-  /// the model was sharded since this object was made.
+  /// optimizer.step(). Throws c10::Error while averages are swapped in, those
+  /// of another AveragedModel of the model too, and if the model was sharded
+  /// since this object was made.
   void update_parameters();
   /// How many updates were made.
   int64_t n_averaged() const;
