@@ -202,6 +202,12 @@ Step parse_step(const json& line) {
   set(&step.grad_norm, any_number(line, "grad_norm"), Step::kGradNorm);
   set(&step.tokens, number(line, "tokens", kMaxCount), Step::kTokens);
   set(&step.seconds, number(line, "seconds", kMaxStepSeconds), Step::kSeconds);
+  if (const json* skipped = find(line, "skipped")) {
+    if (!skipped->is_boolean()) {
+      fail("skipped", "is not true or false");
+    }
+    step.is_skipped = skipped->get<bool>();
+  }
   if (const json* memory = find(line, "memory")) {
     if (!memory->is_object()) {
       fail("memory", "is not an object");

@@ -38,6 +38,7 @@ struct Step {
   double seconds = 0;
   std::array<double, kMemoryKinds.size()> memory{}; // bytes
   uint8_t has = 0;
+  bool is_skipped = false; // by a GradScaler
 
   double memory_total() const;
 };

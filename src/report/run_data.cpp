@@ -49,6 +49,7 @@ json summary_data(const Run& run) {
       {"last_step", summary.last_step},
       {"num_steps", summary.num_steps},
       {"num_repeated", summary.num_repeated},
+      {"num_skipped", summary.num_skipped},
       {"first_loss", loss_or_null(summary.first_loss)},
       {"final_loss", loss_or_null(summary.final_loss)},
       {"final_loss_step", summary.final_loss_step},

@@ -196,7 +196,7 @@ class PlainStep {
       return named && take_number(key, *named, /*is_whole=*/false);
     }
     return key != "step" && key != "time" && key != "tokens" &&
-        key != "seconds" && key != "memory";
+        key != "seconds" && key != "memory" && key != "skipped";
   }
 
   bool take_number(std::string_view key, double value, bool is_whole) {
@@ -226,7 +226,7 @@ class PlainStep {
       step_.step = has_step_ ? static_cast<int64_t>(value) : 0;
       return has_step_;
     }
-    return key != "kind" && key != "memory";
+    return key != "kind" && key != "memory" && key != "skipped";
   }
 
   bool set(double* place, double value, Step::Field field) {

@@ -79,6 +79,10 @@ std::string loss_text(const Summary& summary) {
     text += "; best eval loss " + number_text(summary.best_eval->loss) +
         " at step " + count_text(summary.best_eval->step);
   }
+  if (summary.num_skipped > 0) {
+    text += "; " + count_text(summary.num_skipped, "step") +
+        " skipped, whose gradients overflowed";
+  }
   return text;
 }
 
@@ -127,6 +131,10 @@ Summary summarize(const Run& run) {
   summary.num_steps = static_cast<int64_t>(run.steps.size());
   summary.last_step = run.steps.empty() ? run.attempts.back().start_step
                                         : run.steps.back().step;
+  summary.num_skipped =
+      std::count_if(run.steps.begin(), run.steps.end(), [](const Step& step) {
+        return step.is_skipped;
+      });
   for (const Superseded& part : run.superseded) {
     summary.num_repeated += static_cast<int64_t>(part.steps.size());
   }

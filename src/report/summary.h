@@ -15,6 +15,7 @@ struct Summary {
   int64_t last_step = 0;
   int64_t num_steps = 0; // that were logged and not superseded
   int64_t num_repeated = 0; // steps that were run again
+  int64_t num_skipped = 0; // of num_steps: their gradients were not finite
   std::optional<double> first_loss;
   std::optional<double> final_loss;
   int64_t final_loss_step = 0;

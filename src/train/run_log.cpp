@@ -134,6 +134,10 @@ struct RunLog::Impl {
     }
     add("seconds", record.seconds);
     add("mfu", record.mfu);
+    add("loss_scale", record.loss_scale);
+    if (record.skipped) {
+      json["skipped"] = true;
+    }
     if (memory) {
       json["memory"] = json_of(*memory);
     }

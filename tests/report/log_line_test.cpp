@@ -47,6 +47,18 @@ TEST(LogLineTest, ReadsAStep) {
   EXPECT_EQ(step.has, 63);
 }
 
+TEST(LogLineTest, ReadsThatAStepWasSkipped) {
+  const std::string prefix = R"({"kind":"step","step":1,"loss_scale":65536)";
+  EXPECT_TRUE(parse<Step>(prefix + R"(,"skipped":true})").is_skipped);
+  EXPECT_FALSE(parse<Step>(prefix + R"(,"skipped":false})").is_skipped);
+  EXPECT_FALSE(parse<Step>(prefix + "}").is_skipped);
+  for (const char* value : {"1", R"("yes")"}) {
+    EXPECT_EQ(
+        problem_of(prefix + R"(,"skipped":)" + value + "}"),
+        "\"skipped\" is not true or false");
+  }
+}
+
 TEST(LogLineTest, ReadsLossesThatAreNoNumbers) {
   for (const std::string prefix :
        {R"({"kind":"step","step":1,)", R"({"kind":"step","step":1,"x":[],)"}) {

@@ -55,6 +55,17 @@ TEST(RunReaderTest, StepsRunAgainReplaceTheEarlierOnes) {
   EXPECT_EQ(run.attempts[0].last_step, 60);
 }
 
+TEST(RunReaderTest, StepsThatWereSkippedAreCounted) {
+  const auto run = read_text(
+      start_line(0) + step_lines(0, 3) +
+      R"({"kind":"step","step":4,"loss":2,"skipped":true})" + "\n" +
+      R"({"kind":"step","step":5,"loss":2})" + "\n");
+  EXPECT_EQ(summarize(run).num_skipped, 1);
+  EXPECT_THAT(
+      summary_text(run),
+      HasSubstr("; 1 step skipped, whose gradients overflowed"));
+}
+
 TEST(RunReaderTest, AnAttemptThatRanNoStepReplacesNothing) {
   const auto run =
       read_text(start_line(0) + step_lines(0, 10) + start_line(1, 5));

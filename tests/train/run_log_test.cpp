@@ -68,7 +68,9 @@ TEST(RunLogTest, EveryKindOfLineHasItsFields) {
        .tokens = 2048,
        .seconds = 0.5,
        .memory = MemoryByKind{1, 2, 3, 4, 5, 6},
-       .mfu = 0.375});
+       .mfu = 0.375,
+       .loss_scale = 65536,
+       .skipped = true});
   log.step({.step = 9});
   log.eval(9, 4.25);
   log.sample(9, "once", "upon");
@@ -96,7 +98,7 @@ TEST(RunLogTest, EveryKindOfLineHasItsFields) {
       R"({"kind":"resume","step":7,"path":"checkpoints/step_00000007"})");
   EXPECT_EQ(
       lines[2].dump(),
-      R"({"kind":"step","step":8,"loss":5.5,"lr":0.0001,"grad_norm":1.25,"tokens":2048,"seconds":0.5,"mfu":0.375,)"
+      R"({"kind":"step","step":8,"loss":5.5,"lr":0.0001,"grad_norm":1.25,"tokens":2048,"seconds":0.5,"mfu":0.375,"loss_scale":65536.0,"skipped":true,)"
       R"("memory":{"shards":1,"full":2,"gradients":3,"optimizer":4,"activations":5,"other":6}})");
   EXPECT_EQ(lines[3].dump(), R"({"kind":"step","step":9})");
   EXPECT_EQ(lines[4].dump(), R"({"kind":"eval","step":9,"loss":4.25})");

@@ -42,6 +42,10 @@ struct TESSERA_API StepRecord {
   /// Model FLOPS utilization: the share of the devices' peak that the model's
   /// own arithmetic used, from 0 to 1.
   std::optional<double> mfu;
+  /// What a GradScaler multiplied the losses by.
+  std::optional<double> loss_scale;
+  /// The GradScaler left out the step. Written only if it did.
+  bool skipped = false;
 };
 
 /// Writes what happened in a run to FOLDER/log.jsonl, for `tessera report`:

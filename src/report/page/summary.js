@@ -15,7 +15,8 @@ function tilesOf({ summary, num_attempts: attempts }) {
       summary.final_loss === null ? "none in the log"
         : `at step ${count(summary.final_loss_step)}, from ${number(summary.first_loss)}`],
     ["steps", "Steps", count(summary.last_step),
-      summary.num_repeated ? `${count(summary.num_repeated)} of them run again` : `${count(summary.num_steps)} in the log`],
+      (summary.num_repeated ? `${count(summary.num_repeated)} of them run again` : `${count(summary.num_steps)} in the log`) +
+        (summary.num_skipped ? `, ${count(summary.num_skipped)} skipped` : "")],
     ["tokens", "Tokens", summary.tokens ? short(summary.tokens) : "?",
       summary.tokens ? `${count(summary.tokens)} in all` : "none in the log"],
     ["time", "Time", duration(summary.seconds), attempts > 1 ? `in ${plural(attempts, "attempt")}` : "in one attempt"],
