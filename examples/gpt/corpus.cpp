@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "file_lock.h"
-#include "token_file.h"
 
 namespace gpt {
 namespace {
@@ -236,6 +235,25 @@ AnyTokenizer make_tokenizer(
   return tokenizer;
 }
 
+void write_tokens(
+    const fs::path& path,
+    const std::vector<int32_t>& tokens,
+    int64_t vocabulary) {
+  tessera::data::TokenFileWriter writer(path, vocabulary);
+  writer.append(tokens);
+  writer.close();
+}
+
+tessera::data::TokenFile open_tokens(const fs::path& path) {
+  try {
+    return tessera::data::TokenFile(path);
+  } catch (const tessera::data::DataError& error) {
+    throw std::runtime_error(
+        std::string(error.what_without_backtrace()) + " Remove \"" +
+        path.parent_path().string() + "\" to have the tokens made again.");
+  }
+}
+
 /// The place at or before `end` where a character of UTF-8 begins; `end` where
 /// the text is something else.
 size_t whole_characters(std::string_view text, size_t end) {
@@ -281,8 +299,8 @@ std::string prepare_corpus(
     validation.insert(validation.end(), unseen.begin(), unseen.end());
     begin = end;
   }
-  TokenFile::write(folder / kTrain, train, tokenizer.vocabulary());
-  TokenFile::write(folder / kValidation, validation, tokenizer.vocabulary());
+  write_tokens(folder / kTrain, train, tokenizer.vocabulary());
+  write_tokens(folder / kValidation, validation, tokenizer.vocabulary());
   write_json(folder / kSource, source);
   return "read " + std::to_string(text.num_files) + " files, " +
       std::to_string(text.bytes.size()) +
@@ -297,8 +315,8 @@ Corpus open_corpus(const fs::path& folder) {
   const bool has_file = source.is_object() && source.contains("tokenizer_file");
   const auto path = folder / kTokenizer;
   return {
-      .train = folder / kTrain,
-      .validation = folder / kValidation,
+      .train = open_tokens(folder / kTrain),
+      .validation = open_tokens(folder / kValidation),
       .tokenizer = has_file ? AnyTokenizer(JsonTokenizer::read(path))
                             : AnyTokenizer(Tokenizer::load(path))};
 }

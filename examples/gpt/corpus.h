@@ -1,5 +1,7 @@
 #pragma once
 
+#include <tessera/data/token_file.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -13,8 +15,8 @@ namespace gpt {
 /// validation.tokens, and source.json, which says what they were made from. A
 /// tokenizer.json that was given is kept as it is, byte for byte.
 struct Corpus {
-  std::filesystem::path train;
-  std::filesystem::path validation;
+  tessera::data::TokenFile train;
+  tessera::data::TokenFile validation;
   AnyTokenizer tokenizer;
 };
 
@@ -29,7 +31,8 @@ std::string prepare_corpus(
     const std::filesystem::path& folder,
     bool is_trained_on = false);
 
-/// Opens the files that prepare_corpus() created.
+/// Opens the files that prepare_corpus() created. Throws std::runtime_error if
+/// one is damaged.
 Corpus open_corpus(const std::filesystem::path& folder);
 
 } // namespace gpt

@@ -134,7 +134,7 @@ def main():
    {tessera} run -n 2 {gpt} --text FOLDER --tokenizer bpe --run runs/mine      your own text
    {gpt} --mode sample --config {HERE.relative_to(pathlib.Path.cwd()) if HERE.is_relative_to(pathlib.Path.cwd()) else HERE}/demo.toml --run {folder} --prompt "namespace "
    {tessera} plan --help      how large a model fits
-   examples/gpt/trainer.cpp      the program that did this; docs/trainer.md explains it"""
+   examples/gpt/learner.cpp      the loop that did this; docs/trainer.md explains the program"""
     )
 
 

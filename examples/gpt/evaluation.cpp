@@ -3,33 +3,52 @@
 #include <algorithm>
 
 namespace gpt {
+namespace {
 
-double validation_loss(
-    Parallel& parallel,
-    const Windows& windows,
+using tessera::data::LoaderOptions;
+using tessera::data::TokenBatch;
+using tessera::data::TokenFile;
+using tessera::data::TokenWindows;
+
+/// --eval-windows of them, or as many as do not overlap.
+TokenWindows spread_over(const TokenFile& tokens, const Settings& settings) {
+  const int64_t length = settings.model.length;
+  const int64_t most = TokenWindows(tokens, length).size();
+  return TokenWindows::spread(
+      tokens, length, std::min(settings.eval_windows, most));
+}
+
+} // namespace
+
+Evaluation::Evaluation(
     const Settings& settings,
     const tessera::Group& world,
-    torch::Device device) {
+    const TokenFile& tokens,
+    Parallel& parallel,
+    torch::Device device)
+    : parallel_(parallel),
+      windows_(
+          spread_over(tokens, settings),
+          LoaderOptions()
+              .batch_size(settings.rows(world.size()))
+              .shuffle(false)
+              .device(device)) {}
+
+double Evaluation::loss() {
   const torch::NoGradGuard no_grad;
-  auto& model = parallel.model();
-  model->eval();
-  const int64_t all = std::min(settings.eval_windows, windows.size());
-  const int64_t rows = settings.rows(world.size());
-  auto sum = torch::zeros({}, torch::kDouble);
-  for (int64_t begin = 0; begin < all; begin += rows * world.size()) {
-    const int64_t first = begin + world.rank() * rows;
-    const int64_t count = std::clamp<int64_t>(all - first, 0, rows);
-    // Every rank computes the same number of times: a sharded model needs all
-    // ranks.
-    const auto batch =
-        windows.spread(count > 0 ? first : 0, std::max<int64_t>(count, 1), all);
-    const auto loss =
-        parallel.loss(batch.inputs.to(device), batch.targets.to(device));
-    sum += loss.item<double>() * static_cast<double>(count);
+  parallel_.model()->eval();
+  tessera::Metrics metrics;
+  while (const auto batch = windows_.next()) {
+    // At the end of the text some rows are repeats, so that every rank computes
+    // as often as the others: a sharded model needs all ranks.
+    const int64_t fresh = windows_.num_fresh();
+    const int64_t rows = std::max<int64_t>(fresh, 1);
+    const TokenBatch some{
+        batch->inputs.narrow(0, 0, rows), batch->targets.narrow(0, 0, rows)};
+    metrics.mean("loss", parallel_.loss(some), static_cast<double>(fresh));
   }
-  model->train();
-  world.all_reduce(sum, tessera::ReduceOp::Sum, "validation loss");
-  return sum.item<double>() / static_cast<double>(all);
+  parallel_.model()->train();
+  return metrics.reduce().at("loss");
 }
 
 } // namespace gpt

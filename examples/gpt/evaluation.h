@@ -6,17 +6,27 @@
 
 #include "parallel.h"
 #include "settings.h"
-#include "windows.h"
 
 namespace gpt {
 
-/// The mean loss over --eval-windows windows, spread over the text; the same on
-/// any number of ranks, but for rounding. Collective.
-double validation_loss(
-    Parallel& parallel,
-    const Windows& windows,
-    const Settings& settings,
-    const tessera::Group& world,
-    torch::Device device);
+/// The loss on text that is not trained on: the mean over --eval-windows
+/// windows that are spread over the text.
+class Evaluation {
+ public:
+  /// Collective.
+  Evaluation(
+      const Settings& settings,
+      const tessera::Group& world,
+      const tessera::data::TokenFile& tokens,
+      Parallel& parallel,
+      torch::Device device);
+
+  /// The same on any number of ranks, but for rounding. Collective.
+  double loss();
+
+ private:
+  Parallel& parallel_;
+  tessera::data::Loader<tessera::data::TokenWindows> windows_;
+};
 
 } // namespace gpt

@@ -54,7 +54,7 @@ bool has_word(std::string_view name, std::string_view part) {
 }
 
 Arithmetic arithmetic_of(const Settings& settings) {
-  if (settings.precision == Precision::BFloat16) {
+  if (settings.precision != Precision::Float32) {
     return Arithmetic::Half;
   }
   return at::globalContext().allowTF32CuBLAS() ? Arithmetic::TensorFloat32

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 
@@ -40,6 +41,19 @@ std::string mfu_text(const std::optional<double>& mfu) {
   char text[32];
   std::snprintf(text, sizeof(text), "  mfu %.1f%%", 100 * *mfu);
   return text;
+}
+
+/// Behind the norm of the gradients, which is not finite where a step is
+/// skipped.
+std::string scale_text(const Live::Progress& progress) {
+  if (!progress.loss_scale) {
+    return "";
+  }
+  char text[64];
+  std::snprintf(text, sizeof(text), "  scale %.0f", *progress.loss_scale);
+  return progress.num_skipped == 0
+      ? text
+      : text + (", " + std::to_string(progress.num_skipped)) + " skipped";
 }
 
 } // namespace
@@ -125,7 +139,7 @@ std::string Live::line(const Progress& progress) const {
   std::snprintf(
       text,
       sizeof(text),
-      "step %ld/%ld [%s]%s  loss %.4f  grad %.2f  %.1fk tok/s%s  %.0f MB  "
+      "step %ld/%ld [%s]%s  loss %.4f  grad %.2f%s  %.1fk tok/s%s  %.0f MB  "
       "lr %.1e",
       progress.step,
       steps_,
@@ -133,7 +147,8 @@ std::string Live::line(const Progress& progress) const {
           .c_str(),
       time_left(progress.step).c_str(),
       progress.loss,
-      progress.grad_norm,
+      std::abs(progress.grad_norm), // no "-nan"
+      scale_text(progress).c_str(),
       progress.tokens_per_second / 1e3,
       mfu_text(progress.mfu).c_str(),
       static_cast<double>(progress.memory_bytes) / 1e6,

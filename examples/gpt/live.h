@@ -33,6 +33,8 @@ class Live {
     double tokens_per_second = 0;
     int64_t memory_bytes = 0; // of this rank
     std::optional<double> mfu;
+    std::optional<double> loss_scale; // of float16
+    int64_t num_skipped = 0; // steps, by the scaler
   };
   void show(const Progress& progress);
 

@@ -4,9 +4,9 @@
 //   tessera run -n 4 gpt --text ~/books --tokenizer bpe --run runs/books
 //   gpt --help
 //
-// Read trainer.cpp first: train_step() is the loop. parallel.cpp is the only
-// file that uses Tessera to share the model; model.h is the model, which knows
-// nothing about Tessera.
+// Read learner.cpp first: make_step() is the loop. parallel.cpp shares the
+// model among the ranks; model.h is the model, which knows nothing about
+// Tessera. trainer.cpp watches, evaluates and saves.
 #include <tessera/tessera.h>
 
 #include <algorithm>
@@ -48,6 +48,8 @@ void on_rank_0(const tessera::Group& world, const std::function<void()>& work) {
       try {
         running.get();
         state = "done";
+      } catch (const c10::Error& error) {
+        state = std::string("failed: ") + error.what_without_backtrace();
       } catch (const std::exception& error) {
         state = std::string("failed: ") + error.what();
       }

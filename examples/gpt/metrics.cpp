@@ -10,6 +10,8 @@ MetricsFiles::MetricsFiles(const std::filesystem::path& run, int64_t step)
           {"loss",
            "lr",
            "grad_norm",
+           "loss_scale",
+           "skipped",
            "seconds",
            "tokens_per_second",
            "memory_bytes",
@@ -27,6 +29,8 @@ void MetricsFiles::write(const StepMetrics& metrics) {
       {metrics.loss,
        metrics.lr,
        metrics.grad_norm,
+       metrics.loss_scale,
+       metrics.skipped ? 1 : 0,
        metrics.seconds,
        metrics.tokens_per_second,
        memory,
@@ -38,6 +42,9 @@ void MetricsFiles::write(const StepMetrics& metrics) {
       {"train/grad_norm", metrics.grad_norm},
       {"speed/tokens_per_second", metrics.tokens_per_second},
       {"memory/bytes", memory}};
+  if (metrics.loss_scale) {
+    points.push_back({"train/loss_scale", *metrics.loss_scale});
+  }
   if (metrics.mfu) {
     points.push_back({"speed/mfu", *metrics.mfu});
   }

@@ -14,6 +14,8 @@ struct StepMetrics {
   double loss = 0;
   double lr = 0;
   double grad_norm = 0;
+  std::optional<double> loss_scale; // of float16
+  bool skipped = false; // by the scaler: no parameter has changed
   double seconds = 0;
   double tokens_per_second = 0;
   int64_t memory_bytes = 0; // of rank 0

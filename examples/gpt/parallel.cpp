@@ -24,13 +24,25 @@ Gpt make_model(const GptConfig& config, const Settings& settings) {
   return Gpt(config);
 }
 
+std::optional<torch::ScalarType> half_of(Precision precision) {
+  switch (precision) {
+    case Precision::Float32:
+      return std::nullopt;
+    case Precision::BFloat16:
+      return torch::kBFloat16;
+    case Precision::Float16:
+      return torch::kHalf;
+  }
+  return std::nullopt;
+}
+
 } // namespace
 
 Parallel::Parallel(
     const Settings& settings,
     int64_t vocabulary,
     torch::Device device)
-    : strategy_(settings.strategy), precision_(settings.precision) {
+    : strategy_(settings.strategy), half_(half_of(settings.precision)) {
   GptConfig config = settings.model;
   config.vocabulary = vocabulary;
   model_ = make_model(config, settings);
@@ -56,10 +68,10 @@ void Parallel::shard(const Settings& settings) {
   auto options = tessera::FullyShardOptions()
                      .policy(tessera::module_wrap_policy<Block>())
                      .reshard_after_forward(!settings.keep_gathered);
-  if (precision_ == Precision::BFloat16) {
-    options.mp_policy(tessera::MixedPrecisionPolicy()
-                          .param_dtype(torch::kBFloat16)
-                          .reduce_dtype(torch::kFloat));
+  if (half_) {
+    options.mp_policy(
+        tessera::MixedPrecisionPolicy().param_dtype(*half_).reduce_dtype(
+            torch::kFloat));
   }
   if (settings.offload) {
     options.offload_policy(tessera::CPUOffloadPolicy());
@@ -94,24 +106,21 @@ void Parallel::make_optimizer(const Settings& settings) {
   }
 }
 
-torch::Tensor Parallel::loss(
-    const torch::Tensor& inputs,
-    const torch::Tensor& targets) {
+torch::Tensor Parallel::loss(const tessera::data::TokenBatch& batch) {
   // Sharded parameters are gathered in the precision to compute in; LibTorch
   // casts whole parameters.
   std::optional<Autocast> autocast;
-  if (precision_ == Precision::BFloat16 && strategy_ != Strategy::Fsdp) {
-    autocast.emplace(inputs.device().type(), torch::kBFloat16);
+  if (half_ && strategy_ != Strategy::Fsdp) {
+    autocast.emplace(batch.inputs.device().type(), *half_);
   }
-  return loss_of(model_, inputs, targets);
+  return loss_of(model_, batch.inputs, batch.targets);
 }
 
-void Parallel::set_syncs_gradients(bool on) {
-  if (ddp_) {
-    ddp_->set_requires_gradient_sync(on);
-  } else {
-    tessera::set_requires_gradient_sync(model_, on);
-  }
+tessera::GradientAccumulation Parallel::accumulation(
+    const tessera::GradientAccumulationOptions& options) {
+  using tessera::GradientAccumulation;
+  return ddp_ ? GradientAccumulation(*ddp_, {*optimizer_}, options)
+              : GradientAccumulation(model_, {*optimizer_}, options);
 }
 
 } // namespace gpt

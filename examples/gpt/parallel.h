@@ -32,18 +32,18 @@ class Parallel {
   }
 
   /// Forward of a batch on the device, in the precision of the settings.
-  torch::Tensor loss(const torch::Tensor& inputs, const torch::Tensor& targets);
+  torch::Tensor loss(const tessera::data::TokenBatch& batch);
 
-  /// If off, gradients of a backward stay on this rank and accumulate. Set it
-  /// before the forward.
-  void set_syncs_gradients(bool on);
+  /// Makes steps of the backwards of several losses. Collective.
+  tessera::GradientAccumulation accumulation(
+      const tessera::GradientAccumulationOptions& options);
 
  private:
   void shard(const Settings& settings);
   void make_optimizer(const Settings& settings);
 
   const Strategy strategy_;
-  const Precision precision_;
+  const std::optional<torch::ScalarType> half_; // to compute in; else fp32
   Gpt model_{nullptr};
   int64_t num_parameters_ = 0;
   std::unique_ptr<tessera::DistributedDataParallel<GptImpl>> ddp_;

@@ -12,6 +12,9 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
+/// Checkpoints of earlier versions have it; --mode eval and sample take them.
+constexpr const char* kOldPlace = "values.windows_seen";
+
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -55,24 +58,29 @@ std::optional<int64_t> Saves::step_of_best() const {
   return step < 0 ? std::nullopt : std::optional(step);
 }
 
-std::optional<Place> Saves::load(From from) {
-  state_.values = {{"step", 0}, {"windows_seen", 0}};
-  if (from == From::Best) {
-    const auto step = step_of_best();
-    if (!step) {
-      return std::nullopt;
-    }
-    checkpoints_.load(*step, state_);
-    complete_ = *step;
-  } else {
-    complete_ = checkpoints_.load_latest(state_);
+std::optional<int64_t> Saves::load(From from) try {
+  state_.values = {{"step", 0}};
+  const auto options = tessera::checkpoint::LoadOptions().optional(
+      [](const std::string& name) { return name == kOldPlace; });
+  if (from == From::Newest) {
+    complete_ = checkpoints_.load_latest(state_, options);
+  } else if (const auto step = step_of_best()) {
+    checkpoints_.load(*step, state_, options);
+    complete_ = step;
   }
-  if (!complete_) {
-    return std::nullopt;
+  return complete_ ? std::optional(state_.values.at("step").to_int())
+                   : std::nullopt;
+} catch (const c10::ValueError& error) {
+  const std::string text = error.what_without_backtrace();
+  if (text.find("\"data.epoch\" is not in the checkpoint") == text.npos) {
+    throw;
   }
-  return Place{
-      .step = state_.values.at("step").to_int(),
-      .windows_seen = state_.values.at("windows_seen").to_int()};
+  throw std::runtime_error(
+      "the checkpoint in \"" + folder().string() +
+      "\" was saved by an earlier version of this program, which did not save "
+      "its place in the data and on the learning-rate curve as this one does. "
+      "Train in another --run; --mode eval and --mode sample take the "
+      "checkpoint as it is.");
 }
 
 void Saves::start(int64_t step, OnSaved on_saved) {
@@ -124,10 +132,10 @@ bool Saves::has_finite_parameters() {
   return is_finite.item<double>() > 0;
 }
 
-void Saves::save(const Place& place, std::optional<double> best_loss) {
+void Saves::save(int64_t step, std::optional<double> best_loss) {
   if (!has_finite_parameters()) {
     throw std::runtime_error(
-        "parameters are not finite after step " + std::to_string(place.step) +
+        "parameters are not finite after step " + std::to_string(step) +
         ", so they are not saved. Resume with a lower --lr or a longer "
         "--warmup.");
   }
@@ -135,17 +143,17 @@ void Saves::save(const Place& place, std::optional<double> best_loss) {
   checkpoints_.wait(); // waits for the previous save; throws if that failed
   note_saved();
   if (best_loss) {
-    best_ = {.step = place.step, .loss = *best_loss};
+    best_ = {.step = step, .loss = *best_loss};
     on_rank_0([&] { best_file_.announce(best_); });
   }
-  state_.values = {{"step", place.step}, {"windows_seen", place.windows_seen}};
+  state_.values = {{"step", step}};
   if (settings_.wait_for_saves) {
-    checkpoints_.save(place.step, state_);
+    checkpoints_.save(step, state_);
   } else {
-    checkpoints_.async_save(place.step, state_);
+    checkpoints_.async_save(step, state_);
   }
   newest_ = Save{
-      .step = place.step,
+      .step = step,
       .blocked_seconds = seconds_since(start),
       .is_best = best_loss.has_value()};
 }

@@ -14,12 +14,6 @@
 
 namespace gpt {
 
-/// How far a run has come.
-struct Place {
-  int64_t step = 0; // done
-  int64_t windows_seen = 0;
-};
-
 /// The checkpoints of a run, RUN/checkpoints: saved while training goes on,
 /// loaded, and with --keep-best the best one of them kept. All ranks make the
 /// same calls; those that are not collective say so.
@@ -47,9 +41,15 @@ class Saves {
     return checkpoints_.latest();
   }
 
-  /// Nothing if there is none. Throws CheckpointError if RUN/best names a
-  /// checkpoint that does not exist.
-  std::optional<Place> load(From from);
+  /// What is saved besides model, optimizer and step: add parts before they are
+  /// saved or loaded.
+  tessera::TrainingState& state() {
+    return state_;
+  }
+
+  /// Loads, and returns the step; nothing if there is no checkpoint. Throws
+  /// CheckpointError if RUN/best names a checkpoint that does not exist.
+  std::optional<int64_t> load(From from);
 
   /// Call it before the first step, with the step to start from: finds out
   /// which checkpoint is the best so far.
@@ -62,7 +62,7 @@ class Saves {
   /// Saves, after waiting for the save before. With `best_loss` this one is the
   /// best from now on. Throws if that save failed, and std::runtime_error if
   /// parameters are not finite: a checkpoint must be worth resuming from.
-  void save(const Place& place, std::optional<double> best_loss = std::nullopt);
+  void save(int64_t step, std::optional<double> best_loss = std::nullopt);
   /// Looks whether the newest save is complete, and waits for nothing. Not
   /// collective.
   void note_saved();

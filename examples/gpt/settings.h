@@ -24,7 +24,7 @@ struct DataSettings {
 
 enum class Mode { Train, Evaluate, Sample, Prepare };
 enum class Strategy { Fsdp, Ddp, Zero };
-enum class Precision { Float32, BFloat16 };
+enum class Precision { Float32, BFloat16, Float16 };
 enum class Resume { Auto, Never, Must };
 enum class From { Newest, Best };
 
@@ -89,6 +89,7 @@ struct Settings {
   int64_t trace_last = 0;
   int64_t die_at = 0;
   int64_t skip_at = 0;
+  int64_t overflow_at = 0;
 
   /// The same settings as a table, in the order of --help.
   std::vector<ShownSetting> table;

@@ -182,8 +182,10 @@ void add_parallel(CLI::App& app, Settings& s) {
       app,
       "--precision",
       s.precision,
-      {{"fp32", Precision::Float32}, {"bf16", Precision::BFloat16}},
-      "What to compute in; parameters are kept in fp32");
+      {{"fp32", Precision::Float32},
+       {"bf16", Precision::BFloat16},
+       {"fp16", Precision::Float16}},
+      "What to compute in; parameters are kept in fp32. fp16 scales losses");
   app.add_flag(
       "--recompute",
       s.recompute,
@@ -271,6 +273,12 @@ void add_watching(CLI::App& app, Settings& s) {
          "--skip-at",
          s.skip_at,
          "The last rank skips this step, to show what happens")
+      ->check(whole(0));
+  app.add_option(
+         "--overflow-at",
+         s.overflow_at,
+         "Gradients of the last rank are infinite in this step, to show what "
+         "happens")
       ->check(whole(0));
 }
 

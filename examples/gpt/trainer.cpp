@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <limits>
@@ -11,7 +10,6 @@
 #include <utility>
 
 #include "device.h"
-#include "evaluation.h"
 #include "learning_rate.h"
 #include "sampling.h"
 
@@ -42,15 +40,8 @@ Trainer::Trainer(
       settings_(settings),
       corpus_(std::move(corpus)),
       device_(device_of(settings.device)),
-      train_windows_(
-          TokenFile(corpus_.train),
-          settings.model.length,
-          settings.seed),
-      validation_windows_(
-          TokenFile(corpus_.validation),
-          settings.model.length,
-          settings.seed),
       parallel_(settings, corpus_.tokenizer.vocabulary(), device_),
+      evaluation_(settings_, world, corpus_.validation, parallel_, device_),
       saves_(world, settings_, parallel_),
       utilization_(world, settings, parallel_.num_parameters(), device_),
       monitor_(parallel_.model(), {parallel_.optimizer()}),
@@ -66,7 +57,7 @@ Trainer::Trainer(
 
 bool Trainer::resume() {
   const auto found = saves_.load(settings_.from);
-  place_ = found.value_or(Place());
+  step_ = found.value_or(0);
   return found.has_value();
 }
 
@@ -90,20 +81,19 @@ void Trainer::announce(bool resumed) {
     live_.print(share);
   }
   const auto change = resumed && world_.rank() == 0
-      ? curve_change(settings_, settings_.run / "log.jsonl", place_.step)
+      ? curve_change(settings_, settings_.run / "log.jsonl", step_)
       : "";
-  log_->start_with_json(
-      place_.step, settings_.json, monitor_.units(), device_.str());
+  log_->start_with_json(step_, settings_.json, monitor_.units(), device_.str());
   if (!resumed) {
     return;
   }
-  log_->resume(place_.step, saves_.path_of(place_.step));
-  const auto epoch = place_.windows_seen / train_windows_.size();
+  log_->resume(step_, saves_.path_of(step_));
+  const auto position = learner_->position();
   live_.print(
-      "resumed from step " + std::to_string(place_.step) + ", window " +
-      with_commas(place_.windows_seen % train_windows_.size()) + " of " +
-      with_commas(train_windows_.size()) + " in epoch " +
-      std::to_string(epoch + 1));
+      "resumed from step " + std::to_string(step_) + ", window " +
+      with_commas(position.samples) + " of " +
+      with_commas(learner_->num_windows()) + " in epoch " +
+      std::to_string(position.epoch + 1));
   if (!change.empty()) {
     live_.print(change);
   }
@@ -119,6 +109,8 @@ void Trainer::train() {
         "\" has checkpoints of an earlier run. Choose another --run, or let "
         "it --resume.");
   }
+  learner_.emplace(settings_, world_, corpus_.train, parallel_, device_);
+  learner_->add_to(saves_.state());
   const bool resumed = resume();
   if (!resumed && settings_.resume == Resume::Must) {
     throw UsageError(
@@ -127,51 +119,48 @@ void Trainer::train() {
   }
   log_.emplace(settings_.run);
   announce(resumed);
-  metrics_.emplace(settings_.run, place_.step);
-  saves_.start(
-      place_.step, [this](int64_t step, const auto& path, double seconds) {
-        log_->checkpoint(step, path, seconds);
-      });
+  metrics_.emplace(settings_.run, step_);
+  saves_.start(step_, [this](int64_t step, const auto& path, double seconds) {
+    log_->checkpoint(step, path, seconds);
+  });
   lowest_validation_loss_ = saves_.best_loss();
   if (!settings_.trace.empty()) {
     trace_.emplace(
         settings_.run / "trace", settings_.trace_first, settings_.trace_last);
-    if (settings_.trace_last <= place_.step ||
+    if (settings_.trace_last <= step_ ||
         settings_.trace_first > settings_.steps) {
       live_.print(
           "nothing will be traced: these steps are not part of this run");
     }
   }
-  if (place_.step >= settings_.steps) {
+  if (step_ >= settings_.steps) {
     live_.print("nothing is left to do; give more --steps to continue");
   }
   try {
     make_steps();
   } catch (const c10::Error& error) {
-    log_->end(place_.step, "failed", error.what_without_backtrace());
+    log_->end(step_, "failed", error.what_without_backtrace());
     throw;
   } catch (const std::exception& error) {
-    log_->end(place_.step, "failed", error.what());
+    log_->end(step_, "failed", error.what());
     throw;
   }
 }
 
 void Trainer::make_steps() {
-  while (place_.step < settings_.steps) {
-    if (place_.step + 1 == settings_.skip_at &&
-        world_.rank() == world_.size() - 1) {
-      ++place_.step;
-      place_.windows_seen += settings_.batch;
+  while (step_ < settings_.steps) {
+    if (step_ + 1 == settings_.skip_at && world_.rank() == world_.size() - 1) {
+      ++step_;
     }
     if (trace_) {
-      trace_->at_step(place_.step + 1);
+      trace_->at_step(step_ + 1);
     }
-    const bool draws = place_.step + 1 == settings_.timeline_step;
+    const bool draws = step_ + 1 == settings_.timeline_step;
     monitor_.begin_step(tessera::MonitorOptions().timeline(draws));
-    const StepResult result = train_step();
+    const StepResult result =
+        learner_->make_step(step_ + 1, stop_requested != 0);
     const tessera::StepReport report = monitor_.end_step();
-    ++place_.step;
-    place_.windows_seen += settings_.batch;
+    ++step_;
     after_step(result, report);
     if (result.stop) {
       finish("stopped");
@@ -181,64 +170,24 @@ void Trainer::make_steps() {
   finish("finished");
 }
 
-/// The whole of training: everything else supports it.
-Trainer::StepResult Trainer::train_step() {
-  tessera::step_token(place_.step + 1); // all ranks are at the same step
-  auto& optimizer = parallel_.optimizer();
-  for (auto& group : optimizer.param_groups()) {
-    group.options().set_lr(learning_rate(settings_, place_.step));
-  }
-  const int64_t rows = settings_.rows(world_.size());
-  const int64_t times = settings_.accumulation(world_.size());
-  // The mean loss over the batch, and whether any rank was asked to stop.
-  auto together = torch::zeros({2}, torch::kDouble);
-  torch::Tensor sum_of_losses = torch::zeros({}, device_);
-  for (int64_t i = 0; i < times; ++i) {
-    const auto batch = train_windows_.shuffled(
-        place_.windows_seen + (i * world_.size() + world_.rank()) * rows, rows);
-    parallel_.set_syncs_gradients(i + 1 == times);
-    const auto loss =
-        parallel_.loss(batch.inputs.to(device_), batch.targets.to(device_)) /
-        times;
-    loss.backward(); // averages over the ranks as it goes
-    sum_of_losses += loss.detach();
-  }
-  const double norm =
-      tessera::clip_grad_norm_(parallel_.model(), settings_.clip);
-  if (!std::isfinite(norm)) {
-    throw std::runtime_error(
-        "the gradients of step " + std::to_string(place_.step + 1) +
-        " are not finite, so the step was not made. Resume with a lower "
-        "--lr or a longer --warmup; if that fails too, remove the newest "
-        "checkpoint first.");
-  }
-  optimizer.step();
-  optimizer.zero_grad();
-
-  together[0] = sum_of_losses.item<double>();
-  together[1] = static_cast<double>(stop_requested);
-  world_.all_reduce(together, tessera::ReduceOp::Avg, "loss");
-  return {
-      .loss = together[0].item<double>(),
-      .grad_norm = norm,
-      .stop = together[1].item<double>() > 0};
-}
-
 void Trainer::after_step(
     const StepResult& result,
     const tessera::StepReport& report) {
   const int64_t tokens = settings_.batch * settings_.model.length;
   StepMetrics metrics{
-      .step = place_.step,
+      .step = step_,
       .loss = result.loss,
-      .lr = learning_rate(settings_, place_.step - 1),
+      .lr = result.lr,
       .grad_norm = result.grad_norm,
+      .loss_scale = result.loss_scale,
+      .skipped = result.skipped,
       .seconds = report.seconds,
       .tokens_per_second = static_cast<double>(tokens) / report.seconds,
       .memory_bytes = report.memory.total()};
   metrics.mfu = utilization_.of(metrics.tokens_per_second);
   loss_ = result.loss;
   ++steps_made_;
+  steps_skipped_ += result.skipped ? 1 : 0;
   step_seconds_ += report.seconds;
   log_->step_of_all(
       {.step = metrics.step,
@@ -248,7 +197,9 @@ void Trainer::after_step(
        .tokens = tokens,
        .seconds = metrics.seconds,
        .memory = report.memory,
-       .mfu = metrics.mfu});
+       .mfu = metrics.mfu,
+       .loss_scale = metrics.loss_scale,
+       .skipped = metrics.skipped});
   if (!report.spans.empty()) {
     log_->timeline(metrics.step, report.spans);
   }
@@ -259,7 +210,9 @@ void Trainer::after_step(
        .grad_norm = metrics.grad_norm,
        .tokens_per_second = metrics.tokens_per_second,
        .memory_bytes = metrics.memory_bytes,
-       .mfu = metrics.mfu});
+       .mfu = metrics.mfu,
+       .loss_scale = metrics.loss_scale,
+       .num_skipped = steps_skipped_});
   metrics.validation_loss = evaluate_if_due();
   metrics_->write(metrics);
   if (is_due(settings_.sample_every)) {
@@ -269,16 +222,16 @@ void Trainer::after_step(
   const bool is_best = settings_.keep_best && metrics.validation_loss &&
       *metrics.validation_loss < saves_.best_loss();
   if (is_best || is_due(settings_.checkpoint_every)) {
-    saves_.save(place_, is_best ? metrics.validation_loss : std::nullopt);
+    saves_.save(step_, is_best ? metrics.validation_loss : std::nullopt);
   }
   saves_.note_saved();
-  if (place_.step == settings_.die_at && world_.rank() == world_.size() - 1) {
+  if (step_ == settings_.die_at && world_.rank() == world_.size() - 1) {
     ::kill(::getpid(), SIGKILL);
   }
 }
 
 bool Trainer::is_due(int64_t every) const {
-  return every > 0 && place_.step % every == 0;
+  return every > 0 && step_ % every == 0;
 }
 
 std::optional<double> Trainer::evaluate_if_due() {
@@ -286,7 +239,7 @@ std::optional<double> Trainer::evaluate_if_due() {
     return std::nullopt;
   }
   const double loss = evaluate();
-  log_->eval(place_.step, loss);
+  log_->eval(step_, loss);
   const bool is_lowest = loss < lowest_validation_loss_;
   lowest_validation_loss_ = is_lowest ? loss : lowest_validation_loss_;
   char text[96];
@@ -294,7 +247,7 @@ std::optional<double> Trainer::evaluate_if_due() {
       text,
       sizeof(text),
       "step %ld: validation loss %.4f%s",
-      place_.step,
+      step_,
       loss,
       is_lowest && settings_.keep_best ? ", the lowest so far" : "");
   live_.print(text);
@@ -302,8 +255,7 @@ std::optional<double> Trainer::evaluate_if_due() {
 }
 
 double Trainer::evaluate() {
-  validation_loss_ = validation_loss(
-      parallel_, validation_windows_, settings_, world_, device_);
+  validation_loss_ = evaluation_.loss();
   return *validation_loss_;
 }
 
@@ -320,14 +272,14 @@ void Trainer::write_sample() {
       device_);
   live_.print_written(settings_.prompt + sample_);
   if (settings_.mode == Mode::Train) {
-    log_->sample(place_.step, settings_.prompt, sample_);
+    log_->sample(step_, settings_.prompt, sample_);
   }
 }
 
 void Trainer::finish(const std::string& reason) {
   saves_.wait();
-  if (settings_.checkpoint_every > 0 && saves_.latest() != place_.step) {
-    saves_.save(place_);
+  if (settings_.checkpoint_every > 0 && saves_.latest() != step_) {
+    saves_.save(step_);
     saves_.wait();
   }
   if (trace_) {
@@ -336,11 +288,11 @@ void Trainer::finish(const std::string& reason) {
   if (reason == "finished" && settings_.sample_tokens > 0) {
     write_sample();
   }
-  log_->end(place_.step, reason);
+  log_->end(step_, reason);
   status_ = reason;
   if (reason == "stopped") {
     live_.print(
-        "stopped after step " + std::to_string(place_.step) +
+        "stopped after step " + std::to_string(step_) +
         (settings_.checkpoint_every > 0
              ? ", which is saved: the same command resumes from here"
              : "; nothing is saved, as --checkpoint-every 0 says"));
@@ -356,7 +308,7 @@ void Trainer::finish(const std::string& reason) {
 Outcome Trainer::outcome() const {
   Outcome outcome{
       .status = status_,
-      .step = place_.step,
+      .step = step_,
       .loss = loss_,
       .validation_loss = validation_loss_,
       .checkpoint = saves_.newest_path().string(),

@@ -10,6 +10,8 @@
 #include <string>
 
 #include "corpus.h"
+#include "evaluation.h"
+#include "learner.h"
 #include "live.h"
 #include "metrics.h"
 #include "outcome.h"
@@ -17,7 +19,6 @@
 #include "saves.h"
 #include "settings.h"
 #include "utilization.h"
-#include "windows.h"
 
 namespace gpt {
 
@@ -29,7 +30,8 @@ class Trainer {
 
   /// Trains from the newest checkpoint, if there is one, to the last step.
   /// Returns early, with a checkpoint, after SIGTERM or SIGINT on any rank.
-  /// Throws std::runtime_error if gradients or parameters are not finite.
+  /// Throws std::runtime_error if gradients or parameters are not finite; in
+  /// float16 steps whose gradients are not are skipped at first.
   void train();
   /// The mean loss over --eval-windows windows of the validation text; the same
   /// on any number of ranks, but for rounding.
@@ -41,21 +43,14 @@ class Trainer {
   bool resume();
 
   int64_t step() const {
-    return place_.step;
+    return step_;
   }
   /// How the run stands. Not collective.
   Outcome outcome() const;
 
  private:
-  struct StepResult {
-    double loss = 0; // the mean over the batch
-    double grad_norm = 0;
-    bool stop = false; // some rank was asked to stop
-  };
-
   void announce(bool resumed);
   void make_steps();
-  StepResult train_step();
   void after_step(const StepResult& result, const tessera::StepReport& report);
   bool is_due(int64_t every) const;
   std::optional<double> evaluate_if_due();
@@ -66,9 +61,9 @@ class Trainer {
   const Settings settings_;
   Corpus corpus_;
   const torch::Device device_;
-  const Windows train_windows_;
-  const Windows validation_windows_;
   Parallel parallel_;
+  Evaluation evaluation_;
+  std::optional<Learner> learner_; // while training
   Saves saves_;
   const Utilization utilization_;
   tessera::StepMonitor monitor_;
@@ -77,7 +72,7 @@ class Trainer {
   Live live_;
   std::optional<tessera::StepTrace> trace_;
 
-  Place place_;
+  int64_t step_ = 0; // done
 
   // For the outcome, of this process.
   using Clock = std::chrono::steady_clock;
@@ -88,6 +83,7 @@ class Trainer {
   double lowest_validation_loss_;
   std::string sample_;
   int64_t steps_made_ = 0;
+  int64_t steps_skipped_ = 0; // of these, by the scaler
   double step_seconds_ = 0; // of these
 };
 

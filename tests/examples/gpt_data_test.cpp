@@ -1,18 +1,16 @@
-// The trainer's settings and data: no ranks, no Tessera.
+// The trainer's settings and data, without ranks.
+#include <tessera/data/token_windows.h>
+
 #include <rapidcheck.h>
 
 #include <filesystem>
 #include <fstream>
 #include <future>
 #include <map>
-#include <numeric>
-#include <set>
 
 #include "corpus.h"
 #include "settings.h"
-#include "token_file.h"
 #include "tokenizer.h"
-#include "windows.h"
 
 namespace gpt {
 namespace {
@@ -114,111 +112,6 @@ TEST_F(GptDataTest, RejectsATokenizerThatRefersToWhatIsNotThere) {
       HasSubstr("is not a tokenizer"));
 }
 
-// ---- Files of tokens --------------------------------------------------------
-
-TEST_F(GptDataTest, TokensComeBackAtBothWidths) {
-  for (const int64_t vocabulary : {300, 70000}) {
-    const std::vector<int32_t> tokens{
-        0, 255, 299, static_cast<int32_t>(vocabulary - 1), 7};
-    TokenFile::write(folder_ / "x.tokens", tokens, vocabulary);
-    const TokenFile file(folder_ / "x.tokens");
-    EXPECT_EQ(file.size(), 5);
-    EXPECT_EQ(file.vocabulary(), vocabulary);
-    std::vector<int64_t> found(4);
-    file.read(1, found);
-    EXPECT_THAT(found, ElementsAre(255, 299, vocabulary - 1, 7));
-    EXPECT_THROW(file.read(2, found), std::out_of_range);
-  }
-}
-
-TEST_F(GptDataTest, RejectsFilesThatAreNotWhatTheySay) {
-  TokenFile::write(folder_ / "x.tokens", std::vector<int32_t>{1, 2, 3}, 256);
-  fs::resize_file(folder_ / "x.tokens", 28);
-  EXPECT_THAT(
-      message_of([&] { TokenFile(folder_ / "x.tokens"); }),
-      HasSubstr("says it has 3 tokens, but has 2"));
-  for (const auto& text : {std::string(), std::string(100, 'x')}) {
-    const auto path = write("y.tokens", text);
-    EXPECT_THAT(
-        message_of([&] { TokenFile{path}; }),
-        HasSubstr("not a file of tokens"));
-  }
-  // A token beyond the vocabulary would be read beyond the embedding.
-  TokenFile::write(folder_ / "z.tokens", std::vector<int32_t>{1, 300}, 256);
-  std::vector<int64_t> found(2);
-  const TokenFile damaged(folder_ / "z.tokens");
-  EXPECT_THAT(
-      message_of([&] { damaged.read(0, found); }), HasSubstr("token 300"));
-}
-
-// ---- Windows ----------------------------------------------------------------
-
-TEST_F(GptDataTest, AShuffleVisitsEveryPlaceOnce) {
-  for (const int64_t size : {1, 2, 3, 17, 64, 1000}) {
-    std::set<int64_t> places;
-    for (int64_t i = 0; i < size; ++i) {
-      const auto place = shuffled_place(i, size, 5);
-      EXPECT_GE(place, 0);
-      EXPECT_LT(place, size);
-      places.insert(place);
-    }
-    EXPECT_EQ(std::ssize(places), size);
-  }
-}
-
-class WindowsTest : public GptDataTest {
- protected:
-  Windows windows(int64_t size, int64_t length, uint64_t seed = 0) {
-    std::vector<int32_t> tokens(static_cast<size_t>(size));
-    std::iota(tokens.begin(), tokens.end(), 0);
-    TokenFile::write(folder_ / "w.tokens", tokens, size);
-    return Windows(TokenFile(folder_ / "w.tokens"), length, seed);
-  }
-};
-
-TEST_F(WindowsTest, TargetsAreTheTokensThatFollow) {
-  const auto all = windows(100, 10);
-  EXPECT_EQ(all.size(), 9);
-  const auto batch = all.shuffled(0, 9);
-  EXPECT_TRUE(torch::equal(batch.inputs + 1, batch.targets));
-  // An epoch sees every window once.
-  const auto starts = std::get<0>(batch.inputs.select(1, 0).sort());
-  EXPECT_TRUE(torch::equal(starts, torch::arange(0, 90, 10)));
-}
-
-TEST_F(WindowsTest, TheSameNumberIsTheSameWindowHoweverItIsAskedFor) {
-  const auto all = windows(1000, 7);
-  const auto whole = all.shuffled(130, 24);
-  for (const int64_t rows : {1, 2, 8}) {
-    for (int64_t first = 0; first < 24; first += rows) {
-      EXPECT_TRUE(torch::equal(
-          all.shuffled(130 + first, rows).inputs,
-          whole.inputs.narrow(0, first, rows)));
-    }
-  }
-}
-
-TEST_F(WindowsTest, EpochsAndSeedsHaveOrdersOfTheirOwn) {
-  const auto all = windows(1000, 9);
-  const auto size = all.size();
-  const auto first = all.shuffled(0, size).inputs;
-  EXPECT_FALSE(torch::equal(first, all.shuffled(size, size).inputs));
-  EXPECT_FALSE(
-      torch::equal(first, windows(1000, 9, 1).shuffled(0, size).inputs));
-}
-
-TEST_F(WindowsTest, SpreadReachesFromTheFirstToTheLast) {
-  const auto batch = windows(100, 10).spread(0, 5, 5);
-  EXPECT_EQ(batch.inputs[0][0].item<int64_t>(), 0);
-  EXPECT_EQ(batch.targets[4][9].item<int64_t>(), 99);
-}
-
-TEST_F(WindowsTest, RejectsATextThatIsTooShort) {
-  EXPECT_THAT(
-      message_of([&] { windows(10, 10); }),
-      AllOf(HasSubstr("10 tokens"), HasSubstr("--length")));
-}
-
 // ---- Corpus -----------------------------------------------------------------
 
 TEST_F(GptDataTest, ACorpusIsMadeOnceFromTextAlone) {
@@ -234,7 +127,34 @@ TEST_F(GptDataTest, ACorpusIsMadeOnceFromTextAlone) {
       HasSubstr("using the tokens"));
   const auto corpus = open_corpus(folder_ / "data");
   EXPECT_EQ(corpus.tokenizer.vocabulary(), 256);
-  EXPECT_GT(TokenFile(corpus.train).size(), 0);
+  EXPECT_GT(corpus.train.size(), 0);
+}
+
+TEST_F(GptDataTest, TokensAreInTheFormatOfTheLibrary) {
+  const auto text = write("a.txt", "abcdefgh");
+  prepare_corpus({.text = text, .validation = 0.5}, folder_ / "data");
+  std::ifstream file(folder_ / "data" / "train.tokens", std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  // docs/formats/token-file.md: so are the corpora of earlier versions.
+  EXPECT_EQ(
+      bytes,
+      std::string("TESSTOK1\2\0\0\0\0\1\0\0\4\0\0\0\0\0\0\0", 24) +
+          std::string("a\0b\0c\0d\0", 8));
+  const tessera::data::TokenWindows windows(
+      open_corpus(folder_ / "data").train, 3);
+  EXPECT_TRUE(torch::equal(
+      windows.get(0).targets, torch::tensor({'b', 'c', 'd'}, torch::kLong)));
+}
+
+TEST_F(GptDataTest, RejectsTokensThatAreDamaged) {
+  const auto text = write("a.txt", std::string(1000, 'a'));
+  prepare_corpus({.text = text}, folder_ / "data");
+  fs::resize_file(folder_ / "data" / "train.tokens", 100);
+  EXPECT_THAT(
+      message_of([&] { open_corpus(folder_ / "data"); }),
+      AllOf(
+          HasSubstr("train.tokens"),
+          HasSubstr("Remove \"" + (folder_ / "data").string() + "\"")));
 }
 
 TEST_F(GptDataTest, RejectsTokensThatWereMadeFromSomethingElse) {

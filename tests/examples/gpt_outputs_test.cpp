@@ -304,6 +304,10 @@ TEST_F(GptOutputsTest, OtherStepsOnResumeAreTold) {
           HasSubstr("the learning rate now falls until step 12, not 8"),
           HasSubstr("--decay-steps 8 keeps the old curve")));
   EXPECT_EQ(num_times(longer.output, "the learning rate now falls"), 1);
+  // From the first resumed step on, whatever the checkpoint says.
+  EXPECT_EQ(
+      log("run", "step").at(8).at("lr").get<double>(),
+      gpt::learning_rate({.steps = 12, .warmup = 3}, 8));
   const auto kept = train(2, "run", {"--steps", "14", "--decay-steps", "12"});
   EXPECT_EQ(kept.exit_code, 0) << kept.output;
   EXPECT_THAT(kept.output, Not(HasSubstr("the learning rate now falls")));

@@ -15,6 +15,7 @@
 #include "learning_rate.h"
 #include "outcome.h"
 #include "sampling.h"
+#include "schedule.h"
 #include "settings.h"
 
 namespace tessera {
@@ -154,6 +155,36 @@ TEST(GptLearningRateTest, FallsUntilDecayStepsAndStaysThere) {
   EXPECT_NEAR(gpt::learning_rate(settings, 55), 0.55, 1e-12); // half way
   EXPECT_NEAR(gpt::learning_rate(settings, 100), 0.1, 1e-12);
   EXPECT_NEAR(gpt::learning_rate(settings, 999), 0.1, 1e-12);
+}
+
+TEST(GptLearningRateTest, TheScheduleIsTheCurveOfTheFlags) {
+  const gpt::Settings settings{
+      .steps = 9, .lr = 1, .min_lr = 0.1, .warmup = 3, .decay_steps = 7};
+  torch::optim::SGD optimizer({torch::zeros({2})}, /*lr=*/1);
+  gpt::Schedule schedule(optimizer, settings);
+  for (int64_t step = 0; step < settings.steps; ++step) {
+    EXPECT_EQ(
+        optimizer.param_groups()[0].options().get_lr(),
+        gpt::learning_rate(settings, step)); // bit by bit
+    optimizer.step();
+    schedule.step();
+  }
+}
+
+TEST(GptLearningRateTest, AResumedScheduleGoesOnFromItsStepOnTheNewCurve) {
+  const gpt::Settings before{.steps = 9, .lr = 1, .min_lr = 0.1, .warmup = 3};
+  const gpt::Settings after{.steps = 20, .lr = 2, .min_lr = 0.5, .warmup = 2};
+  torch::optim::SGD optimizer({torch::zeros({2})}, /*lr=*/1);
+  gpt::Schedule saved(optimizer, before);
+  for (int64_t step = 0; step < 5; ++step) {
+    saved.step();
+  }
+  torch::optim::SGD other({torch::zeros({2})}, /*lr=*/1);
+  gpt::Schedule resumed(other, after);
+  resumed.load_state_dict(saved.state_dict());
+  EXPECT_EQ(resumed.last_epoch(), 5);
+  EXPECT_EQ(
+      other.param_groups()[0].options().get_lr(), gpt::learning_rate(after, 5));
 }
 
 // ---- How a run ended --------------------------------------------------------

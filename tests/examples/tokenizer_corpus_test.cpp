@@ -11,7 +11,6 @@
 #include "corpus.h"
 #include "examples/tokenizer_files.h"
 #include "settings.h"
-#include "token_file.h"
 
 namespace gpt {
 namespace {
@@ -20,8 +19,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-std::vector<int32_t> tokens_of(const fs::path& path) {
-  const TokenFile file(path);
+std::vector<int32_t> tokens_of(const tessera::data::TokenFile& file) {
   std::vector<int64_t> tokens(static_cast<size_t>(file.size()));
   file.read(0, tokens);
   return {tokens.begin(), tokens.end()};
@@ -70,7 +68,7 @@ TEST_F(TokenizerCorpusTest, TheTokensAreThoseOfTheFile) {
   auto corpus = open_corpus(folder_ / "data");
   auto tokenizer = JsonTokenizer::read(folder_ / "tokenizer.json");
   EXPECT_EQ(corpus.tokenizer.vocabulary(), tokenizer.vocabulary());
-  EXPECT_EQ(TokenFile(corpus.train).vocabulary(), tokenizer.vocabulary());
+  EXPECT_EQ(corpus.train.vocabulary(), tokenizer.vocabulary());
   EXPECT_EQ(
       corpus.tokenizer.encode("Straße 12"), tokenizer.encode("Straße 12"));
   EXPECT_EQ(
