@@ -65,6 +65,8 @@ int main(int argc, char** argv) {
   tessera::fully_shard(model);
   tessera::optim::AdamW optimizer(tessera::parameters(model), 1e-3);
 
+  tessera::GradientAccumulation accumulation(
+      model, {optimizer}, tessera::GradientAccumulationOptions().max_norm(1.0));
   tessera::TrainingState training(model, {optimizer});
   tessera::checkpoint::Manager checkpoints("checkpoints");
   const int64_t first = checkpoints.load_latest(training).value_or(0);
@@ -74,15 +76,13 @@ int main(int argc, char** argv) {
     const auto input = inputs.tensor_split(world.size())[world.rank()];
     const auto target = targets.tensor_split(world.size())[world.rank()];
     auto loss = torch::mse_loss(model->forward(input), target);
-    optimizer.zero_grad();
-    loss.backward();
-    tessera::clip_grad_norm_(model, 1.0);
-    optimizer.step();
+    accumulation.backward(loss, input.size(0));
     if ((step + 1) % 20 == 0) {
-      auto mean = loss.detach().clone();
-      world.all_reduce(mean, tessera::ReduceOp::Avg);
+      tessera::Metrics metrics;
+      metrics.mean("loss", loss, input.size(0));
+      const double mean = metrics.reduce().at("loss");
       if (world.rank() == 0) {
-        std::printf("step %3ld  loss %.4f\n", step + 1, mean.item<double>());
+        std::printf("step %3ld  loss %.4f\n", step + 1, mean);
       }
     }
     if ((step + 1) % 50 == 0) {
