@@ -3,6 +3,7 @@
 
     base <- libtorch <- { comm, deferred } <- engine <- { recompute, state } <- optim
     these <- { transfer <- fsdp, ddp <- zero, checkpoint <- data }
+    checkpoint/format <- exported/format <- { checkpoint, plan, exported }: bytes, without LibTorch
     all of these, report <- train
     all but train, and launch, plan, report <- cli
     plan: arithmetic without LibTorch, on stored checkpoints and on POLICIES of the others
@@ -34,13 +35,15 @@ MAY_INCLUDE = {
     "fsdp": CORE + ["transfer"],
     "ddp": CORE,
     "zero": CORE + ["ddp"],
-    "checkpoint": CORE,
+    "checkpoint": CORE + ["exported/format"],
     "data": CORE + ["checkpoint"],
+    "exported/format": [],  # and checkpoint/format; see check_direction
+    "exported": CORE + FRONTS + ["exported/format"],
     "report": [],
-    "train": CORE + FRONTS + ["report"],
+    "train": CORE + FRONTS + ["exported", "report"],
     "launch": [],
-    "plan": ["comm", "engine", "ddp", "zero", "checkpoint"],
-    "cli": CORE + FRONTS + ["report", "launch", "plan"],
+    "plan": ["comm", "engine", "ddp", "zero", "checkpoint", "exported/format"],
+    "cli": CORE + FRONTS + ["exported", "exported/format", "report", "launch", "plan"],
 }
 
 # What each room of comm may include of the others. Headers straight under
@@ -93,7 +96,10 @@ def layer_of(path):
     """The layer a file of the tree belongs to, or the unknown folder's name."""
     parts = path.split("/")
     inside = parts[2:] if parts[0] == "include" else parts[1:]
-    return TOP if len(inside) == 1 else inside[0]
+    if len(inside) == 1:
+        return TOP
+    room = "/".join(inside[:2])
+    return room if room == "exported/format" else inside[0]
 
 
 def resolve(path, quoted, name, tree):
@@ -134,7 +140,7 @@ def has_no_torch(path):
     """Parts that build without LibTorch, so that they build fast and run under TSan."""
     if path.startswith("src/comm/shm/"):
         return not posixpath.basename(path).startswith("reduce_kernels.")
-    rooms = ("src/base/", "src/launch/", "src/plan/", "src/report/", "src/checkpoint/format/")
+    rooms = ("src/base/", "src/launch/", "src/plan/", "src/report/", "src/checkpoint/format/", "src/exported/format/")
     return path.startswith(rooms + POLICIES)
 
 
@@ -172,6 +178,8 @@ def check_direction(path, include):
             yield "no-torch", f"{include.name} belongs to the part with LibTorch, this one builds without"
     elif source == TOP:
         yield "direction", f"{include.name}: a top-level file includes no layer, this is {wanted}"
+    elif source == "exported/format" and target.startswith("src/checkpoint/format/"):
+        return
     elif wanted not in (source, "base") and wanted not in MAY_INCLUDE.get(source, []):
         allowed = ", ".join(MAY_INCLUDE.get(source, [])) or "no other layer"
         yield "direction", f"{include.name}: {source} may not include {wanted}, only {allowed}"
@@ -266,6 +274,10 @@ CLEAN = {
     "src/fsdp/wrap.cpp": '#include <tessera/fsdp/wrap.h>\n\n#include "optim/adam.h"\n',
     "src/zero/zero.cpp": "#include <tessera/ddp/reduce.h>\n",
     "src/checkpoint/save.h": '/* #include "fsdp/x.h" */\n// #include "fsdp/x.h"\n#include "optim/adam.h"\n',
+    "src/checkpoint/format/zip.h": "#include <string>\n",
+    "src/exported/format/program.h": '#include "checkpoint/format/zip.h"\n',
+    "src/checkpoint/disk/pt2.cpp": '#include "exported/format/program.h"\n',
+    "src/exported/module.h": '#include <ATen/core/Tensor.h>\n#include "exported/format/program.h"\n',
     "src/launch/run.h": "#include <string>\n",
     "src/cli/main.cpp": (
         '#include <torch/csrc/distributed/c10d/HashStore.hpp>\n#include "launch/run.h"\n#include "checkpoint/save.h"\n'
@@ -300,6 +312,10 @@ BROKEN = [
     ("src/comm/shm/a.cpp", '#include "comm/shm/reduce_kernels.h"\n', "no-torch", 1),
     ("src/checkpoint/format/a.cpp", "#include <tessera/error.h>\n", "no-torch", 1),
     ("src/checkpoint/format/a.cpp", '#include "checkpoint/save.h"\n', "no-torch", 1),
+    ("src/exported/format/a.cpp", '#include "checkpoint/save.h"\n', "direction", 1),
+    ("src/exported/format/a.cpp", '#include "exported/module.h"\n', "direction", 1),
+    ("src/exported/format/a.cpp", "#include <ATen/ATen.h>\n", "no-torch", 1),
+    ("src/checkpoint/a.cpp", '#include "exported/module.h"\n', "direction", 1),
     ("src/report/a.cpp", "#include <ATen/ATen.h>\n", "no-torch", 1),
     ("src/report/a.cpp", '#include "comm/diagnostics/call.h"\n', "direction", 1),
     ("include/tessera/comm/a.h", '#include "tessera/api.h"\n', "public-quotes", 1),
