@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-targets=(pickle metadata safetensors torch_file checksums)
+targets=(pickle metadata safetensors torch_file checksums exported)
 seeds=tests/checkpoint/format/corpus
 folder=build/fuzz
 

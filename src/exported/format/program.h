@@ -149,7 +149,8 @@ struct Node {
   bool returns_single_tensor = false;
 };
 
-/// A number in a shape: written, or an expression of symbols ("2*s0 + 1").
+/// A number in a shape: written, or an expression of symbols as sympy's srepr()
+/// prints it: "Mul(Integer(2), Symbol('s0', positive=True, integer=True))".
 template <class Number>
 struct Expression {
   std::variant<std::string, Number>

@@ -13,6 +13,7 @@
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/format/support.h"
 #include "checkpoint/format/torch_file.h"
+#include "exported/format/archive_reader.h"
 
 namespace tessera::format {
 namespace {
@@ -119,7 +120,12 @@ INSTANTIATE_TEST_SUITE_P(
             "torch_file",
             fuzz_torch_file,
             read_torch_file,
-            {"kinds.pt", "weights.pt", "optim.pt"}}),
+            {"kinds.pt", "weights.pt", "optim.pt"}},
+        Format{
+            "exported",
+            fuzz_exported,
+            [](ByteSpan bytes) { exported::read_archive(bytes); },
+            {"tiny.pt2"}}),
     [](const auto& param) { return param.param.name; });
 
 // Goldens and damage: tests/checkpoint/disk/checksums_test.cpp.

@@ -2,6 +2,8 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <map>
+#include <optional>
 #include <string>
 
 #include "checkpoint/disk/checksums.h"
@@ -12,6 +14,8 @@
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/format/safetensors_index.h"
 #include "checkpoint/format/torch_file.h"
+#include "exported/format/archive_reader.h"
+#include "exported/format/program_reader.h"
 
 namespace tessera::format {
 namespace {
@@ -29,6 +33,17 @@ void ignore_refusal(const Read& read) {
   try {
     read();
   } catch (const FormatError&) {
+  }
+}
+
+void require_within(
+    const std::map<std::string, exported::Payload>& payloads,
+    ByteSpan bytes) {
+  for (const auto& [path, payload] : payloads) {
+    require(
+        payload.offset <= bytes.size() &&
+            payload.size <= bytes.size() - payload.offset,
+        "a tensor lies outside the archive");
   }
 }
 
@@ -82,6 +97,19 @@ void fuzz_checksums(ByteSpan bytes) {
   require(
       written.empty() || written == as_text(bytes),
       "checksums changed when they were written");
+}
+
+// The bytes are an archive, or the JSON in one: most changes to an archive
+// break its directory before they reach the JSON.
+void fuzz_exported(ByteSpan bytes) {
+  ignore_refusal([&] {
+    const auto archive = exported::read_archive(bytes);
+    require_within(archive.weights, bytes);
+    for (const auto& [name, constants] : archive.constants) {
+      require_within(constants, bytes);
+    }
+  });
+  ignore_refusal([&] { exported::read_program(as_text(bytes), "model.json"); });
 }
 
 } // namespace tessera::format

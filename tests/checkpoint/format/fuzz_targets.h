@@ -12,5 +12,7 @@ void fuzz_metadata(ByteSpan bytes);
 void fuzz_safetensors(ByteSpan bytes);
 void fuzz_torch_file(ByteSpan bytes);
 void fuzz_checksums(ByteSpan bytes);
+/// Aborts if a tensor that was accepted reaches out of the archive.
+void fuzz_exported(ByteSpan bytes);
 
 } // namespace tessera::format
