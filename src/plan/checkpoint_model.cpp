@@ -139,12 +139,19 @@ CheckpointModel model_of(
   CheckpointModel result;
   std::map<OrderKey, std::pair<std::string, UnitKind>> units;
   UnitKind root;
+  const auto is_selected = [&](const std::string& name) {
+    return prefix.empty() || is_below(name, prefix);
+  };
   for (const StoredTensor& tensor : source.tensors()) {
-    if (!prefix.empty() && !is_below(tensor.name, prefix)) {
+    if (!is_selected(tensor.name)) {
       ++result.num_left_out;
       continue;
     }
-    if (!is_trainable(tensor.dtype)) {
+    if (!tensor.tied_to.empty() && is_selected(tensor.tied_to)) {
+      ++result.num_tied;
+      continue;
+    }
+    if (tensor.is_buffer || !is_trainable(tensor.dtype)) {
       ++result.num_buffers;
       result.model.buffer_bytes =
           plus(result.model.buffer_bytes, static_cast<int64_t>(tensor.bytes()));

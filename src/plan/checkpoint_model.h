@@ -22,7 +22,8 @@ struct CheckpointOptions {
 struct CheckpointModel {
   Model model;
   size_t num_left_out = 0; // tensors that were not selected
-  size_t num_buffers = 0; // tensors of integers
+  size_t num_buffers = 0; // tensors of integers, and those that are buffers
+  size_t num_tied = 0; // parameters that are another one: counted once
 };
 
 /// Reads no data. Throws PlanError, also if no parameter is selected.

@@ -102,6 +102,11 @@ ModelSubject checkpoint_of(const Request& request, Notes& notes) {
         count_text(found.num_buffers, "tensor") +
         " without gradient: whole on every rank, as buffers");
   }
+  if (found.num_tied > 0) {
+    notes.push_back(
+        count_text(found.num_tied, "tensor") +
+        " tied to another one: counted once");
+  }
   notes.emplace_back(
       request.grouping.unit.empty()
           ? "units: each module of a numbered list (blocks.7); the rest is the root"

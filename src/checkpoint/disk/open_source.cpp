@@ -9,6 +9,7 @@
 #include "checkpoint/disk/source.h"
 #include "checkpoint/format/bytes.h"
 #include "checkpoint/format/error.h"
+#include "exported/format/archive_reader.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 constexpr const char* kWhatIsRead =
     "A checkpoint is a folder with .metadata (DCP), a folder with "
     "model.safetensors.index.json or one .safetensors file, or a file of "
-    "safetensors or torch.save.";
+    "safetensors, torch.save or torch.export.save.";
 
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> names;
@@ -88,6 +89,17 @@ std::string first_bytes(const fs::path& path) {
   return bytes;
 }
 
+// A damaged archive is none: whoever reads it as a torch file says what is
+// wrong.
+bool is_exported(const fs::path& path) {
+  const Input input = open_input(path);
+  try {
+    return exported::is_archive(part_of(input.file, path, 0, input.bytes));
+  } catch (const format::FormatError&) {
+    return false;
+  }
+}
+
 std::unique_ptr<Source> open_file_at(OpenedPath at, const fs::path& resolved) {
   if (at.path.filename() == kDcpMetadataName) {
     at.root = resolved.parent_path();
@@ -103,6 +115,10 @@ std::unique_ptr<Source> open_file_at(OpenedPath at, const fs::path& resolved) {
   at.root = resolved.parent_path();
   at.name = resolved.filename().string();
   const std::string begin = first_bytes(resolved);
+  if (begin.starts_with("PK") &&
+      (at.path.extension() == ".pt2" || is_exported(resolved))) {
+    return open_exported(at);
+  }
   // 0x80 begins files of torch.save before 1.6: their reader refuses them with
   // a better message.
   if (begin.starts_with("PK") || begin.starts_with('\x80')) {

@@ -29,5 +29,6 @@ std::unique_ptr<Source> open_dcp(const OpenedPath& at);
 std::unique_ptr<Source> open_safetensors_file(const OpenedPath& at);
 std::unique_ptr<Source> open_safetensors_index(const OpenedPath& at);
 std::unique_ptr<Source> open_torch_file(const OpenedPath& at);
+std::unique_ptr<Source> open_exported(const OpenedPath& at);
 
 } // namespace tessera::checkpoint

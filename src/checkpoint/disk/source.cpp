@@ -21,6 +21,8 @@ const char* name_of(Format format) {
       return "safetensors";
     case Format::TorchFile:
       return "torch file";
+    case Format::Exported:
+      return "exported program";
   }
   return "?";
 }

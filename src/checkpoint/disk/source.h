@@ -23,8 +23,8 @@
 
 namespace tessera::checkpoint {
 
-enum class Format { Dcp, Safetensors, TorchFile };
-/// "DCP", "safetensors", "torch file".
+enum class Format { Dcp, Safetensors, TorchFile, Exported };
+/// "DCP", "safetensors", "torch file", "exported program".
 const char* name_of(Format format);
 
 /// A box of a tensor that is stored in one piece, an item of a source.
@@ -43,6 +43,9 @@ struct StoredTensor {
   format::DType dtype = format::DType::Float32;
   std::vector<int64_t> sizes;
   std::vector<StoredBox> boxes; // cover it exactly once; none without elements
+  // What only an exported program says:
+  bool is_buffer = false; // or a parameter
+  std::string tied_to; // an earlier tensor that has the same elements, or empty
 
   int64_t numel() const;
   uint64_t bytes() const;
@@ -89,12 +92,13 @@ class Source {
  public:
   /// Finds out the format of `path`: a folder with .metadata, or with
   /// model.safetensors.index.json, or with one *.safetensors; an index; a
-  /// safetensors file; a torch file. Throws FileError if the path is none of
-  /// these (saying what was found and what is supported), if something is
-  /// damaged or hostile (naming the file), and for symbolic links below the
-  /// folder that lead out of it. Throws DamageError if .checksums is damaged,
-  /// and for files whose size differs from the one in .checksums or that are
-  /// not listed there.
+  /// safetensors file; a torch file; an archive of torch.export (.pt2), whose
+  /// tensors are its parameters and persistent buffers. Throws FileError if the
+  /// path is none of these (saying what was found and what is supported), if
+  /// something is damaged or hostile (naming the file), and for symbolic links
+  /// below the folder that lead out of it. Throws DamageError if .checksums is
+  /// damaged, and for files whose size differs from the one in .checksums or
+  /// that are not listed there.
   static std::unique_ptr<Source> open(
       const fs::path& path,
       Sums sums = Sums::Compare);
@@ -136,7 +140,8 @@ class Source {
   const std::vector<std::vector<format::DcpPath::Key>>& empty_dicts() const {
     return empty_dicts_;
   }
-  /// What a safetensors file says about itself ("format": "pt").
+  /// What a safetensors file says about itself ("format": "pt"), and which
+  /// programs an archive of torch.export holds.
   const std::map<std::string, std::string>& notes() const {
     return notes_;
   }

@@ -69,10 +69,12 @@ class Verifier {
     }
   }
 
-  // A torch file has no checksums, and a single file only if the folder's
+  // Archives have no checksums, and a single file only if the folder's
   // checksums list it.
   void take_checksums() {
-    if (source_ && source_->format() == Format::TorchFile) {
+    if (source_ &&
+        (source_->format() == Format::TorchFile ||
+         source_->format() == Format::Exported)) {
       return;
     }
     sums_ = read_side_file(root_);

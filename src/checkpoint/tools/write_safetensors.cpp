@@ -47,7 +47,9 @@ void write_tensors(
     const Entries& entries,
     const Append& append) {
   format::SafetensorsHeader header;
-  header.metadata = content.source->notes();
+  if (content.source->format() == Format::Safetensors) {
+    header.metadata = content.source->notes();
+  }
   header.metadata.emplace(
       "format", "pt"); // some readers refuse files without it
   std::map<std::string, const TensorEntry*> by_name;

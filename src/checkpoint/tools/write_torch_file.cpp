@@ -26,8 +26,8 @@ namespace {
 
 using caffe2::serialize::PyTorchStreamWriter;
 
-// Tensors that share memory in a torch file still share it in the copy: tied
-// weights.
+// Tensors that share memory in a torch file or an exported program still share
+// it in the copy: tied weights.
 using Identity = std::
     tuple<uint64_t, std::vector<int64_t>, std::vector<int64_t>, format::DType>;
 
@@ -115,8 +115,9 @@ class TorchTarget {
   size_t storage_of(const TensorEntry& entry) {
     const size_t number = storages_.size();
     const auto& tensor = *entry.tensor;
-    if (content_.source->format() == Format::TorchFile &&
-        !tensor.boxes.empty()) {
+    const bool may_share = content_.source->format() == Format::TorchFile ||
+        content_.source->format() == Format::Exported;
+    if (may_share && !tensor.boxes.empty()) {
       const Place place = content_.source->locate(tensor, tensor.boxes[0]);
       const auto [found, is_new] = known_.emplace(
           Identity{place.offset, tensor.sizes, place.strides, tensor.dtype},
