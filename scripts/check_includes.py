@@ -70,7 +70,7 @@ BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.S)
 HOMES = [
     ("torch/csrc/distributed/", ("src/comm/", "src/cli/", "src/pch.h"), "c10d"),
     ("torch/csrc/autograd/", ("src/engine/", "src/deferred/", "src/recompute/", "src/libtorch/", "src/train/trace.cpp", "src/pch.h"), "autograd"),
-    ("ATen/core/dispatch/", ("src/engine/", "src/deferred/", "src/recompute/", "src/libtorch/"), "dispatcher"),
+    ("ATen/core/dispatch/", ("src/engine/", "src/deferred/", "src/exported/", "src/recompute/", "src/libtorch/"), "dispatcher"),
     ("torch/library.h", ("src/engine/", "src/deferred/", "src/recompute/", "src/libtorch/"), "dispatcher"),
 ]
 

@@ -26,7 +26,10 @@
 #include <tessera/engine/seed.h>
 #include <tessera/engine/sharded_tensor.h>
 #include <tessera/engine/tensor_box.h>
+#include <tessera/engine/transient_buffers.h>
 #include <tessera/error.h>
+#include <tessera/exported/exported.h>
+#include <tessera/exported/value.h>
 #include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/fully_shard.h>
 #include <tessera/fsdp/summon.h>

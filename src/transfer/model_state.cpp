@@ -40,8 +40,10 @@ StateDict local_state(torch::nn::Module& module, bool offload_to_cpu) {
         origin ? StateValue::part(shown(tensor), *origin)
                : StateValue(shown(tensor)));
   }
-  for (const auto& [name, tensor] : named_buffers(module)) {
-    result.set(name, StateValue::of_any_rank(shown(tensor)));
+  for (const transfer::StateEntry& entry : transfer::state_entries(module)) {
+    if (entry.is_buffer) {
+      result.set(entry.name, StateValue::of_any_rank(shown(entry.tensor)));
+    }
   }
   return result;
 }

@@ -1,5 +1,7 @@
 #include "transfer/state_entries.h"
 
+#include <tessera/engine/transient_buffers.h>
+
 #include "engine/names.h"
 
 namespace tessera::transfer {
@@ -9,9 +11,12 @@ void add_entries(
     const torch::nn::Module& module,
     const std::string& prefix,
     std::vector<StateEntry>& entries) {
+  const auto* transient = dynamic_cast<const HasTransientBuffers*>(&module);
   const auto add = [&](const auto& items, bool are_buffers) {
     for (const auto& item : items) {
-      if (item.value().defined()) {
+      const bool is_left_out = are_buffers && transient != nullptr &&
+          !transient->is_persistent(item.key());
+      if (item.value().defined() && !is_left_out) {
         entries.push_back(
             {engine::clean_name(prefix + item.key()),
              item.value(),

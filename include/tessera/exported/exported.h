@@ -1,0 +1,165 @@
+#pragma once
+
+#include <tessera/api.h>
+#include <tessera/engine/transient_buffers.h>
+#include <tessera/exported/value.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <concepts>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+namespace exported {
+class Model;
+} // namespace exported
+
+/// A module of an exported model: it has the parameters, buffers and submodules
+/// that Python's module has, under Python's names, but no forward() of its own,
+/// since a file has one program for the whole model. It can be sharded, frozen,
+/// or looked into, as any torch::nn::Module.
+class TESSERA_API ExportedModule : public torch::nn::Module,
+                                   public HasTransientBuffers {
+ public:
+  /// Made by load_exported().
+  ExportedModule(std::string path, std::string class_name);
+
+  /// The path in the model: "layers.0.attn"; empty for the model itself.
+  const std::string& path() const {
+    return path_;
+  }
+  /// Python's class, "torch.nn.modules.linear.Linear"; empty if no node of the
+  /// program comes from the module.
+  const std::string& class_name() const {
+    return class_name_;
+  }
+  /// Whether state dicts have a buffer of this module. Buffers that Python
+  /// registered with persistent=False are not part of them.
+  bool is_persistent(const std::string& buffer) const override {
+    return !transient_.contains(buffer);
+  }
+
+  /// Converts floating parameters and buffers only: an index stays one.
+  void to(at::Device device, at::ScalarType dtype, bool non_blocking = false)
+      override;
+  void to(at::ScalarType dtype, bool non_blocking = false) override;
+  void to(at::Device device, bool non_blocking = false) override;
+
+ protected:
+  /// What to() above do, to this module and those below.
+  virtual void convert(
+      std::optional<at::Device> device,
+      std::optional<at::ScalarType> dtype,
+      bool non_blocking);
+
+ private:
+  friend class exported::Model;
+
+  std::string path_;
+  std::string class_name_;
+  std::set<std::string> transient_; // buffers
+};
+
+/// A Python model that torch.export wrote to a file, run by LibTorch: trained,
+/// sharded and saved as any module is. See load_exported().
+class TESSERA_API ExportedImpl : public ExportedModule {
+ public:
+  /// Made by load_exported().
+  explicit ExportedImpl(std::unique_ptr<exported::Model> model);
+  ~ExportedImpl() override;
+
+  /// Runs the model on tensors, given in the order of Python's arguments, and
+  /// returns the tensor that it gives. If it gives something else, or several,
+  /// this throws c10::TypeError: use the form below.
+  at::Tensor forward(const at::Tensor& input);
+  template <std::convertible_to<at::Tensor>... Tensors>
+  at::Tensor forward(
+      const at::Tensor& first,
+      const at::Tensor& second,
+      const Tensors&... rest) {
+    return run(ExportedArgs{first, second, rest...}).tensor();
+  }
+  /// Runs the model on any arguments and returns what Python's forward() does.
+  /// Arguments whose value was fixed at export (numbers, None, strings) may be
+  /// left out.
+  ///
+  /// Throws, with nothing run, c10::ValueError or c10::TypeError that names the
+  /// input if an argument does not fit: its form, dtype, shape, or the range
+  /// that its shape was exported for.
+  ExportedValue forward(const ExportedArgs& args);
+
+  /// A copy with parameters and buffers of its own.
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const override;
+
+  /// Chooses the program: a file of tessera_export.py has one for training and
+  /// one for evaluation. A file of plain torch.export.save has one, in which
+  /// dropout and batch norm do as they did when it was exported: forward()
+  /// throws in the other mode, if such operators are in it.
+  void train(bool on = true) override;
+
+  /// The module at a path, "layers.0". Throws c10::ValueError, with the nearest
+  /// names, if there is none.
+  std::shared_ptr<ExportedModule> module_at(const std::string& path);
+  /// The file it was loaded from.
+  const std::filesystem::path& file() const;
+
+ protected:
+  void convert(
+      std::optional<at::Device> device,
+      std::optional<at::ScalarType> dtype,
+      bool non_blocking) override;
+
+ private:
+  ExportedValue run(const ExportedArgs& args);
+
+  std::unique_ptr<exported::Model> model_;
+};
+
+/// The holder of an exported model: a pointer, as every holder of LibTorch.
+class TESSERA_API Exported : public torch::nn::ModuleHolder<ExportedImpl> {
+ public:
+  using torch::nn::ModuleHolder<ExportedImpl>::ModuleHolder;
+};
+
+/// Options of load_exported().
+struct TESSERA_API ExportedOptions {
+  /// Where parameters and buffers go; default: host memory. Devices that the
+  /// program names change with it.
+  TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;
+  /// Accept a file whose weights are missing, because it was exported with fake
+  /// tensors: they are filled with NaN (integers with 0) until state is loaded.
+  TORCH_ARG(bool, allow_missing) = false;
+};
+
+/// Loads a model that Python wrote with torch.export.save() or with
+/// tessera_export.py:
+///
+///   auto model = tessera::load_exported("model.pt2");
+///   at::Tensor logits = model->forward(ids);
+///
+/// The module tree, the parameters and the buffers have Python's names; tied
+/// parameters are one tensor. It is in training mode, unless the file has a
+/// program for evaluation only.
+///
+/// Each operator of the program is called as Python calls it, so results and
+/// gradients are bit-equal to Python's with the same kernels. Python, pickled
+/// bytes and code in the file are never run.
+///
+/// Throws c10::Error on all ranks if the file cannot be read on any of them;
+/// c10::NotImplementedError, with all operators that are missing, if this
+/// LibTorch cannot run it. Collective over the world, if there is one.
+TESSERA_API Exported load_exported(
+    const std::filesystem::path& path,
+    const ExportedOptions& options = {});
+
+} // namespace tessera

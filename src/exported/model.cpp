@@ -1,0 +1,178 @@
+#include "exported/model.h"
+
+#include <tessera/error.h>
+
+#include <ATen/core/grad_mode.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <unordered_map>
+#include <utility>
+
+namespace tessera::exported {
+namespace {
+
+/// The path without its last segment, and that segment.
+std::pair<std::string, std::string> split_path(const std::string& path) {
+  const size_t dot = path.rfind('.');
+  return dot == path.npos
+      ? std::pair(std::string(), path)
+      : std::pair(path.substr(0, dot), path.substr(dot + 1));
+}
+
+using ClassNames = std::unordered_map<std::string, std::string>;
+
+void collect_classes(const Graph& graph, ClassNames& classes) {
+  for (const Node& node : graph.nodes) {
+    for (const ModuleFrame& frame : node.modules) {
+      classes.try_emplace(frame.path, frame.class_name);
+    }
+    for (const NamedArgument& input : node.inputs) {
+      const auto* nested = std::get_if<NestedGraph>(&input.argument.value);
+      if (nested != nullptr && nested->graph != nullptr) {
+        collect_classes(*nested->graph, classes);
+      }
+    }
+  }
+}
+
+/// Python's name of a module that is called a second time: "l@1".
+std::string without_call(const std::string& path) {
+  return path.substr(0, path.find('@'));
+}
+
+} // namespace
+
+Model::Model(
+    std::shared_ptr<const ModelFile> file,
+    Programs programs,
+    std::vector<at::Tensor> weights)
+    : file_(std::move(file)),
+      programs_(std::move(programs)),
+      weights_(std::move(weights)) {}
+
+void Model::build(ExportedImpl& root) const {
+  ClassNames classes;
+  for (const auto& program : programs_) {
+    collect_classes(program->program.graph, classes);
+  }
+  root.class_name_ = classes[""];
+  std::unordered_map<std::string, ExportedModule*> modules{{"", &root}};
+  const auto module_at = [&](const auto& self,
+                             const std::string& path) -> ExportedModule& {
+    const auto found = modules.find(path);
+    if (found != modules.end()) {
+      return *found->second;
+    }
+    const auto [parent, name] = split_path(path);
+    const auto made = std::make_shared<ExportedModule>(path, classes[path]);
+    self(self, parent).register_module(name, made);
+    modules[path] = made.get();
+    return *made;
+  };
+  // The calls are in Python's order of modules.
+  for (const auto& program : programs_) {
+    for (const ModuleCall& call : program->program.module_calls) {
+      module_at(module_at, without_call(call.path));
+    }
+  }
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    const WeightSpec& spec = file_->weights[i];
+    const auto [path, name] = split_path(spec.path);
+    if (spec.kind == WeightSpec::Kind::Parameter) {
+      module_at(module_at, path)
+          .register_parameter(
+              name, weights_[i], spec.payload->meta.requires_grad);
+    } else if (spec.kind == WeightSpec::Kind::Buffer) {
+      ExportedModule& module = module_at(module_at, path);
+      module.register_buffer(name, weights_[i]);
+      if (!spec.is_persistent) {
+        module.transient_.insert(name);
+      }
+    }
+  }
+}
+
+bool Model::begins_in_training() const {
+  return programs_.size() > 1 || programs_.front()->frozen.fits(true);
+}
+
+const ModelProgram& Model::program_for(bool is_training) const {
+  if (!is_training && programs_.size() > 1) {
+    return *programs_.back();
+  }
+  const ModelProgram& program = *programs_.front();
+  if (!program.frozen.fits(is_training)) {
+    raise<c10::ValueError>(
+        {.call = "forward", .path = file_->path.native()},
+        fmt::format(
+            "the model is in {} mode, but the file has one program only, which was exported in {} mode: {}. Call {}, or write a file for both modes with tessera_export.py.",
+            is_training ? "training" : "evaluation",
+            is_training ? "evaluation" : "training",
+            program.frozen.operators(!is_training),
+            is_training ? "eval()" : "train()"));
+  }
+  return program;
+}
+
+ExportedValue Model::run(const ExportedArgs& args, bool is_training) {
+  const ModelProgram& program = program_for(is_training);
+  if (!weights_.empty() && weights_.front().is_meta()) {
+    raise(
+        {.call = "forward", .path = file_->path.native()},
+        "the parameters have no values yet. Call fully_shard() or materialize() on the model first.");
+  }
+  const auto chosen = ready(program);
+  std::vector<c10::IValue> inputs = program.signature.flatten(args, dtype_);
+  const std::vector<c10::IValue> outputs =
+      exported::run(chosen->code, weights_, inputs);
+  std::vector<c10::IValue> results;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (chosen->outputs[i].kind == OutputSpec::Kind::User) {
+      results.push_back(outputs[i]);
+    }
+  }
+  write_back(*chosen, inputs, outputs);
+  return program.signature.unflatten(results);
+}
+
+/// Buffers that the program gives anew, and inputs that it changes.
+void Model::write_back(
+    const ReadyProgram& ready,
+    const std::vector<c10::IValue>& inputs,
+    const std::vector<c10::IValue>& outputs) const {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const ReadyProgram::Output& output = ready.outputs[i];
+    if (output.kind == OutputSpec::Kind::BufferMutation) {
+      const at::NoGradGuard no_grad;
+      weights_[output.target].copy_(outputs[i].toTensor());
+    } else if (output.kind == OutputSpec::Kind::UserInputMutation) {
+      inputs[output.target].toTensor().copy_(outputs[i].toTensor());
+    }
+  }
+}
+
+std::unique_ptr<Model> Model::copy(
+    const std::optional<at::Device>& device) const {
+  const at::NoGradGuard no_grad;
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> copies;
+  std::vector<at::Tensor> weights;
+  for (const at::Tensor& weight : weights_) {
+    at::Tensor& made = copies[weight.unsafeGetTensorImpl()];
+    if (!made.defined()) {
+      made = weight.detach().clone();
+      made = device ? made.to(*device) : made;
+    }
+    weights.push_back(made);
+  }
+  auto result = std::make_unique<Model>(file_, programs_, std::move(weights));
+  result->dtype_ = dtype_;
+  return result;
+}
+
+void Model::set_dtype(at::ScalarType dtype) {
+  dtype_ = dtype;
+}
+
+} // namespace tessera::exported

@@ -1,0 +1,107 @@
+// A loaded file and the tensors of one model of it.
+#pragma once
+
+#include <tessera/exported/exported.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "exported/code.h"
+#include "exported/compiler.h"
+#include "exported/format/program.h"
+#include "exported/frozen_mode.h"
+#include "exported/placement.h"
+#include "exported/signature.h"
+#include "exported/weights.h"
+
+namespace tessera::exported {
+
+/// What clones of a model share.
+struct ModelFile {
+  std::filesystem::path path;
+  Archive archive;
+  /// Of all programs: parameters and buffers, then constants.
+  std::vector<WeightSpec> weights;
+  size_t num_constants = 0;
+};
+
+/// A program that is ready to run on one placement.
+struct ReadyProgram {
+  /// What is done with a value that the program gives.
+  struct Output {
+    OutputSpec::Kind kind = OutputSpec::Kind::User;
+    size_t target = 0; // a weight, or a leaf of the inputs
+  };
+
+  Code code;
+  std::vector<Output> outputs;
+};
+
+/// A program with what does not depend on the placement.
+struct ModelProgram {
+  ModelProgram(const Program& made_of, const std::string& path)
+      : program(made_of), signature(made_of, path), frozen(made_of) {}
+
+  const Program& program;
+  Signature signature;
+  FrozenMode frozen;
+  WeightNumbers weights;
+};
+
+/// The inside of ExportedImpl.
+class Model {
+ public:
+  using Programs = std::vector<std::shared_ptr<const ModelProgram>>;
+
+  /// The program that torch.export.load() takes comes first, then that for
+  /// evaluation, if there is one. One tensor for each of `file->weights`.
+  Model(
+      std::shared_ptr<const ModelFile> file,
+      Programs programs,
+      std::vector<at::Tensor> weights);
+
+  /// Registers parameters, buffers and submodules, once.
+  void build(ExportedImpl& root) const;
+  /// Compiles all programs, to see whether they can be run.
+  void prepare();
+
+  ExportedValue run(const ExportedArgs& args, bool is_training);
+
+  /// A model of the same file with copies of the tensors; those that are tied
+  /// are tied again.
+  std::unique_ptr<Model> copy(const std::optional<at::Device>& device) const;
+
+  void set_dtype(at::ScalarType dtype);
+  const std::filesystem::path& path() const {
+    return file_->path;
+  }
+  /// The mode that a new model is in.
+  bool begins_in_training() const;
+
+ private:
+  const ModelProgram& program_for(bool is_training) const;
+  std::shared_ptr<const ReadyProgram> ready(const ModelProgram& program);
+  Placement placement_now() const;
+  void move_constants(at::Device device);
+  void write_back(
+      const ReadyProgram& ready,
+      const std::vector<c10::IValue>& inputs,
+      const std::vector<c10::IValue>& outputs) const;
+
+  std::shared_ptr<const ModelFile> file_;
+  Programs programs_;
+  std::vector<at::Tensor> weights_;
+  std::optional<at::ScalarType> dtype_; // that to() gave
+
+  std::mutex mutex_; // guards those below
+  Placement placement_; // of ready_
+  std::map<const ModelProgram*, std::shared_ptr<const ReadyProgram>> ready_;
+};
+
+} // namespace tessera::exported

@@ -1,0 +1,131 @@
+#include <tessera/error.h>
+#include <tessera/exported/exported.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "exported/model.h"
+#include "state/nearest.h"
+
+namespace tessera {
+
+ExportedModule::ExportedModule(std::string path, std::string class_name)
+    : torch::nn::Module(path.empty() ? "Exported" : path),
+      path_(std::move(path)),
+      class_name_(std::move(class_name)) {}
+
+void ExportedModule::to(
+    at::Device device,
+    at::ScalarType dtype,
+    bool non_blocking) {
+  convert(device, dtype, non_blocking);
+}
+
+void ExportedModule::to(at::ScalarType dtype, bool non_blocking) {
+  convert(std::nullopt, dtype, non_blocking);
+}
+
+void ExportedModule::to(at::Device device, bool non_blocking) {
+  convert(device, std::nullopt, non_blocking);
+}
+
+void ExportedModule::convert(
+    std::optional<at::Device> device,
+    std::optional<at::ScalarType> dtype,
+    bool non_blocking) {
+  if (dtype && !c10::isFloatingType(*dtype)) {
+    raise<c10::ValueError>(
+        {.call = "to"},
+        fmt::format(
+            "an exported model can be converted to a floating dtype, not to {}.",
+            c10::toString(*dtype)));
+  }
+  const auto move = [&](at::Tensor tensor) {
+    const bool converts = dtype && tensor.is_floating_point();
+    tensor.set_data(tensor.to(
+        device.value_or(tensor.device()),
+        converts ? *dtype : tensor.scalar_type(),
+        non_blocking));
+  };
+  for (const auto& parameter : named_parameters(/*recurse=*/false)) {
+    move(parameter.value());
+  }
+  for (const auto& buffer : named_buffers(/*recurse=*/false)) {
+    move(buffer.value());
+  }
+  for (const auto& child : children()) {
+    std::static_pointer_cast<ExportedModule>(child)->convert(
+        device, dtype, non_blocking);
+  }
+}
+
+ExportedImpl::ExportedImpl(std::unique_ptr<exported::Model> model)
+    : ExportedModule("", ""), model_(std::move(model)) {
+  model_->build(*this);
+  torch::nn::Module::train(model_->begins_in_training());
+}
+
+ExportedImpl::~ExportedImpl() = default;
+
+at::Tensor ExportedImpl::forward(const at::Tensor& input) {
+  return run({input}).tensor();
+}
+
+ExportedValue ExportedImpl::forward(const ExportedArgs& args) {
+  return run(args);
+}
+
+ExportedValue ExportedImpl::run(const ExportedArgs& args) {
+  return model_->run(args, is_training());
+}
+
+std::shared_ptr<torch::nn::Module> ExportedImpl::clone(
+    const std::optional<at::Device>& device) const {
+  auto copy = std::make_shared<ExportedImpl>(model_->copy(device));
+  const auto mine = named_parameters();
+  for (auto& parameter : copy->named_parameters()) {
+    parameter.value().set_requires_grad(mine[parameter.key()].requires_grad());
+  }
+  copy->train(is_training());
+  return copy;
+}
+
+void ExportedImpl::train(bool on) {
+  torch::nn::Module::train(on);
+}
+
+std::shared_ptr<ExportedModule> ExportedImpl::module_at(
+    const std::string& path) {
+  std::vector<std::string> known;
+  for (const auto& module : modules(/*include_self=*/true)) {
+    auto found = std::static_pointer_cast<ExportedModule>(module);
+    if (found->path() == path) {
+      return found;
+    }
+    known.push_back(found->path());
+  }
+  raise<c10::ValueError>(
+      {.call = "module_at", .path = model_->path().native()},
+      fmt::format(
+          "there is no module \"{}\".{}",
+          path,
+          state::did_you_mean(path, known)));
+}
+
+const std::filesystem::path& ExportedImpl::file() const {
+  return model_->path();
+}
+
+void ExportedImpl::convert(
+    std::optional<at::Device> device,
+    std::optional<at::ScalarType> dtype,
+    bool non_blocking) {
+  ExportedModule::convert(device, dtype, non_blocking);
+  if (dtype) {
+    model_->set_dtype(*dtype);
+  }
+}
+
+} // namespace tessera

@@ -1,0 +1,449 @@
+#include "exported/python_math.h"
+
+#include <tessera/error.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <unordered_map>
+
+namespace tessera::exported {
+namespace {
+
+using c10::IValue;
+using Numbers = std::span<const IValue>;
+
+bool is_int(const IValue& value) {
+  return value.isInt() || value.isBool();
+}
+
+int64_t as_int(const IValue& value) {
+  if (value.isBool()) {
+    return value.toBool() ? 1 : 0;
+  }
+  return value.toInt();
+}
+
+[[noreturn]] void refuse_overflow() {
+  raise({}, "a symbolic number is too large for 64 bits.");
+}
+
+IValue checked(bool overflowed, int64_t result) {
+  if (overflowed) {
+    refuse_overflow();
+  }
+  return result;
+}
+
+IValue add(Numbers args) {
+  IValue sum = args[0];
+  for (const IValue& next : args.subspan(1)) {
+    if (is_int(sum) && is_int(next)) {
+      int64_t result = 0;
+      const bool over =
+          __builtin_add_overflow(as_int(sum), as_int(next), &result);
+      sum = checked(over, result);
+    } else {
+      sum = as_float(sum) + as_float(next);
+    }
+  }
+  return sum;
+}
+
+IValue mul(Numbers args) {
+  IValue product = args[0];
+  for (const IValue& next : args.subspan(1)) {
+    if (is_int(product) && is_int(next)) {
+      int64_t result = 0;
+      const bool over =
+          __builtin_mul_overflow(as_int(product), as_int(next), &result);
+      product = checked(over, result);
+    } else {
+      product = as_float(product) * as_float(next);
+    }
+  }
+  return product;
+}
+
+IValue sub(Numbers args) {
+  if (is_int(args[0]) && is_int(args[1])) {
+    int64_t result = 0;
+    const bool over =
+        __builtin_sub_overflow(as_int(args[0]), as_int(args[1]), &result);
+    return checked(over, result);
+  }
+  return as_float(args[0]) - as_float(args[1]);
+}
+
+IValue neg(Numbers args) {
+  return is_int(args[0]) ? IValue(-as_int(args[0])) : -as_float(args[0]);
+}
+
+IValue pos(Numbers args) {
+  return is_int(args[0]) ? IValue(as_int(args[0])) : args[0];
+}
+
+void refuse_zero(bool is_zero) {
+  if (is_zero) {
+    raise({}, "a symbolic number is divided by zero.");
+  }
+}
+
+IValue floor_div(Numbers args) {
+  if (is_int(args[0]) && is_int(args[1])) {
+    const int64_t a = as_int(args[0]);
+    const int64_t b = as_int(args[1]);
+    refuse_zero(b == 0);
+    if (a == std::numeric_limits<int64_t>::min() && b == -1) {
+      refuse_overflow();
+    }
+    return a / b - static_cast<int64_t>(a % b != 0 && (a < 0) != (b < 0));
+  }
+  refuse_zero(as_float(args[1]) == 0);
+  return std::floor(as_float(args[0]) / as_float(args[1]));
+}
+
+IValue mod(Numbers args) {
+  if (is_int(args[0]) && is_int(args[1])) {
+    const int64_t a = as_int(args[0]);
+    const int64_t b = as_int(args[1]);
+    refuse_zero(b == 0);
+    if (b == -1) {
+      return int64_t{0};
+    }
+    const int64_t rest = a % b;
+    return rest + (rest != 0 && (rest < 0) != (b < 0) ? b : 0);
+  }
+  const double b = as_float(args[1]);
+  refuse_zero(b == 0);
+  const double rest = std::fmod(as_float(args[0]), b);
+  return rest + (rest != 0 && (rest < 0) != (b < 0) ? b : 0.0);
+}
+
+IValue true_div(Numbers args) {
+  refuse_zero(as_float(args[1]) == 0);
+  return as_float(args[0]) / as_float(args[1]);
+}
+
+IValue power(Numbers args) {
+  if (is_int(args[0]) && is_int(args[1]) && as_int(args[1]) >= 0) {
+    const int64_t base = as_int(args[0]);
+    const int64_t exponent = as_int(args[1]);
+    if (std::abs(base) == 1) {
+      return exponent % 2 == 0 ? int64_t{1} : base;
+    }
+    int64_t result = 1;
+    for (int64_t i = 0; i < exponent && result != 0; ++i) {
+      if (__builtin_mul_overflow(result, base, &result)) {
+        refuse_overflow();
+      }
+    }
+    return result;
+  }
+  return std::pow(as_float(args[0]), as_float(args[1]));
+}
+
+/// ModularIndexing(base, divisor, modulus).
+IValue modular_indexing(Numbers args) {
+  const IValue quotient = floor_div(args.first(2));
+  const IValue pair[] = {quotient, args[2]};
+  return mod(pair);
+}
+
+template <class Compare>
+IValue compare(const IValue& a, const IValue& b, Compare holds) {
+  return is_int(a) && is_int(b) ? holds(as_int(a), as_int(b))
+                                : holds(as_float(a), as_float(b));
+}
+
+IValue less(Numbers args) {
+  return compare(args[0], args[1], [](auto a, auto b) { return a < b; });
+}
+IValue less_equal(Numbers args) {
+  return compare(args[0], args[1], [](auto a, auto b) { return a <= b; });
+}
+IValue greater(Numbers args) {
+  return compare(args[0], args[1], [](auto a, auto b) { return a > b; });
+}
+IValue greater_equal(Numbers args) {
+  return compare(args[0], args[1], [](auto a, auto b) { return a >= b; });
+}
+IValue equal(Numbers args) {
+  return python_equal(args[0], args[1]);
+}
+IValue not_equal(Numbers args) {
+  return !python_equal(args[0], args[1]);
+}
+
+IValue logical_and(Numbers args) {
+  if (args.size() == 2 && args[0].isInt() && args[1].isInt()) {
+    return args[0].toInt() & args[1].toInt();
+  }
+  bool all = true;
+  for (const IValue& each : args) {
+    all = all && as_bool(each);
+  }
+  return all;
+}
+IValue logical_or(Numbers args) {
+  if (args.size() == 2 && args[0].isInt() && args[1].isInt()) {
+    return args[0].toInt() | args[1].toInt();
+  }
+  bool any = false;
+  for (const IValue& each : args) {
+    any = any || as_bool(each);
+  }
+  return any;
+}
+IValue logical_not(Numbers args) {
+  return !as_bool(args[0]);
+}
+IValue shift_left(Numbers args) {
+  const IValue two_to[] = {int64_t{2}, args[1]};
+  const IValue pair[] = {args[0], power(two_to)};
+  return mul(pair);
+}
+IValue shift_right(Numbers args) {
+  return as_int(args[0]) >> as_int(args[1]);
+}
+
+IValue maximum(Numbers args) {
+  IValue best = args[0];
+  for (const IValue& next : args.subspan(1)) {
+    const IValue pair[] = {best, next};
+    best = less(pair).toBool() ? next : best;
+  }
+  return best;
+}
+IValue minimum(Numbers args) {
+  IValue best = args[0];
+  for (const IValue& next : args.subspan(1)) {
+    const IValue pair[] = {next, best};
+    best = less(pair).toBool() ? next : best;
+  }
+  return best;
+}
+IValue absolute(Numbers args) {
+  return is_int(args[0]) ? IValue(std::abs(as_int(args[0])))
+                         : std::abs(as_float(args[0]));
+}
+IValue choose(Numbers args) {
+  return as_bool(args[0]) ? args[1] : args[2];
+}
+
+IValue to_int(double number) {
+  if (!(number >= -9.2e18 && number <= 9.2e18)) {
+    refuse_overflow();
+  }
+  return static_cast<int64_t>(number);
+}
+IValue floor_to_int(Numbers args) {
+  return is_int(args[0]) ? IValue(as_int(args[0]))
+                         : to_int(std::floor(as_float(args[0])));
+}
+IValue ceil_to_int(Numbers args) {
+  return is_int(args[0]) ? IValue(as_int(args[0]))
+                         : to_int(std::ceil(as_float(args[0])));
+}
+IValue trunc_to_int(Numbers args) {
+  return is_int(args[0]) ? IValue(as_int(args[0]))
+                         : to_int(std::trunc(as_float(args[0])));
+}
+IValue round_to_int(Numbers args) { // half to even, as Python does
+  return is_int(args[0]) ? IValue(as_int(args[0]))
+                         : to_int(std::nearbyint(as_float(args[0])));
+}
+IValue to_float(Numbers args) {
+  return as_float(args[0]);
+}
+IValue square_root(Numbers args) {
+  return std::sqrt(as_float(args[0]));
+}
+IValue same(Numbers args) {
+  return args[0];
+}
+
+IValue sym_size(Numbers args) {
+  return args[0].toTensor().size(args[1].toInt());
+}
+IValue sym_sizes(Numbers args) {
+  return args[0].toTensor().sizes().vec();
+}
+IValue sym_stride(Numbers args) {
+  return args[0].toTensor().stride(args[1].toInt());
+}
+IValue sym_numel(Numbers args) {
+  return args[0].toTensor().numel();
+}
+IValue sym_storage_offset(Numbers args) {
+  return args[0].toTensor().storage_offset();
+}
+
+using Table = std::unordered_map<std::string_view, PythonFunction>;
+
+PythonFunction find_in(const Table& table, std::string_view name) {
+  const auto found = table.find(name);
+  return found == table.end() ? nullptr : found->second;
+}
+
+} // namespace
+
+double as_float(const IValue& number) {
+  if (number.isDouble()) {
+    return number.toDouble();
+  }
+  return static_cast<double>(as_int(number));
+}
+
+bool as_bool(const IValue& value) {
+  if (value.isTensor()) {
+    return value.toTensor().item().toBool();
+  }
+  return value.isDouble() ? value.toDouble() != 0 : as_int(value) != 0;
+}
+
+bool python_equal(const IValue& a, const IValue& b) {
+  const auto is_number = [](const IValue& value) {
+    return is_int(value) || value.isDouble();
+  };
+  if (is_number(a) && is_number(b)) {
+    return compare(a, b, [](auto x, auto y) { return x == y; }).toBool();
+  }
+  if (a.isString() && b.isString()) {
+    return a.toStringRef() == b.toStringRef();
+  }
+  return a.isNone() && b.isNone();
+}
+
+PythonFunction find_node_function(std::string_view target) {
+  static const Table table{
+      {"_operator.add", add},
+      {"_operator.sub", sub},
+      {"_operator.mul", mul},
+      {"_operator.truediv", true_div},
+      {"_operator.floordiv", floor_div},
+      {"_operator.mod", mod},
+      {"_operator.pow", power},
+      {"_operator.neg", neg},
+      {"_operator.pos", pos},
+      {"_operator.eq", equal},
+      {"_operator.ne", not_equal},
+      {"_operator.lt", less},
+      {"_operator.le", less_equal},
+      {"_operator.gt", greater},
+      {"_operator.ge", greater_equal},
+      {"_operator.and_", logical_and},
+      {"_operator.or_", logical_or},
+      {"_operator.lshift", shift_left},
+      {"_operator.rshift", shift_right},
+      {"_operator.abs", absolute},
+      {"_operator.not_", logical_not},
+      {"math.trunc", trunc_to_int},
+      {"math.ceil", ceil_to_int},
+      {"math.floor", floor_to_int},
+      {"math.sqrt", square_root},
+      {"builtins.max", maximum},
+      {"builtins.min", minimum},
+      {"builtins.round", round_to_int},
+      {"torch.sym_int", trunc_to_int},
+      {"torch.sym_float", to_float},
+      {"torch.sym_not", logical_not},
+      {"torch.sym_max", maximum},
+      {"torch.sym_min", minimum},
+      {"torch.sym_ite", choose},
+      {"torch.sym_sqrt", square_root},
+      {"torch._sym_sqrt", square_root},
+      {"torch.ops.aten.sym_size.int", sym_size},
+      {"torch.ops.aten.sym_size.default", sym_sizes},
+      {"torch.ops.aten.sym_stride.int", sym_stride},
+      {"torch.ops.aten.sym_numel.default", sym_numel},
+      {"torch.ops.aten.sym_storage_offset.default", sym_storage_offset}};
+  // The functions of `torch` are written with the module that has them.
+  const size_t last = target.rfind('.');
+  if (target.starts_with("torch.") && !target.starts_with("torch.ops.")) {
+    return find_in(table, "torch" + std::string(target.substr(last)));
+  }
+  return find_in(
+      table,
+      target.starts_with("operator.") ? "_" + std::string(target)
+                                      : std::string(target));
+}
+
+PythonFunction find_formula_function(std::string_view name) {
+  static const Table table{
+      {"Add", add},
+      {"Mul", mul},
+      {"Pow", power},
+      {"PowByNatural", power},
+      {"FloatPow", power},
+      {"Mod", mod},
+      {"PythonMod", mod},
+      {"FloorDiv", floor_div},
+      {"CleanDiv", floor_div},
+      {"ModularIndexing", modular_indexing},
+      {"IntTrueDiv", true_div},
+      {"FloatTrueDiv", true_div},
+      {"Max", maximum},
+      {"Min", minimum},
+      {"max", maximum},
+      {"min", minimum},
+      {"Abs", absolute},
+      {"abs", absolute},
+      {"ToFloat", to_float},
+      {"float", to_float},
+      {"int", trunc_to_int},
+      {"FloorToInt", floor_to_int},
+      {"CeilToInt", ceil_to_int},
+      {"TruncToInt", trunc_to_int},
+      {"RoundToInt", round_to_int},
+      {"floor", floor_to_int},
+      {"ceiling", ceil_to_int},
+      {"math.floor", floor_to_int},
+      {"math.ceil", ceil_to_int},
+      {"math.trunc", trunc_to_int},
+      {"math.sqrt", square_root},
+      {"OpaqueUnaryFn_sqrt", square_root},
+      {"Identity", same},
+      {"Where", choose},
+      {"LShift", shift_left},
+      {"RShift", shift_right},
+      {"Equality", equal},
+      {"Eq", equal},
+      {"Unequality", not_equal},
+      {"Ne", not_equal},
+      {"LessThan", less_equal},
+      {"Le", less_equal},
+      {"StrictLessThan", less},
+      {"Lt", less},
+      {"GreaterThan", greater_equal},
+      {"Ge", greater_equal},
+      {"StrictGreaterThan", greater},
+      {"Gt", greater},
+      {"And", logical_and},
+      {"Or", logical_or},
+      {"Not", logical_not},
+      {"+", add},
+      {"-", sub},
+      {"*", mul},
+      {"/", true_div},
+      {"//", floor_div},
+      {"%", mod},
+      {"**", power},
+      {"neg", neg},
+      {"==", equal},
+      {"!=", not_equal},
+      {"<", less},
+      {"<=", less_equal},
+      {">", greater},
+      {">=", greater_equal},
+      {"and", logical_and},
+      {"or", logical_or},
+      {"not", logical_not},
+      {"&", logical_and},
+      {"|", logical_or}};
+  return find_in(table, name);
+}
+
+} // namespace tessera::exported

@@ -1,0 +1,31 @@
+// Functions of Python on numbers, by the names that graphs and expressions use.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <span>
+#include <string_view>
+
+namespace tessera::exported {
+
+/// A function on numbers (or, for sym_size and its kin, on a tensor). It
+/// follows Python: ints stay ints, // and % round down, / gives a float.
+using PythonFunction = c10::IValue (*)(std::span<const c10::IValue>);
+
+/// The function that a node's target names: "_operator.add", "math.ceil",
+/// "torch.sym_max", "torch.ops.aten.sym_size.int". Null if there is none.
+PythonFunction find_node_function(std::string_view target);
+
+/// The function that an expression of a shape or a guard names: "Mul",
+/// "FloorDiv", "Max". Null if there is none.
+PythonFunction find_formula_function(std::string_view name);
+
+/// A number as a float. Throws c10::Error if it is none.
+double as_float(const c10::IValue& number);
+/// Whether Python takes the value as true: a number that is not 0, or a
+/// tensor of one such element.
+bool as_bool(const c10::IValue& value);
+/// Compares two numbers, strings or Nones.
+bool python_equal(const c10::IValue& a, const c10::IValue& b);
+
+} // namespace tessera::exported

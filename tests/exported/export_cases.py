@@ -1,0 +1,359 @@
+"""Exports small models and writes what Python makes of them.
+
+Usage: export_cases.py FOLDER
+
+For each case NAME it writes NAME.pt2 and NAME.ref: torch.save of a dictionary
+with the inputs, the results, the loss and every gradient of one step in float32,
+and the buffers after it. For each case of STEPS it writes NAME_steps.pt2, in
+double, and NAME_steps.ref: the losses of five steps of AdamW and the parameters
+after them. Does nothing if the folder is of this script and this version of
+Python.
+"""
+
+import hashlib
+import pathlib
+import sys
+
+FOLDER = pathlib.Path(sys.argv[1])
+STAMP = hashlib.sha256(pathlib.Path(__file__).read_bytes() + sys.version.encode()).hexdigest()
+if (FOLDER / "stamp").exists() and (FOLDER / "stamp").read_text() == STAMP:
+    sys.exit(0)
+
+import torch  # noqa: E402: a run with nothing to do takes no time
+import torch.nn as nn  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch.export import Dim  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+class Mlp(nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.fc1, self.fc2, self.drop = nn.Linear(6, 16), nn.Linear(16, 4), nn.Dropout(p)
+
+    def forward(self, x):
+        return self.fc2(self.drop(F.gelu(self.fc1(x))))
+
+
+class RotaryBlock(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.gate, self.up = nn.Linear(width, 2 * width, bias=False), nn.Linear(width, 2 * width, bias=False)
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    @staticmethod
+    def rotate(x, cos, sin):
+        a, b = x.chunk(2, dim=-1)
+        return x * cos + torch.cat((-b, a), dim=-1) * sin
+
+    def forward(self, x, cos, sin):
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = self.rotate(q, cos, sin), self.rotate(k, cos, sin)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+        h = self.norm2(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+class Rotary(nn.Module):
+    """A decoder in the manner of Llama: tied embeddings, rotary positions."""
+
+    def __init__(self, vocabulary=32, width=16, heads=2, layers=2, dropout=0.0):
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(RotaryBlock(width, heads) for _ in range(layers))
+        self.norm = nn.RMSNorm(width)
+        self.drop = nn.Dropout(dropout)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embed.weight
+        half = width // heads // 2
+        self.register_buffer("inverse", 1.0 / 10000 ** (torch.arange(half) / half), persistent=False)
+
+    def forward(self, ids):
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            angle = torch.arange(ids.shape[1], device=ids.device)[:, None].float() * self.inverse.float()
+            angle = torch.cat((angle, angle), dim=-1)
+            cos, sin = angle.cos(), angle.sin()
+        x = self.drop(self.embed(ids))
+        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.head(self.norm(x))
+
+
+class ConvNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, image):
+        x = F.relu(self.bn1(self.conv1(image)))
+        x = F.relu(x + self.bn2(self.conv2(x)))
+        return self.fc(F.adaptive_avg_pool2d(F.max_pool2d(x, 2), 1).flatten(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.embed, self.rnn, self.head = nn.Embedding(12, 6), kind(6, 8, 2, batch_first=True), nn.Linear(8, 12)
+
+    def forward(self, ids):
+        return self.head(self.rnn(self.embed(ids))[0])
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, threshold):
+        return torch.cond(x.sum() > threshold, lambda y: self.left(y).sin(), lambda y: self.right(y).cos(), (x,))
+
+
+class Loops(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.Linear(4, 4)
+
+    def forward(self, start, rows):
+        from torch._higher_order_ops import scan, while_loop
+
+        def step(carried, row):
+            after = torch.tanh(self.cell(carried) + row)
+            return after, after * 2
+
+        last, all_rows = scan(step, start, rows)
+        with torch.no_grad():
+            count, grown = while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x * 1.5), (torch.tensor(0), last))
+        return last, all_rows, count, grown
+
+
+class Autocast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.fc1(x)
+            with torch.autocast("cpu", enabled=False):
+                y = self.fc2(y.float())
+        return y
+
+
+class Forms(nn.Module):
+    """Takes and returns what Python can: dictionaries, tuples, None, numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x, pair, skip=None, *, options, scale: float = 2.0, flag: bool = True, name="sum"):
+        y = self.fc(x) * scale + pair[0]
+        y = y if skip is None else y + skip
+        y = y + options["bias"]["inner"][0] if flag else y
+        mask = pair[1] & (y > 0)
+        total = y.sum(-1) if name == "sum" else y.mean(-1)
+        return {"y": y, "parts": (mask, [total, None]), "scale": scale, "name": name, "rows": x.shape[0]}
+
+
+class Symbolic(nn.Module):
+    """Arithmetic of sizes, and an int that the caller chooses."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, doubled, count):
+        n = x.shape[0]
+        y = self.fc(x)
+        half = y * (n // 2) * (n / 4) - (n % 3) + torch.sym_min(n, 5) + torch.sym_max(n - 7, -2)
+        table = torch.arange(-n, n * n - n, n + 1, dtype=y.dtype).sum()
+        return half, doubled[: 2 * n - 1].sum() + table, y.sum() * count, -(n + 1) // 2, count * n
+
+
+class Chosen(nn.Module):
+    """A size that depends on values, with assertions."""
+
+    def forward(self, x, length):
+        n = length.item()
+        torch._check(n >= 1)
+        torch._check(n <= x.shape[0])
+        return x[:n].sum(0), torch.nonzero(x > 0).shape[0]
+
+
+class Buffers(nn.Module):
+    """Buffers that forward() changes, through views too."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4, 3))
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("offset", torch.arange(3.0), persistent=False)
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x):
+        self.seen[1:3] = x.detach().mean(0)
+        self.seen.add_(1)
+        self.steps += 1
+        return self.fc(x + self.offset) * self.seen[2] + self.steps
+
+
+class Views(nn.Module):
+    """Weights that are views, not contiguous and with an offset; lists, in-place operators, constants."""
+
+    def __init__(self):
+        super().__init__()
+        base = torch.randn(5, 6)
+        self.across = nn.Parameter(base.t())
+        self.part = nn.Parameter(torch.randn(40)[4:24].view(4, 5)[1:])
+        self.frozen = nn.Parameter(torch.randn(5), requires_grad=False)
+        self.register_buffer("index", torch.tensor([2, 0, 1]))
+
+    def forward(self, x):
+        a, b = (x @ self.across).relu_().split([2, 3], dim=1)
+        y = torch.cat((b, a), dim=1) * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]) + self.frozen
+        y = y[:, None] + self.part[self.index]
+        y = torch.where(y > 0, y, float("-inf")).softmax(-1) + y.clamp(max=float("inf"))
+        return torch.stack([y[:, 0], y[:, 2]]).transpose(0, 1).contiguous()
+
+
+def dims(*names):
+    return [Dim(name, min=2, max=16) for name in names]
+
+
+def cases():
+    """(name, model, args, kwargs, dynamic shapes, whether to decompose)"""
+    batch, length = dims("batch", "length")
+    ids = torch.randint(0, 32, (3, 7))
+    tokens = torch.randint(0, 12, (3, 7))
+    image = torch.randn(4, 3, 8, 8)
+    dynamic = ({0: batch, 1: length},)
+    forms = (
+        (torch.randn(4, 3), (torch.randn(3), torch.rand(4, 3) > 0.5)),
+        {"options": {"bias": {"inner": [torch.ones(3)]}}, "scale": 2.5, "flag": True, "name": "sum"},
+    )
+    yield "mlp", Mlp(0.0), (torch.randn(5, 6),), {}, None, False
+    yield "dropout", Mlp(0.5), (torch.randn(5, 6),), {}, None, False
+    yield "rotary", Rotary(), (ids,), {}, None, False
+    yield "rotary_dynamic", Rotary(), (ids,), {}, dynamic, False
+    yield "rotary_decomposed", Rotary(), (ids,), {}, dynamic, True
+    yield "conv", ConvNet(), (image,), {}, ({0: batch},), False
+    yield "conv_decomposed", ConvNet(), (image,), {}, ({0: batch},), True
+    yield "lstm", Recurrent(nn.LSTM), (tokens,), {}, None, False
+    yield "gru", Recurrent(nn.GRU), (tokens,), {}, None, False
+    yield "cond_left", Branches(), (torch.randn(3, 4), torch.tensor(-100.0)), {}, None, False
+    yield "cond_right", Branches(), (torch.randn(3, 4), torch.tensor(100.0)), {}, None, False
+    yield "loops", Loops(), (torch.randn(2, 4), torch.randn(5, 2, 4)), {}, None, False
+    yield "autocast", Autocast(), (torch.randn(3, 8),), {}, None, False
+    yield "forms", Forms(), *forms, None, False
+    shapes = {"x": {0: batch}, "doubled": {0: 2 * batch}, "count": Dim.DYNAMIC}
+    yield "symbolic", Symbolic(), (torch.randn(6, 4), torch.randn(12, 2), 3), {}, shapes, False
+    yield "chosen", Chosen(), (torch.randn(5, 3), torch.tensor(3)), {}, ({0: batch}, None), False
+    yield "buffers", Buffers(), (torch.randn(5, 3),), {}, None, False
+    yield "buffers_decomposed", Buffers(), (torch.randn(5, 3),), {}, None, True
+    yield "views", Views(), (torch.randn(4, 6),), {}, None, False
+
+
+def leaves(value):
+    if isinstance(value, dict):
+        return [leaf for each in value.values() for leaf in leaves(each)]
+    if isinstance(value, (tuple, list)):
+        return [leaf for each in value for leaf in leaves(each)]
+    return [value]
+
+
+def loss_of(result):
+    total = torch.zeros((), dtype=torch.float64)
+    for leaf in leaves(result):
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            total = total + leaf.double().square().mean()
+    return total
+
+
+def clone(value):
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: clone(each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(clone(each) for each in value)
+    return value
+
+
+def export(model, args, kwargs, shapes, decompose, path):
+    program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+    torch.export.save(program.run_decompositions() if decompose else program, path)
+    return program
+
+
+def write_case(name, model, args, kwargs, shapes, decompose):
+    model.train()
+    export(model, args, kwargs, shapes, decompose, FOLDER / f"{name}.pt2")
+    before = clone(dict(model.state_dict()))
+    torch.manual_seed(11)
+    result = model(*clone(args), **clone(kwargs))
+    loss = loss_of(result)
+    if loss.requires_grad:
+        loss.backward()
+    reference = {
+        "args": clone(list(args)),
+        "kwargs": clone(kwargs),
+        "leaves": [clone(leaf) for leaf in leaves(result)],
+        "loss": loss.detach(),
+        "names": [key for key, _ in model.named_parameters(remove_duplicate=False)],
+        "grads": {key: p.grad for key, p in model.named_parameters() if p.grad is not None},
+        "before": before,
+        "after": dict(model.state_dict()),
+    }
+    torch.save(reference, FOLDER / f"{name}.ref")
+    # What Python's own runner of exported programs gives differs for none of them.
+    print(name, flush=True)
+
+
+def steps():
+    batch, length = dims("batch", "length")
+    yield "rotary", Rotary(width=16, layers=3), (torch.randint(0, 32, (4, 6)),), ({0: batch, 1: length},), False
+    yield "conv", ConvNet(), (torch.randn(4, 3, 8, 8),), ({0: batch},), False
+    yield "lstm", Recurrent(nn.LSTM), (torch.randint(0, 12, (4, 5)),), None, False
+    yield "mlp", Mlp(0.0), (torch.randn(8, 6),), None, False
+
+
+def write_steps(name, model, args, shapes, decompose):
+    model = model.double().train()
+    args = tuple(a.double() if a.is_floating_point() else a for a in args)
+    export(model, args, {}, shapes, decompose, FOLDER / f"{name}_steps.pt2")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    losses = []
+    for _ in range(5):
+        loss = loss_of(model(*args))
+        losses.append(loss.detach())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.save(
+        {"args": list(args), "losses": torch.stack(losses), "after": dict(model.state_dict())},
+        FOLDER / f"{name}_steps.ref",
+    )
+    print(name, "steps", flush=True)
+
+
+def main():
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for number, case in enumerate(cases()):
+        write_case(*case)
+    for case in steps():
+        write_steps(*case)
+    (FOLDER / "stamp").write_text(STAMP)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    main()

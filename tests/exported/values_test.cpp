@@ -1,0 +1,123 @@
+// Results and gradients of exported models, bit for bit those of Python.
+#include <tessera/engine/parameters.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "exported/cases.h"
+
+namespace tessera {
+namespace {
+
+using testing::exported_case;
+using testing::leaves_of;
+using testing::loss_of;
+using testing::Reference;
+
+class ExportedValuesTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    torch::set_num_threads(1);
+  }
+};
+
+void expect_same(const ExportedValue& found, const ExportedValue& wanted) {
+  ASSERT_EQ(found.kind(), wanted.kind())
+      << found.describe() << " in place of " << wanted.describe();
+  if (wanted.is_tensor()) {
+    EXPECT_EQ(found.tensor().scalar_type(), wanted.tensor().scalar_type());
+    EXPECT_TRUE(torch::equal(found.tensor(), wanted.tensor()))
+        << "by " << (found.tensor() - wanted.tensor()).abs().max();
+  } else {
+    EXPECT_EQ(found.describe(), wanted.describe());
+  }
+}
+
+/// What must be Python's after one step.
+void expect_python(Exported& model, const Reference& reference) {
+  const auto names = reference["names"];
+  std::vector<std::string> python_names;
+  for (size_t i = 0; i < names.size(); ++i) {
+    python_names.push_back(names[i].to_string());
+  }
+  EXPECT_EQ(model->named_parameters().keys(), python_names);
+
+  torch::manual_seed(11);
+  const ExportedValue result = model->forward(reference.args());
+  std::vector<ExportedValue> leaves;
+  leaves_of(result, leaves);
+  ASSERT_EQ(leaves.size(), reference["leaves"].size());
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    SCOPED_TRACE("result " + std::to_string(i));
+    expect_same(leaves[i], reference["leaves"][i]);
+  }
+  const at::Tensor loss = loss_of(result);
+  EXPECT_TRUE(torch::equal(loss, reference["loss"].tensor()));
+  if (loss.requires_grad()) {
+    loss.backward();
+  }
+  size_t with_gradient = 0;
+  for (const auto& [name, tensor] : named_parameters(model)) {
+    SCOPED_TRACE(name);
+    ASSERT_EQ(tensor.grad().defined(), reference["grads"].contains(name));
+    if (tensor.grad().defined()) {
+      ++with_gradient;
+      expect_same(tensor.grad(), reference["grads"][name]);
+    }
+  }
+  EXPECT_EQ(with_gradient, reference["grads"].size());
+  for (const auto& buffer : model->named_buffers()) {
+    if (reference["after"].contains(buffer.key())) {
+      SCOPED_TRACE(buffer.key());
+      expect_same(buffer.value(), reference["after"][buffer.key()]);
+    }
+  }
+}
+
+TEST_P(ExportedValuesTest, ProducesPyTorchValues) {
+  const Reference reference(GetParam());
+  auto model = load_exported(exported_case(GetParam()));
+  EXPECT_TRUE(model->is_training());
+  expect_python(model, reference);
+}
+
+TEST_P(ExportedValuesTest, ACloneProducesPyTorchValues) {
+  const Reference reference(GetParam());
+  auto model = load_exported(exported_case(GetParam()));
+  Exported copy(std::dynamic_pointer_cast<ExportedImpl>(model->clone()));
+  model->apply([](torch::nn::Module& module) { // which the copy does not see
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : module.parameters(/*recurse=*/false)) {
+      parameter.zero_();
+    }
+  });
+  expect_python(copy, reference);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All,
+    ExportedValuesTest,
+    ::testing::Values(
+        "mlp",
+        "dropout",
+        "rotary",
+        "rotary_dynamic",
+        "rotary_decomposed",
+        "conv",
+        "conv_decomposed",
+        "lstm",
+        "gru",
+        "cond_left",
+        "cond_right",
+        "loops",
+        "autocast",
+        "forms",
+        "symbolic",
+        "chosen",
+        "buffers",
+        "buffers_decomposed",
+        "views"),
+    [](const auto& name) { return std::string(name.param); });
+
+} // namespace
+} // namespace tessera
