@@ -123,5 +123,5 @@ parity: ## the tests of PyTorch on DEVICE=cpu or cuda:0, and their record
 offline-deps: ## gather headers and small libraries in .deps/ for a host with no network
 	@scripts/offline_deps.sh
 
-clean: ## remove build/ (.venv, .deps, .launchers, .tensorboard and .checkers stay)
+clean: ## remove build/ (.venv, .deps, .launchers, .tensorboard, .transformers and .checkers stay)
 	rm -rf build

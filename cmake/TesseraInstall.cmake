@@ -37,3 +37,8 @@ install(FILES
   "${CMAKE_BINARY_DIR}/TesseraConfigVersion.cmake"
   cmake/TesseraLibTorch.cmake
   DESTINATION ${_package_dir})
+
+# Scripts for Python, which need nothing of Tessera.
+install(PROGRAMS
+  ${PROJECT_SOURCE_DIR}/python/tessera_export.py
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera)

@@ -38,6 +38,7 @@ MAY_SKIP_OUTSIDE_CI = (
     "no Slurm here",
     "no MPICH here",
     "no TensorBoard here",
+    "no transformers here",
     "Slurm cannot be run here",
     "no axe-core and html-validate here",
     "the user nobody cannot enter the folder of this checkout",

@@ -423,6 +423,7 @@ fi
 if [[ "$profile" == test ]]; then
   scripts/fetch_launchers.sh || say "the tests under Slurm and MPICH will be skipped"
   scripts/fetch_tensorboard.sh || say "the tests with TensorBoard will be skipped"
+  scripts/fetch_transformers.sh "$torch_python" || say "the tests with Hugging Face's models will be skipped"
   scripts/fetch_page_checkers.sh || say "the tests of the report with axe-core and html-validate will be skipped"
 fi
 

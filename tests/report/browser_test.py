@@ -22,7 +22,7 @@ CASES = {case.__name__: case for case in (RunPage, Comparison, Accessibility)}
 def main():
     ReportCase.tessera, results = sys.argv[1], pathlib.Path(sys.argv[2])
     tests = unittest.TestLoader().loadTestsFromNames(sys.argv[3:] or list(CASES), sys.modules[__name__])
-    return not junit.run(tests, results)
+    return not junit.run(tests, results, "report_browser_test", "ReportBrowserTest")
 
 
 if __name__ == "__main__":

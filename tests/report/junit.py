@@ -6,8 +6,11 @@ import xml.etree.ElementTree as ET
 
 
 class JUnitResult(unittest.TextTestResult):
+    suite_name = ""
+    case_name = ""
+
     def startTestRun(self):
-        self.suite = ET.Element("testsuite", name="report_browser_test")
+        self.suite = ET.Element("testsuite", name=self.suite_name)
 
     def startTest(self, test):
         super().startTest(test)
@@ -15,7 +18,7 @@ class JUnitResult(unittest.TextTestResult):
 
     def note(self, test, tag=None, text=""):
         name = test.id().split(".")[-1] if hasattr(test, "_testMethodName") else "set_up"
-        case = ET.SubElement(self.suite, "testcase", classname="ReportBrowserTest", name=name,
+        case = ET.SubElement(self.suite, "testcase", classname=self.case_name, name=name,
                              time=f"{time.monotonic() - getattr(self, 'began', time.monotonic()):.3f}")
         if tag:
             lines = text.strip().splitlines()
@@ -43,9 +46,10 @@ class JUnitResult(unittest.TextTestResult):
         self.note(test, "error", self._exc_info_to_string(err, test))
 
 
-def run(tests, results):
+def run(tests, results, suite_name, case_name):
     """Runs them and writes the file `results`; returns whether all passed."""
-    result = unittest.TextTestRunner(resultclass=JUnitResult, verbosity=2).run(tests)
+    kind = type("Result", (JUnitResult,), {"suite_name": suite_name, "case_name": case_name})
+    result = unittest.TextTestRunner(resultclass=kind, verbosity=2).run(tests)
     results.parent.mkdir(parents=True, exist_ok=True)
     ET.ElementTree(result.suite).write(results, encoding="utf-8", xml_declaration=True)
     return result.wasSuccessful()

@@ -1,0 +1,756 @@
+#!/usr/bin/env python3
+"""Exports a PyTorch model as a .pt2 archive that Tessera trains in C++.
+
+    import tessera_export
+    report = tessera_export.export(model, (ids,), path="model.pt2")
+    print(report)
+
+The archive has the layout of torch.export.save, with two programs over one set of
+weights: "model" is the model in train(), "eval" the model in eval(). So
+torch.export.load("model.pt2") still works, and C++ picks by train() and eval().
+Before the archive is written, outputs and every gradient of both programs are compared
+with the model's own.
+
+From a shell, for causal language models of Hugging Face (a folder or a config.json):
+
+    python tessera_export.py hf FOLDER model.pt2
+
+Needs torch 2.11 to 2.13, nothing else; transformers only for `hf`.
+docs/exported.md explains what exports, what does not, and each message.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import inspect
+import itertools
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+
+import torch
+import torch.utils._pytree as pytree
+import torch.utils.checkpoint
+
+PROGRAMS = ("model", "eval")  # what train() and eval() run in C++
+# How far outputs and gradients may be from the model's own, relative to the largest
+# element. Most models are equal bit for bit; some take another kernel when exported.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+class ExportError(RuntimeError):
+    """The model does not export, or what was exported is not the model."""
+
+
+@dataclasses.dataclass
+class Report:
+    """What export() wrote and what it saw on the way."""
+
+    path: str
+    nodes: dict = dataclasses.field(default_factory=dict)  # program -> operators
+    weights: int = 0  # distinct tensors of the state dict
+    weight_bytes: int = 0
+    weights_elsewhere: bool = False  # the archive has their shapes only
+    difference: dict = dataclasses.field(default_factory=dict)  # program -> largest, relative
+    notes: list = dataclasses.field(default_factory=list)
+
+    def __str__(self):
+        lines = [f"{self.path}: {self.weights} weights, " + (
+            "whose values are not in the archive" if self.weights_elsewhere else f"{self.weight_bytes:,} bytes")]
+        for program, nodes in self.nodes.items():
+            seen = self.difference.get(program)
+            compared = "not compared" if seen is None else (
+                "outputs and gradients equal bit for bit" if seen == 0
+                else f"outputs and gradients within {seen:.1e} of the largest element")
+            lines.append(f"  program {program!r}: {nodes} nodes, {compared}")
+        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+
+def export(model, args=(), kwargs=None, dynamic_shapes=None, path=None, *,
+           outputs=None, strict=False, check=True):
+    """Exports `model` in both modes into the archive `path` and returns a Report.
+
+    args, kwargs, dynamic_shapes and strict are those of torch.export.export. The sample
+    inputs are used to trace and to compare, and are not stored.
+    outputs: names to keep of a model that returns a dictionary, such as ["logits"].
+    check=False leaves out the comparison with the model.
+
+    The model is as it was afterwards: modes, buffers, gradients, random numbers. If the
+    model is in train(), submodules that are in eval() stay so in the training program.
+    Raises ExportError; then nothing is written.
+    """
+    path = pathlib.Path(path or "model.pt2")
+    if path.suffix != ".pt2":
+        raise ExportError(f"{path}: the name of the archive must end in .pt2")
+    kwargs = dict(kwargs or {})
+    report = Report(str(path))
+    _refuse_what_would_be_lost(model, report)
+    programs = {}
+    with _kept(model), _prepared(model, outputs, report):
+        weightless = any(p.is_meta for p in model.parameters())
+        for name in PROGRAMS:
+            if name == "eval":
+                model.eval()
+            elif not model.training:
+                model.train()
+            with _faked(model, args, kwargs, report) if weightless else contextlib.nullcontext((args, kwargs)) as given:
+                programs[name] = _trace(model, *given, dynamic_shapes, strict, name)
+            report.nodes[name] = sum(node.op == "call_function" for node in programs[name].graph.nodes)
+            if check and not weightless:
+                report.difference[name] = _compare(model, programs[name], args, kwargs, name, report)
+        if weightless:
+            report.notes.append("the parameters are on the meta device: nothing was compared with the model, "
+                                "and the archive has no weights; give C++ a safetensors file or a checkpoint")
+        _write(path, programs, report)
+    return report
+
+
+@contextlib.contextmanager
+def without_weights():
+    """Modules that are constructed here get parameters on the meta device, and real
+    buffers: for a model that fits nowhere. export() then writes an archive without
+    weights, which C++ takes from safetensors or from a checkpoint."""
+    register = torch.nn.Module.register_parameter
+
+    def register_on_meta(module, name, parameter):
+        if parameter is not None and not parameter.is_meta:
+            parameter = torch.nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    torch.nn.Module.register_parameter = register_on_meta
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register
+
+
+# ---- Before tracing -----------------------------------------------------------------
+
+
+def _refuse_what_would_be_lost(model, report):
+    """Backward hooks of Python cannot be in an archive, and a comparison would not see them."""
+    for path, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise ExportError(
+                f"module {path or '(the model)'!r} ({type(module).__name__}) has backward hooks. They are Python and do "
+                "not export. Remove them, or do in C++ what they do, with hooks on tensors.")
+        if module._forward_hooks or module._forward_pre_hooks:
+            report.notes.append(f"module {path or '(the model)'!r} has forward hooks: the operators that they ran are "
+                                "part of the program, what else they did is not")
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ExportError(f"parameter {name!r} has hooks on its gradient. They are Python and do not export. Remove "
+                              "them (handle.remove()), or do in C++ what they do.")
+        if type(parameter.data) is not torch.Tensor:
+            raise ExportError(f"parameter {name!r} is a {type(parameter.data).__name__}, which would be stored as a "
+                              "pickle; C++ reads plain tensors only. Make it one before the export.")
+
+
+@contextlib.contextmanager
+def _kept(model):
+    """Restores modes, buffers and random numbers."""
+    modes = {module: module.training for module in model.modules()}
+    buffers = {buffer: buffer.detach().clone() for buffer in model.buffers()}
+    devices = sorted({t.device for t in itertools.chain(model.parameters(), buffers) if t.is_cuda}, key=str)
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            for module, training in modes.items():
+                module.training = training
+            _restore(buffers)
+
+
+def _restore(tensors):
+    with torch.no_grad():
+        for tensor, value in tensors.items():
+            if not tensor.is_meta:
+                tensor.copy_(value)
+
+
+@contextlib.contextmanager
+def _prepared(model, outputs, report):
+    """What usually stands in the way of torch.export: caches, and outputs of classes that
+    only Python knows. Both become plain for the time of the export."""
+    own_forward = model.__dict__.get("forward")
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def plain_forward(*args, **kwargs):
+        result = _plain(forward(*args, **kwargs))
+        if outputs is None:
+            return result
+        if not isinstance(result, dict) or not set(outputs) <= set(result):
+            has = sorted(result) if isinstance(result, dict) else type(result).__name__
+            raise ExportError(f"outputs={list(outputs)!r} were asked for, and the model returns {has}")
+        return {name: result[name] for name in outputs}
+
+    with contextlib.ExitStack() as undo:
+        for config in _configs(model):
+            if getattr(config, "use_cache", False):
+                undo.callback(setattr, config, "use_cache", True)
+                config.use_cache = False
+                note = "config.use_cache was off for the export: training has no cache"
+                if note not in report.notes:
+                    report.notes.append(note)
+        model.forward = plain_forward
+        try:
+            yield
+        finally:
+            del model.forward
+            if own_forward is not None:
+                model.forward = own_forward
+
+
+def _configs(model):
+    """The Hugging Face configurations in a model, those inside of others too."""
+    found = {}
+
+    def add(config):
+        if hasattr(config, "to_dict") and id(config) not in found:
+            found[id(config)] = config
+            for value in vars(config).values():
+                add(value)
+
+    for module in model.modules():
+        add(getattr(module, "config", None))
+    return found.values()
+
+
+def _plain(value):
+    """Dictionaries and tuples for classes that only Python knows: ModelOutput,
+    dataclasses, named tuples. None is left out of a ModelOutput, as it does itself."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, (list, tuple)):
+        return (list if isinstance(value, list) else tuple)(_plain(item) for item in value)
+    return value
+
+
+@contextlib.contextmanager
+def _masks_as_in_training(kwargs):
+    """Hugging Face models that are traced make their masks in full, because a cache could be
+    there. Without a padding mask and without a cache they leave the mask to the attention
+    operator, which is faster. The program shall do what the model does."""
+    masking = sys.modules.get("transformers.masking_utils")
+    with contextlib.ExitStack() as undo:
+
+        def replace(name, make):
+            original = getattr(masking, name, None)
+            if original is not None:
+                undo.callback(setattr, masking, name, original)
+                setattr(masking, name, make(original, inspect.signature(original)))
+
+        def left_to_attention(original, signature):
+            def ignore(*args, **kwargs):
+                bound = signature.bind(*args, **kwargs).arguments
+                if bound.get("padding_mask") is None and bound.get("local_attention_size") is None:
+                    query = bound.get("q_length", bound.get("query_length"))
+                    if query is None or query is bound["kv_length"] or bool(query == bound["kv_length"]):
+                        return True
+                return original(*args, **kwargs)
+
+            return ignore
+
+        if masking is not None:
+            replace("_ignore_causal_mask_sdpa", left_to_attention)
+            replace("_ignore_bidirectional_mask_sdpa", left_to_attention)
+            if "position_ids" not in kwargs:  # then no sequences are packed
+                replace("find_packed_sequence_indices", lambda original, signature: lambda *args, **kwargs: None)
+        yield
+
+
+@contextlib.contextmanager
+def _faked(model, args, kwargs, report):
+    """Parameters on the meta device as fake tensors of the device of the inputs, so that
+    they can be traced: shapes and no values."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    persistent = model.state_dict(keep_vars=True)
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta and name not in persistent:
+            raise ExportError(f"buffer {name!r} is on the meta device and not part of the state dict, so its values "
+                              "would be nowhere. Construct the model under tessera_export.without_weights().")
+    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    device = inputs[0].device if inputs else torch.device("cpu")
+    mode = FakeTensorMode(shape_env=ShapeEnv(tracked_fakes=[]), allow_non_fake_inputs=True)
+    fakes, undo = {}, []  # tied parameters stay tied
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None and tensor.is_meta:
+                    if tensor not in fakes:
+                        with mode:
+                            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+                        fakes[tensor] = torch.nn.Parameter(fake, tensor.requires_grad) if isinstance(
+                            tensor, torch.nn.Parameter) else fake
+                    undo.append((table, name, tensor))
+                    table[name] = fakes[tensor]
+    try:
+        with mode:
+            faked = pytree.tree_map_only(
+                torch.Tensor, lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device),
+                (args, kwargs))
+        yield faked
+    finally:
+        for table, name, tensor in undo:
+            table[name] = tensor
+
+
+# ---- Tracing ------------------------------------------------------------------------
+
+# (words in torch's message, what to do)
+ADVICE = (
+    ("Could not guard on data-dependent expression",
+     "forward branches on the values of a tensor (if x.any(), .item(), .tolist(), nonzero in a loop). Compute both "
+     "sides and choose with torch.where, or use torch.cond. A mixture of experts that loops over the experts that "
+     "were hit does this: run every expert and weight it, or a batched matmul."),
+    ("Could not extract specialized integer from data-dependent",
+     "forward makes a Python number of a tensor (.item(), int(x), .tolist()) and needs its value for a shape. Take the "
+     "number from a shape or from the configuration."),
+    ("Constraints violated",
+     "the model does not take every size that dynamic_shapes promises. Use the dimensions that torch suggests above, "
+     "narrow min and max, or leave the dimension out: it is then the size of the sample."),
+    ("specialized",
+     "a dimension that dynamic_shapes calls dynamic was baked in as a number. Take sizes from x.shape where they are "
+     "used, sample with sizes above 1, or leave the dimension out of dynamic_shapes."),
+    ("vmap",
+     "forward uses torch.vmap, which does not serialize. Write the batch dimension out, or give the model the mask that "
+     "it makes with vmap as an input."),
+    ("torch.utils.checkpoint", "switch activation checkpointing off for the export; in C++, recompute does it by path."),
+    ("flex_attention", "use the attention implementation 'sdpa' for the export (config._attn_implementation)."),
+    ("DynamicCache", "the model returns or takes a cache: call it with use_cache=False."),
+    ("fake tensor in the exported program constant's list",
+     "forward uses x.data, keeps a tensor of one call for the next, or makes a tensor outside of PyTorch. Use x.detach(), "
+     "and buffers for what is kept."),
+    ("register_pytree_node", "an input or output is an object of a class of its own: use tensors, lists and dictionaries."),
+)
+
+
+def _trace(model, args, kwargs, dynamic_shapes, strict, name):
+    mode = "train()" if name == "model" else "eval()"
+    try:
+        with _masks_as_in_training(kwargs):
+            return torch.export.export(model, tuple(args), kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+    except ExportError:
+        raise
+    except Exception as error:
+        text = str(error)
+        advice = next((what for words, what in ADVICE if words in text), None)
+        raise ExportError(f"{type(model).__name__} in {mode} does not export: {_shortened(text)}"
+                          + (f"\nWhat to do: {advice}" if advice else "")) from error
+
+
+def _shortened(text, limit=1200):
+    text = text.strip()
+    return text if len(text) <= limit else text[:limit] + " ..."
+
+
+# ---- Comparing ----------------------------------------------------------------------
+
+
+class _Witness(contextlib.ExitStack):
+    """Sees what runs in the model and leaves no trace in a program."""
+
+    def __init__(self):
+        super().__init__()
+        self.functions = set()  # classes derived from torch.autograd.Function
+        self.checkpoints = 0
+
+    def __enter__(self):
+        witness, apply = self, torch.autograd.Function.__dict__["apply"]
+
+        def seen(cls, *args, **kwargs):
+            if cls.__module__ == "torch.utils.checkpoint":
+                witness.checkpoints += 1
+            elif not cls.__module__.startswith("torch."):
+                witness.functions.add(f"{cls.__module__}.{cls.__qualname__}")
+            return apply.__get__(None, cls)(*args, **kwargs)
+
+        torch.autograd.Function.apply = classmethod(seen)
+        self.callback(setattr, torch.autograd.Function, "apply", apply)
+        generator = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+
+        def seen_generator(*args, **kwargs):
+            witness.checkpoints += 1
+            return generator(*args, **kwargs)
+
+        torch.utils.checkpoint._checkpoint_without_reentrant_generator = seen_generator
+        self.callback(setattr, torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", generator)
+        return self
+
+
+def _compare(model, program, args, kwargs, name, report):
+    """Returns the largest relative difference between the model and its program: outputs,
+    gradients of all parameters, buffers afterwards; with the sample and at other sizes."""
+    exported = program.module()
+    with _Witness() as witness:
+        expected = _outcome_of_model(model, args, kwargs, name, report)
+    if witness.checkpoints and name == "model":
+        _note(report, f"torch.utils.checkpoint ran {witness.checkpoints} times and is not part of the program: nothing "
+                      "is recomputed unless C++ asks for it, by path")
+    largest = _require_equal(expected, _outcome(exported, model, args, kwargs, name), name, witness.functions)
+    for function in sorted(witness.functions) if name == "model" else ():
+        _note(report, f"{function} is a torch.autograd.Function: its backward is not part of the program; derivatives of "
+                      "its forward gave the same gradients here")
+    try:
+        return max(largest, _at_other_sizes(model, exported, program, args, kwargs, name))
+    except _Refused as refused:
+        _note(report, f"compared at the size of the sample only: {refused}")
+        return largest
+
+
+def _outcome_of_model(model, args, kwargs, name, report):
+    """What the model gives, and an error where its forward changes what a program cannot."""
+    values = {p: p.detach().clone() for p in model.parameters()}
+    before = _python_state(model)
+    expected = _outcome(model, model, args, kwargs, name)
+    changed = [n for n, p in model.named_parameters() if _difference(values[p], p) != 0]
+    if changed:
+        _restore(values)
+        raise ExportError(
+            f"forward changes parameter {changed[0]!r} in place. In C++ the parameter may be sharded, and the change "
+            "would be lost. Make it a buffer, or change it in the training loop, after the optimizer.")
+    after = _python_state(model)
+    moved = [key for key in after if before.get(key) != after[key]]
+    if moved:
+        again = _outcome(model, model, args, kwargs, name)
+        for (path, key), value in before.items():
+            setattr(model.get_submodule(path), key, value)
+        where = ", ".join(f"{path + '.' if path else ''}{key}" for path, key in moved)
+        try:
+            _require_equal(expected, again, name, ())
+        except ExportError:
+            raise ExportError(
+                f"forward changes the attribute {where}, and the next result depends on it. A program keeps the value that "
+                "it was exported with. Make it a buffer (register_buffer) and change that in place.") from None
+        _note(report, f"forward changes the attribute {where}: the program keeps the value of the export. A second call "
+                      "gave the same result")
+    return expected
+
+
+def _note(report, text):
+    if text not in report.notes:
+        report.notes.append(text)
+
+
+def _require_equal(expected, actual, name, functions):
+    """Returns the largest relative difference; raises where it is not allowed."""
+    largest = 0.0
+    for what, one in expected.items():
+        other = actual.get(what)
+        if (one is None) != (other is None) or (one is not None and (one.shape, one.dtype) != (other.shape, other.dtype)):
+            raise ExportError(f"program {name!r} differs from the model: {what} is {_described(one)} in the model and "
+                              f"{_described(other)} in the program." + _suspects(functions))
+        if one is None or torch.equal(one, other):
+            continue
+        difference = _difference(one, other)
+        if not difference <= TOLERANCE.get(one.dtype, 0.0):
+            raise ExportError(
+                f"program {name!r} differs from the model: {what} by {difference:.2e} of its largest element (allowed: "
+                f"{TOLERANCE.get(one.dtype, 0.0):.0e})." + _suspects(functions))
+        largest = max(largest, difference)
+    return largest
+
+
+def _suspects(functions):
+    if functions:
+        return (f" The model uses torch.autograd.Function ({', '.join(sorted(functions))}): torch.export keeps its forward "
+                "and loses its backward. Write it with differentiable operators, or with x + (y - x).detach() where the "
+                "gradient shall pass by.")
+    return (" Something in forward was not traced: state of Python that changes, a random number from Python or numpy, or "
+            ".data and .detach() where a gradient should pass. Look at the operators with print(torch.export.export(...)).")
+
+
+def _described(tensor):
+    return "absent" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _difference(one, other):
+    one, other = one.detach(), other.detach()
+    if one.is_complex():
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
+    one, other = one.double(), other.double()
+    same = (one == other) | (one.isnan() & other.isnan())
+    if bool(same.all()):
+        return 0.0
+    finite = one[one.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    return float(torch.where(same, torch.zeros_like(one), (one - other).abs()).max()) / max(scale, 1e-12)
+
+
+def _outcome(run, model, args, kwargs, name):
+    """Outputs, gradients of parameters and buffers afterwards, by what they are called.
+    The loss is a fixed random combination of all outputs. Buffers are put back."""
+    buffers = {b: b.detach().clone() for b in itertools.chain(model.buffers(), run.buffers())}
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), (tuple(args), kwargs))
+    torch.manual_seed(20)
+    with torch.set_grad_enabled(name == "model"):
+        result = run(*args, **kwargs)
+    outcome, loss = {}, None
+    for path, leaf in pytree.tree_leaves_with_path(result):
+        if isinstance(leaf, torch.Tensor):
+            outcome["output " + (pytree.keystr(path) or "(the only one)")] = leaf
+            if leaf.requires_grad:
+                real = torch.view_as_real(leaf) if leaf.is_complex() else leaf
+                draw = torch.Generator().manual_seed(len(outcome))
+                weight = torch.randn(real.shape, generator=draw, dtype=torch.float64).to(real.device)
+                part = (real.double() * weight).sum()
+                loss = part if loss is None else loss + part
+    if loss is not None:
+        named = dict(run.named_parameters(remove_duplicate=False))
+        names = [n for n, p in model.named_parameters() if p.requires_grad and n in named]
+        gradients = torch.autograd.grad(loss, [named[n] for n in names], allow_unused=True)
+        outcome.update({f"gradient of {n!r}": g for n, g in zip(names, gradients)})
+    for n, buffer in run.named_buffers(remove_duplicate=False):
+        if n in dict(model.named_buffers(remove_duplicate=False)):
+            outcome[f"buffer {n!r}"] = buffer.detach().clone()
+    _restore(buffers)
+    return outcome
+
+
+class _Refused(Exception):
+    pass
+
+
+def _at_other_sizes(model, exported, program, args, kwargs, name):
+    """The same comparison at sizes that the sample does not have: a size that was baked in
+    by mistake shows. 0 if nothing is dynamic."""
+    refused = None
+    for change in (lambda size: size + 1, lambda size: 2 * size, lambda size: size - 1):
+        resized = _resized(program, args, kwargs, change)
+        if resized is None:
+            return 0.0
+        try:
+            expected = _outcome(model, model, *resized, name)
+        except Exception as error:
+            refused = _Refused(f"the model does not take another ({_shortened(str(error), 200)})")
+            continue
+        try:
+            actual = _outcome(exported, model, *resized, name)
+        except Exception as error:
+            refused = _Refused(f"the program refuses another that the model takes ({_shortened(str(error), 200)})")
+            continue
+        return _require_equal(expected, actual, name, ())
+    raise refused
+
+
+def _resized(program, args, kwargs, change):
+    """Inputs with every dynamic size changed as far as its range allows, made of the
+    sample's own elements; None where no size is dynamic."""
+    by_name = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    wanted = [by_name.get(name) for name in program.graph_signature.user_inputs]
+    leaves, tree = pytree.tree_flatten((tuple(args), kwargs))
+    if len(wanted) != len(leaves):
+        return None
+    sizes = {}
+    for leaf, fake in zip(leaves, wanted):
+        if isinstance(leaf, torch.Tensor) and isinstance(fake, torch.Tensor):
+            for size, dim in zip(leaf.shape, fake.shape):
+                expression = getattr(getattr(dim, "node", None), "expr", None)
+                if expression is not None and expression.is_Symbol and expression not in sizes:
+                    limits = program.range_constraints.get(expression)
+                    new = change(size)
+                    sizes[expression] = new if limits is None or limits.lower <= new <= limits.upper else size
+    if not sizes:
+        return None
+
+    def resize(leaf, fake):
+        if isinstance(leaf, torch.Tensor) and isinstance(fake, torch.Tensor):
+            for axis, dim in enumerate(fake.shape):
+                expression = getattr(getattr(dim, "node", None), "expr", None)
+                if expression is not None:
+                    new = int(expression.subs(sizes))
+                    leaf = leaf.index_select(axis, torch.arange(new, device=leaf.device) % leaf.shape[axis])
+        return leaf
+
+    return pytree.tree_unflatten([resize(*pair) for pair in zip(leaves, wanted)], tree)
+
+
+def _python_state(model):
+    """Numbers and strings that modules keep outside of tensors."""
+    return {(path, key): value for path, module in model.named_modules() for key, value in vars(module).items()
+            if isinstance(value, (bool, int, float, str)) and key != "training"}
+
+
+# ---- Writing ------------------------------------------------------------------------
+
+
+def _write(path, programs, report):
+    """Writes beside `path` and renames: under its name there is a whole archive or none."""
+    from torch.export.pt2_archive._package import PT2ArchiveWriter
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        partial = os.path.join(folder, path.name)
+        with PT2ArchiveWriter(partial) as archive:
+            _write_programs(archive, programs, report)
+        os.replace(partial, path)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _write_programs(archive, programs, report):
+    from torch._export.serde.serialize import serialize
+    from torch.export.pt2_archive import constants as layout
+
+    weights = _Payloads(archive, layout.WEIGHTS_DIR, layout.WEIGHT_FILENAME_PREFIX)
+    tensors = _Payloads(archive, layout.CONSTANTS_DIR, layout.TENSOR_CONSTANT_FILENAME_PREFIX)
+    for name, program in programs.items():
+        for constant, value in program.constants.items():
+            if not isinstance(value, torch.Tensor):
+                raise ExportError(f"constant {constant!r} of program {name!r} is a {type(value).__name__}, which would be "
+                                  "stored as a pickle; C++ reads tensors only.")
+        archive.write_string(layout.WEIGHTS_CONFIG_FILENAME_FORMAT.format(name), weights.config(program.state_dict))
+        archive.write_string(layout.CONSTANTS_CONFIG_FILENAME_FORMAT.format(name), tensors.config(program.constants))
+        program.example_inputs = None
+        _shorten_origins(program.graph_module)
+        try:
+            serialized = serialize(program, serialize_state_dict=False, serialize_constants=False)
+        except Exception as error:
+            advice = next((what for words, what in ADVICE if words in str(error)), None)
+            raise ExportError(f"program {name!r} cannot be written: {_shortened(str(error))}"
+                              + (f"\nWhat to do: {advice}" if advice else "")) from error
+        archive.write_bytes(layout.MODELS_FILENAME_FORMAT.format(name), serialized.exported_program)
+        archive.write_bytes(layout.SAMPLE_INPUTS_FILENAME_FORMAT.format(name), b"")
+    report.weights, report.weight_bytes, report.weights_elsewhere = weights.count, weights.bytes, weights.absent
+    about = {"version": 1, "programs": {"train": "model", "eval": "eval"},
+             "weights": "elsewhere" if weights.absent else "archive"}
+    archive.write_string(f"{layout.EXTRA_DIR}tessera.json", json.dumps(about))
+
+
+def _shorten_origins(graph_module):
+    """Leaves of each node's stack trace the line of the model that made it. Whole traces
+    are most of a graph's size, and folders of this machine are nobody's business."""
+    for node in graph_module.graph.nodes:
+        frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
+        if frames:
+            file, line, function = frames[-1]
+            node.meta["stack_trace"] = f'File "{"/".join(pathlib.PurePath(file).parts[-2:])}", line {line}, in {function}'
+    for child in graph_module.children():
+        if isinstance(child, torch.fx.GraphModule):
+            _shorten_origins(child)
+
+
+class _Payloads:
+    """Tensors of the archive, each storage once: tied weights and the weights of the second
+    program name the payload of the first. A fake tensor has a payload of no bytes."""
+
+    def __init__(self, archive, folder, prefix):
+        self.archive, self.folder, self.prefix = archive, folder, prefix
+        self.written = {}  # storage, dtype -> payload
+        self.by_name = {}  # name -> payload and bytes, for constants that are made anew by each export
+        self.count = self.bytes = 0
+        self.absent = False  # whether a tensor was fake
+        self.alive = []  # storages whose addresses are keys
+
+    def config(self, tensors):
+        from torch._export.serde.serialize import _dataclass_to_dict, serialize_tensor_meta
+
+        entries = {}
+        for name, tensor in tensors.items():
+            entries[name] = {
+                "path_name": self.payload(name, tensor),
+                "is_param": isinstance(tensor, torch.nn.Parameter),
+                "use_pickle": False,
+                "tensor_meta": _dataclass_to_dict(serialize_tensor_meta(tensor)),
+            }
+        return json.dumps({"config": entries})
+
+    def payload(self, name, tensor):
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        storage = tensor.untyped_storage()
+        key = (storage._cdata, tensor.dtype)
+        if key in self.written:
+            return self.written[key]
+        fake = isinstance(tensor, FakeTensor)
+        self.absent = self.absent or fake
+        values = b"" if fake else storage.cpu()
+        known = self.by_name.get((name, tensor.dtype))
+        if known is not None and known[1] == len(values) and self.same(known[2], values):
+            self.written[key] = known[0]
+        else:
+            self.written[key] = f"{self.prefix}{self.count}"
+            self.count += 1
+            self.bytes += len(values)
+            self.archive.archive_file.write_record(self.folder + self.written[key], values, len(values))
+            self.by_name[name, tensor.dtype] = (self.written[key], len(values), values)
+        self.alive.append(storage)
+        return self.written[key]
+
+    @staticmethod
+    def same(one, other):
+        return len(one) == 0 or torch.equal(torch.tensor([], dtype=torch.uint8).set_(one),
+                                            torch.tensor([], dtype=torch.uint8).set_(other))
+
+
+# ---- Command line -------------------------------------------------------------------
+
+
+def _export_hugging_face(options):
+    import transformers
+
+    source = pathlib.Path(options.source)
+    if not source.exists():
+        raise ExportError(f"{source}: no such folder or file. Nothing is downloaded; give a folder with config.json, or "
+                          "a config.json.")
+    config = transformers.AutoConfig.from_pretrained(source, local_files_only=True)
+    dtype = getattr(torch, options.dtype)
+    has_weights = source.is_dir() and any(source.glob("*.safetensors")) or source.is_dir() and any(source.glob("pytorch_model*"))
+    make = transformers.AutoModelForCausalLM
+    torch.manual_seed(options.seed)
+    with without_weights() if options.no_weights else contextlib.nullcontext():
+        if has_weights and not options.no_weights:
+            model = make.from_pretrained(source, local_files_only=True, dtype=dtype)
+        else:
+            model = make.from_config(config, dtype=dtype)
+    text = config.get_text_config()
+    length = options.length or getattr(text, "max_position_embeddings", None) or 1024
+    ids = torch.randint(0, text.vocab_size, (2, min(length, 16)))
+    shapes = None
+    if options.static:
+        ids = torch.randint(0, text.vocab_size, (options.static, length))
+    else:
+        shapes = ({0: torch.export.Dim("batch", min=1, max=options.batch),
+                   1: torch.export.Dim("length", min=2, max=length)},)
+    model.train()
+    report = export(model, (ids,), None, shapes, options.out, outputs=["logits"], check=not options.no_check)
+    if not has_weights and not options.no_weights:
+        report.notes.append(f"{source} has no weights: they are random, of seed {options.seed}")
+    return report
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Exports Python models for training in C++.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    hf = commands.add_parser("hf", help="a causal language model of Hugging Face, from a local folder or config.json")
+    hf.add_argument("source", help="folder with config.json and perhaps weights, or a config.json")
+    hf.add_argument("out", help="archive to write, .pt2")
+    hf.add_argument("--length", type=int, help="longest sequence (default: max_position_embeddings)")
+    hf.add_argument("--batch", type=int, default=65536, help="largest batch (default: %(default)s)")
+    hf.add_argument("--static", type=int, metavar="BATCH", help="export for this batch and --length only")
+    hf.add_argument("--dtype", default="float32", help="dtype of weights and computation (default: %(default)s)")
+    hf.add_argument("--seed", type=int, default=0, help="of random weights, where the folder has none")
+    hf.add_argument("--no-weights", action="store_true", help="for a model that fits nowhere: shapes only")
+    hf.add_argument("--no-check", action="store_true", help="do not compare with the model")
+    options = parser.parse_args()
+    try:
+        print(_export_hugging_face(options))
+    except ExportError as error:
+        sys.exit(f"tessera_export: {error}")
+
+
+if __name__ == "__main__":
+    main()

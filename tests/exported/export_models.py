@@ -1,0 +1,111 @@
+"""Small models for export_test.py: what exports, and what must be refused."""
+
+import random
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Straight(torch.autograd.Function):
+    """Rounds, and lets the gradient pass: derivatives of round would be 0."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Doubled(torch.autograd.Function):
+    """A backward that is what differentiation gives."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+class OneLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+
+class UsesStraight(OneLayer):
+    def forward(self, x):
+        return Straight.apply(self.layer(x))
+
+
+class UsesDoubled(OneLayer):
+    def forward(self, x):
+        return Doubled.apply(self.layer(x))
+
+
+class Checkpointed(OneLayer):
+    def forward(self, x):
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+class ChangesItsWeight(OneLayer):
+    def forward(self, x):
+        with torch.no_grad():
+            self.layer.weight.mul_(0.5)
+        return self.layer(x)
+
+
+class Counts(OneLayer):
+    def __init__(self, matters):
+        super().__init__()
+        self.calls = 0
+        self.matters = matters
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x) * (self.calls if self.matters else 1)
+
+
+class BranchesOnTraining(OneLayer):
+    def forward(self, x):
+        return self.layer(x) if self.training else self.layer(x).softmax(-1)
+
+
+class BranchesOnValues(OneLayer):
+    def forward(self, x):
+        return self.layer(x) if x.sum() > 0 else x
+
+
+class DrawsFromPython(OneLayer):
+    def forward(self, x):
+        return self.layer(x) * random.random()
+
+
+class ReturnsNames(OneLayer):
+    def forward(self, x, scale=1.0, *, shift=None):
+        y = self.layer(x) * scale
+        return {"y": y if shift is None else y + shift, "pair": (y.sum(), [y.mean()])}
+
+
+class Tied(nn.Module):
+    """An embedding and a head that are one parameter, a non-contiguous weight and dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(12, 8)
+        self.middle = nn.Linear(8, 8)
+        self.middle.weight = nn.Parameter(torch.randn(8, 8).t())
+        self.norm = nn.BatchNorm1d(8)
+        self.dropout = nn.Dropout(0.25)
+        self.head = nn.Linear(8, 12, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("scale", torch.tensor([0.5]), persistent=False)
+
+    def forward(self, ids):
+        x = self.middle(self.embedding(ids))
+        x = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        return self.head(self.dropout(x)) * self.scale

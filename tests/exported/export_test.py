@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""Tests of python/tessera_export.py, with torch alone.
+
+    export_test.py RESULTS.xml [CASE[.TEST]...]
+"""
+
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+import zipfile
+
+HERE = pathlib.Path(__file__).parent
+sys.path[:0] = [str(HERE.parents[1] / "python"), str(HERE.parent / "report"), str(HERE)]
+
+import which_python
+
+which_python.with_torch("exported_export_test")
+
+import export_models as models
+import junit
+import torch
+from tessera_export import ExportError, export, without_weights
+from torch import nn
+from torch.export import Dim
+
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+
+
+class ExportCase(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name) / "model.pt2"
+        torch.manual_seed(0)
+
+    def export(self, model, args=(X,), *more, **options):
+        return export(model, args, *more, path=self.path, **options)
+
+    def refused(self, words, model, *args, **options):
+        with self.assertRaisesRegex(ExportError, words):
+            self.export(model, *args, **options)
+        self.assertEqual(list(self.path.parent.iterdir()), [])
+
+    def read(self, name):
+        with zipfile.ZipFile(self.path) as archive:
+            self.assertEqual({entry.compress_type for entry in archive.infolist()}, {zipfile.ZIP_STORED})
+            return archive.read(f"model/{name}")
+
+
+class Archive(ExportCase):
+    def test_holds_both_modes_over_one_set_of_weights(self):
+        ids = torch.randint(0, 12, (3, 5))
+        model = models.Tied()
+        report = self.export(model, (ids,), None, ({0: Dim("batch", min=2, max=64), 1: Dim("length", min=2, max=64)},))
+        self.assertEqual(report.difference, {"model": 0, "eval": 0})
+        self.assertEqual(report.notes, [])
+        train, evaluate = (json.loads(self.read(f"data/weights/{name}_weights_config.json"))["config"]
+                           for name in ("model", "eval"))
+        self.assertEqual(train, evaluate)
+        self.assertEqual(set(train), set(model.state_dict()))
+        self.assertEqual(train["embedding.weight"]["path_name"], train["head.weight"]["path_name"])
+        self.assertEqual(len({entry["path_name"] for entry in train.values()}), report.weights)
+        stored = self.read("data/weights/" + train["middle.weight"]["path_name"])
+        self.assertEqual(torch.frombuffer(bytearray(stored), dtype=torch.float32).as_strided((8, 8), (1, 8)).tolist(),
+                         model.middle.weight.tolist())
+        self.assertEqual(self.read("data/sample_inputs/model.pt"), b"")
+        self.assertEqual(json.loads(self.read("extra/tessera.json")),
+                         {"version": 1, "programs": {"train": "model", "eval": "eval"}, "weights": "archive"})
+        self.assertNotIn(str(HERE.parents[1]).encode(), self.path.read_bytes())
+
+    def test_is_what_torch_loads_with_the_same_outputs(self):
+        ids = torch.randint(0, 12, (3, 5))
+        model = models.Tied().train()
+        self.export(model, (ids,))
+        loaded = torch.export.load(self.path).module()
+        torch.manual_seed(3)
+        expected = model(ids)
+        torch.manual_seed(3)
+        self.assertTrue(torch.equal(loaded(ids), expected))
+
+    def test_takes_keywords_and_returns_dictionaries(self):
+        self.export(models.ReturnsNames(), (X,), {"scale": 2.0, "shift": torch.ones(8)})
+        loaded = torch.export.load(self.path).module()
+        result = loaded(X, scale=2.0, shift=torch.ones(8))
+        self.assertEqual(list(result), ["y", "pair"])
+
+    def test_has_the_outputs_that_were_asked_for(self):
+        self.export(models.ReturnsNames(), outputs=["y"])
+        self.assertEqual(list(torch.export.load(self.path).module()(X)), ["y"])
+        self.path.unlink()
+        self.refused(r"\['logits'\] were asked for, and the model returns \['pair', 'y'\]",
+                     models.ReturnsNames(), outputs=["logits"])
+
+    def test_without_weights_has_shapes_and_real_buffers(self):
+        with without_weights():
+            model = models.Tied()
+            model.head.weight = model.embedding.weight
+        report = self.export(model, (torch.randint(0, 12, (3, 5)),), None, ({0: Dim("batch", min=2, max=64)},))
+        self.assertTrue(report.weights_elsewhere)
+        self.assertTrue(model.embedding.weight.is_meta)
+        self.assertEqual(json.loads(self.read("extra/tessera.json"))["weights"], "elsewhere")
+        entries = json.loads(self.read("data/weights/model_weights_config.json"))["config"]
+        size = {name: len(self.read("data/weights/" + entry["path_name"])) for name, entry in entries.items()}
+        self.assertEqual({size[name] for name, _ in model.named_parameters()}, {0})
+        self.assertEqual(size["norm.running_mean"], 32)
+        self.assertEqual(entries["embedding.weight"]["path_name"], entries["head.weight"]["path_name"])
+        self.assertNotEqual(entries["middle.weight"]["path_name"], entries["head.weight"]["path_name"])
+        self.assertEqual(len(self.read("data/constants/tensor_0")), 4)
+        self.assertEqual(torch.export.load(self.path).module()(torch.randint(0, 12, (4, 5))).shape, (4, 5, 12))
+
+    def test_name_must_end_in_pt2(self):
+        with self.assertRaisesRegex(ExportError, "must end in .pt2"):
+            export(nn.Linear(8, 8), (X,), path=self.path.with_suffix(".bin"))
+
+
+class Model(ExportCase):
+    def test_is_as_it_was(self):
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout())
+        model.train()
+        model[1].eval()
+        model[0].weight.grad = torch.ones(8, 8)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        torch.manual_seed(5)
+        self.export(model)
+        self.assertEqual(torch.rand(1), torch.rand(1, generator=torch.Generator().manual_seed(5)))
+        self.assertEqual([m.training for m in model.modules()], [True, True, False, True])
+        self.assertTrue(all(torch.equal(value, model.state_dict()[name]) for name, value in before.items()))
+        self.assertTrue(torch.equal(model[0].weight.grad, torch.ones(8, 8)))
+        self.assertNotIn("forward", vars(model))
+        ran = torch.export.load(self.path).module()
+        ran(X)
+        self.assertTrue(torch.equal(ran.state_dict()["1.running_mean"], before["1.running_mean"]))
+
+    def test_in_eval_is_exported_in_train_too(self):
+        model = models.BranchesOnTraining().eval()
+        report = self.export(model)
+        self.assertEqual(report.nodes, {"model": 1, "eval": 2})
+        self.assertFalse(model.training)
+
+
+class Refuses(ExportCase):
+    def test_an_autograd_function_whose_backward_matters(self):
+        self.refused(r"gradient of 'layer\.weight' by .*\(export_models\.Straight\).*loses its backward",
+                     models.UsesStraight())
+
+    def test_a_parameter_that_forward_changes(self):
+        model = models.ChangesItsWeight()
+        before = model.layer.weight.detach().clone()
+        self.refused("forward changes parameter 'layer.weight' in place", model)
+        self.assertTrue(torch.equal(model.layer.weight, before))
+
+    def test_a_counter_that_matters(self):
+        model = models.Counts(matters=True)
+        self.refused("forward changes the attribute calls, and the next result depends on it", model)
+        self.assertEqual(model.calls, 0)
+
+    def test_numbers_from_python(self):
+        self.refused("output .* a random number from Python", models.DrawsFromPython())
+
+    def test_a_branch_on_values(self):
+        self.refused("(?s)BranchesOnValues in train.* does not export.*What to do: forward branches on the values",
+                     models.BranchesOnValues())
+
+    def test_backward_hooks(self):
+        model = nn.Linear(8, 8)
+        model.register_full_backward_hook(lambda *_: None)
+        self.refused("has backward hooks", model)
+        model = nn.Linear(8, 8)
+        model.weight.register_hook(lambda gradient: 2 * gradient)
+        self.refused("parameter 'weight' has hooks on its gradient", model)
+        model = nn.Linear(8, 8)
+        model.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+        self.refused("parameter 'weight' has hooks on its gradient", model)
+
+    def test_a_size_that_is_promised_and_baked_in(self):
+        class Flat(models.OneLayer):
+            def forward(self, x):
+                return self.layer(x) / float(x.shape[0])
+
+        self.refused("(?s)Constraints violated.*What to do: the model does not take every size",
+                     Flat(), (X,), None, ({0: Dim("batch", min=2, max=64)},))
+
+    def test_a_buffer_without_values(self):
+        with torch.device("meta"):
+            model = models.Tied()
+        self.refused("buffer 'scale' is on the meta device", model, (torch.zeros(3, 5, dtype=torch.int64),))
+
+
+class Notes(ExportCase):
+    def notes(self, model):
+        return self.export(model).notes
+
+    def test_checkpoint(self):
+        self.assertRegex(self.notes(models.Checkpointed())[0], "torch.utils.checkpoint ran 1 times")
+
+    def test_an_autograd_function_that_does_not_matter(self):
+        self.assertRegex(self.notes(models.UsesDoubled())[0], "export_models.Doubled is a torch.autograd.Function")
+
+    def test_a_counter_that_does_not_matter(self):
+        self.assertRegex(self.notes(models.Counts(matters=False))[0], "the attribute calls: .* gave the same result")
+
+    def test_forward_hooks(self):
+        model = nn.Linear(8, 8)
+        model.register_forward_hook(lambda module, inputs, output: 2 * output)
+        self.assertRegex(self.notes(model)[0], "has forward hooks")
+
+
+def main(results, names):
+    loader = unittest.defaultTestLoader
+    here = sys.modules[__name__]
+    tests = loader.loadTestsFromNames(names, here) if names else loader.loadTestsFromModule(here)
+    return not junit.run(tests, pathlib.Path(results), "exported_export_test", "ExportTest")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
