@@ -36,6 +36,7 @@ import tempfile
 import torch
 import torch.utils._pytree as pytree
 import torch.utils.checkpoint
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 PROGRAMS = ("model", "eval")  # what train() and eval() run in C++
 # How far outputs and gradients may be from the model's own, relative to the largest
@@ -273,7 +274,6 @@ def _masks_as_in_training(kwargs):
 def _faked(model, args, kwargs, report):
     """Parameters on the meta device as fake tensors of the device of the inputs, so that
     they can be traced: shapes and no values."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     persistent = model.state_dict(keep_vars=True)
@@ -346,9 +346,24 @@ def _trace(model, args, kwargs, dynamic_shapes, strict, name):
         raise
     except Exception as error:
         text = str(error)
+        _require_model_runs(model, args, kwargs, mode)
         advice = next((what for words, what in ADVICE if words in text), None)
         raise ExportError(f"{type(model).__name__} in {mode} does not export: {_shortened(text)}"
                           + (f"\nWhat to do: {advice}" if advice else "")) from error
+
+
+def _require_model_runs(model, args, kwargs, mode):
+    """Where tracing failed, the model itself may be what fails."""
+    if any(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves((args, kwargs))):
+        return
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except ExportError:
+        raise
+    except Exception as error:
+        raise ExportError(f"{type(model).__name__} in {mode} fails on the sample inputs by itself, before any export: "
+                          f"{_shortened(str(error))}") from error
 
 
 def _shortened(text, limit=1200):
@@ -669,8 +684,6 @@ class _Payloads:
         return json.dumps({"config": entries})
 
     def payload(self, name, tensor):
-        from torch._subclasses.fake_tensor import FakeTensor
-
         storage = tensor.untyped_storage()
         key = (storage._cdata, tensor.dtype)
         if key in self.written:

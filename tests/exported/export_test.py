@@ -188,6 +188,10 @@ class Refuses(ExportCase):
         self.refused("buffer 'scale' is on the meta device", model, (torch.zeros(3, 5, dtype=torch.int64),))
 
 
+    def test_a_model_that_fails_by_itself(self):
+        self.refused("Linear in train.* fails on the sample inputs by itself", nn.Linear(5, 5))
+
+
 class Notes(ExportCase):
     def notes(self, model):
         return self.export(model).notes
