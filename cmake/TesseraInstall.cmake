@@ -40,5 +40,6 @@ install(FILES
 
 # Scripts for Python, which need nothing of Tessera.
 install(PROGRAMS
+  ${PROJECT_SOURCE_DIR}/python/make_token_file.py
   ${PROJECT_SOURCE_DIR}/python/tessera_export.py
   DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera)

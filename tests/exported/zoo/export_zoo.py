@@ -117,7 +117,7 @@ class Reference:
 
     def take_losses(self):
         self.draw_targets()
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, foreach=False)
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
         losses = []
         for step in range(STEPS):
             loss = loss_of(self.run(step), self.targets)
