@@ -119,13 +119,19 @@ std::unique_ptr<Source> open_file_at(OpenedPath at, const fs::path& resolved) {
       (at.path.extension() == ".pt2" || is_exported(resolved))) {
     return open_exported(at);
   }
-  // 0x80 begins files of torch.save before 1.6: their reader refuses them with
-  // a better message.
-  if (begin.starts_with("PK") || begin.starts_with('\x80')) {
+  if (begin.starts_with("PK")) {
     return open_torch_file(at);
   }
-  if (at.path.extension() == ".safetensors" ||
-      (begin.size() > 8 && begin[8] == '{')) {
+  // The header, after its length in 8 bytes, whose first one may be any.
+  if (begin.size() > 8 && begin[8] == '{') {
+    return open_safetensors_file(at);
+  }
+  // 0x80 begins files of torch.save before 1.6: their reader refuses them with
+  // a better message.
+  if (begin.starts_with('\x80')) {
+    return open_torch_file(at);
+  }
+  if (at.path.extension() == ".safetensors") {
     return open_safetensors_file(at);
   }
   throw FileError(
