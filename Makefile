@@ -25,7 +25,7 @@ RELEASE := build/release
 .DEFAULT_GOAL := help
 # Two builds in one folder at a time would fight over it.
 .NOTPARALLEL:
-.PHONY: help setup build demo test package docs bench record format lint tidy asan tsan fuzz soak parity offline-deps clean
+.PHONY: help setup build demo test package docs bench record format lint tidy asan tsan fuzz soak parity zoo offline-deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -119,6 +119,12 @@ soak: ## kill training runs at random, resume them otherwise, compare bits; KILL
 
 parity: ## the tests of PyTorch on DEVICE=cpu or cuda:0, and their record
 	@JOBS=$(JOBS) scripts/parity.sh $(DEVICE)
+
+zoo: ## export every model of the zoo, train it in C++, write the table of docs/exported.md
+	@scripts/setup.sh test
+	@scripts/configure.sh release tests
+	cmake --build $(RELEASE) -j $(JOBS) --target tessera_cli exported_zoo
+	tests/exported/zoo/run_zoo.py build/zoo/results.xml --bin $(RELEASE)/bin --folder build/zoo --table docs/exported.md
 
 offline-deps: ## gather headers and small libraries in .deps/ for a host with no network
 	@scripts/offline_deps.sh

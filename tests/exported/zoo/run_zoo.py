@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Exports models, trains them in C++ on 1, 2 and 4 ranks, and compares with Python.
+
+    run_zoo.py RESULTS.xml --bin BIN --folder FOLDER [--few | --only NAME,...] [--table PAGE.md]
+
+BIN has the programs tessera and exported_zoo. RESULTS.xml gets a test for each check
+(JUnit). With --table, the table of PAGE.md between <!-- zoo --> and <!-- /zoo --> is
+written anew; that takes all models. Fails if a check fails, or if a model does not export
+that is not in NOT_EXPORTED.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+
+HERE = pathlib.Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+import which_python
+
+which_python.with_transformers("exported_zoo_test")
+
+WORLDS = (1, 2, 4)
+# What is known not to export, and a word of the reason that must be in the message.
+NOT_EXPORTED = {
+    "reformer": "attention_seed",
+    "switch_transformers": "Couldn't swap",
+}
+
+
+class Results:
+    """What became of each model: from zoo.json and the lines of exported_zoo."""
+
+    def __init__(self, folder):
+        self.models = json.loads((folder / "zoo.json").read_text())
+        self.checks = {line["name"]: {} for line in self.models}  # (world, check) -> outcome
+
+    def add(self, world, file):
+        for line in file.read_text().splitlines():
+            name, check, outcome = line.split("\t", 2)
+            self.checks[name][world, check] = outcome
+
+    def cases(self):
+        """(name, None or what is wrong) of each test."""
+        for line in self.models:
+            name, why = line["name"], line.get("why")
+            if why is not None:
+                known = NOT_EXPORTED.get(name)
+                yield f"{name}.is_refused", None if known and known in why else f"not exported: {why}"
+            elif name in NOT_EXPORTED:
+                yield f"{name}.exports", "it exports now: take it off NOT_EXPORTED"
+            else:
+                for world in WORLDS:
+                    if not any(key[0] == world for key in self.checks[name]):
+                        yield f"{name}.{world}_ranks", "it was not run"
+                for (world, check), outcome in self.checks[name].items():
+                    yield f"{name}.{world}_ranks.{check}", None if outcome == "ok" else outcome
+
+
+def run(command, log, quiet=False):
+    """Runs it with its output in `log` and, unless quiet, here; returns the exit code."""
+    with open(log, "w") as file:
+        process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for line in process.stdout:
+            if not quiet:
+                print(line, end="", flush=True)
+            file.write(line)
+        return process.wait()
+
+
+def train(options, world, folder, quiet=False):
+    """Returns the file of results and the exit code."""
+    results = folder / f"results-{world}.txt"
+    results.unlink(missing_ok=True)
+    code = run([options.bin / "tessera", "run", "-n", world, options.bin / "exported_zoo", folder, results],
+               folder / f"run-{world}.log", quiet)
+    if not results.exists():
+        sys.exit(f"exported_zoo on {world} ranks wrote no results (exit code {code}); see {folder}/run-{world}.log")
+    return results, code
+
+
+def show_able_to_fail(options, results):
+    """A reference with one number changed must be noticed by every check."""
+    name = next(line["name"] for line in results.models if "why" not in line)
+    folder = options.folder / "wrong"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(options.folder / name, folder / name)
+    (folder / "models.txt").write_text(f"{name}\n")
+    for file in (folder / name).glob("*.safetensors"):
+        raw = bytearray(file.read_bytes())
+        raw[-3] ^= 1  # the last tensor's last number: a loss, or an output of eval()
+        file.write_bytes(raw)
+    file, code = train(options, 1, folder, quiet=True)
+    outcomes = [line.split("\t")[2] for line in file.read_text().splitlines()]
+    shutil.rmtree(folder)
+    return None if code != 0 and outcomes and "ok" not in outcomes else f"a wrong reference was not noticed: {outcomes}"
+
+
+def write_junit(path, cases, seconds):
+    suite = ET.Element("testsuite", name="exported_zoo_test", time=f"{seconds:.1f}")
+    for name, wrong in cases:
+        case = ET.SubElement(suite, "testcase", classname="ExportedZoo", name=name)
+        if wrong:
+            ET.SubElement(case, "failure", message=wrong).text = wrong
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ET.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", type=pathlib.Path)
+    parser.add_argument("--bin", type=pathlib.Path, required=True)
+    parser.add_argument("--folder", type=pathlib.Path, required=True)
+    parser.add_argument("--few", action="store_true")
+    parser.add_argument("--only")
+    parser.add_argument("--table", type=pathlib.Path, help="page whose table is written anew")
+    parser.add_argument("--keep", action="store_true", help="train what is exported already")
+    options = parser.parse_args()
+    if options.table and (options.few or options.only):
+        parser.error("--table takes all models")
+    began = time.monotonic()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if not options.keep:
+        chosen = ["--few"] if options.few else ["--only", options.only] if options.only else []
+        if run([sys.executable, HERE / "export_zoo.py", options.folder, *chosen], options.folder / "export.log") != 0:
+            sys.exit(f"export_zoo.py failed; see {options.folder}/export.log")
+    exported = time.monotonic()
+    results = Results(options.folder)
+    for world in WORLDS:
+        results.add(world, train(options, world, options.folder)[0])
+    cases = [*results.cases(), ("a_wrong_reference_is_noticed", show_able_to_fail(options, results))]
+    seconds = time.monotonic() - began
+    write_junit(options.results, cases, seconds)
+    failed = [case for case in cases if case[1]]
+    for name, wrong in failed:
+        print(f"FAILED {name}: {wrong}")
+    print(f"{len(results.models)} models, {len(cases)} checks, {len(failed)} failed; {(exported - began) / 60:.1f} minutes to "
+          f"export, {(seconds - exported + began) / 60:.1f} to train")
+    if options.table:
+        import zoo_table
+
+        zoo_table.write(options.table, results, seconds)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""The table of docs/exported.md, from a whole run of the zoo."""
+
+import datetime
+import os
+import platform
+import re
+
+BEGIN, END = "<!-- zoo -->", "<!-- /zoo -->"
+
+
+def write(page, results, seconds):
+    text = page.read_text()
+    if BEGIN not in text or END not in text:
+        raise SystemExit(f"{page} has no {BEGIN} and {END} for the table")
+    head, rest = text.split(BEGIN, 1)
+    tail = rest.split(END, 1)[1]
+    page.write_text(f"{head}{BEGIN}\n{table(results, seconds)}\n{END}{tail}")
+
+
+def table(results, seconds):
+    import torch
+    import transformers
+
+    rows = [row(results, line) for line in results.models]
+    passed = sum(" passes " in line for line in rows)
+    lines = [
+        f"{passed} of {len(rows)} models pass. torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}, "
+        f"{os.cpu_count()} cores ({platform.machine()}), {datetime.date.today()}: `make zoo`, {seconds / 60:.0f} minutes.",
+        "",
+        "| model | kind | nodes | parameters | in C++ |",
+        "| --- | --- | --- | --- | --- |",
+        *rows,
+    ]
+    return "\n".join(lines)
+
+
+def row(results, line):
+    kind = line["family"] + (", plain torch" if line["source"] == "torch" else "")
+    if "why" in line:
+        return f"| {line['what']} | {kind} | | | does not export: {sentence(line['why'])} |"
+    failed = {key: outcome for key, outcome in results.checks[line["name"]].items() if outcome != "ok"}
+    if failed:
+        (world, check), outcome = next(iter(failed.items()))
+        said = f"fails ({check}, {world} ranks): {sentence(outcome)}"
+    else:
+        said = "passes"
+        if line["difference"]:
+            said += f"; the export itself differs from Python's eager mode by {line['difference']:.0e}"
+    return f"| {line['what']} | {kind} | {line['nodes']:,} | {line['parameters']:,} | {said} |"
+
+
+def sentence(text):
+    """The first sentence, fit for a cell of a table."""
+    text = " ".join(text.split())
+    text = re.split(r"(?<=[a-z)\]'])\. ", text, 1)[0][:240]
+    return text.replace("|", "\\|")
