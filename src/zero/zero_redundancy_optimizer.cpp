@@ -7,24 +7,13 @@
 
 #include <c10/util/Exception.h>
 
-#define FMT_HEADER_ONLY
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
-#include <algorithm>
-#include <string>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "comm/group/all_or_none.h"
 #include "comm/group/broadcast_owned.h"
-#include "engine/unit.h"
-#include "optim/dictionary.h"
-#include "zero/gather_state.h"
-#include "zero/local_state.h"
 #include "zero/overlap.h"
 #include "zero/param_buckets.h"
+#include "zero/param_groups.h"
 #include "zero/partition.h"
 
 namespace tessera {
@@ -35,10 +24,6 @@ using torch::optim::OptimizerParamGroup;
 constexpr const char* kName = "ZeroRedundancyOptimizer";
 constexpr const char* kStep = "ZeroRedundancyOptimizer::step";
 constexpr const char* kAddGroup = "ZeroRedundancyOptimizer::add_param_group";
-
-ErrorSite site(const Group& group, const char* call) {
-  return {.call = call, .rank = group.rank(), .world_size = group.size()};
-}
 
 [[noreturn]] void refuse_groups(const ErrorSite& where) {
   raise(
@@ -136,14 +121,14 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(
   comm::all_or_none({group_}, kName, [&] {
     if (param_groups.empty()) {
       raise<c10::ValueError>(
-          site(group_, kName),
+          zero::site(group_, kName),
           "ZeroRedundancyOptimizer got an empty parameter list. Pass the parameters of a model.");
     }
     if (overlap_ && param_groups.size() > 1) {
-      refuse_groups(site(group_, kName));
+      refuse_groups(zero::site(group_, kName));
     }
     for (const OptimizerParamGroup& group : param_groups) {
-      check_group(group);
+      zero::check_group(group, param_groups_, zero::site(group_, kName));
       parts_->partition.add_group(group.params());
       param_groups_.emplace_back(group.params());
       auto& part = local.emplace_back(group);
@@ -154,16 +139,16 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(
     optim_ = make_optimizer(local);
     if (optim_ == nullptr || optim_->param_groups().size() != local.size()) {
       raise<c10::ValueError>(
-          site(group_, kName),
+          zero::site(group_, kName),
           "the local optimizer does not have the groups it was given. Pass a function that makes an optimizer of them, such as optimizer_class<optim::AdamW>(1e-3).");
     }
     if (dynamic_cast<optim::NamedOptimizer*>(optim_.get()) != nullptr) {
       raise<c10::TypeError>(
-          site(group_, kName),
+          zero::site(group_, kName),
           "the local optimizer is a NamedOptimizer, whose dictionary has no numbers. Pass the class that it wraps.");
     }
   });
-  agree_on(param_groups_, kName);
+  agree(group_, kName, zero::describe(param_groups_));
   defaults_ = optim_->defaults().clone();
   take_options_from_local();
   if (options.parameters_as_bucket_view() && !overlap_) {
@@ -196,100 +181,21 @@ bool ZeroRedundancyOptimizer::skip_where(const at::Tensor& found_inf) {
 void ZeroRedundancyOptimizer::check_is_set_up(const char* call) const {
   if (overlap_ && !overlap_->is_ready()) {
     raise(
-        site(group_, call),
+        zero::site(group_, call),
         "This method should not be called until this ZeroRedundancyOptimizer instance has been fully initialized: with overlap_with_ddp that is in the third backward through its hook, in the fourth under static_graph.");
   }
-}
-
-void ZeroRedundancyOptimizer::check_group(
-    const OptimizerParamGroup& group) const {
-  const ErrorSite where = site(group_, kName);
-  const size_t index = param_groups_.size();
-  if (group.params().empty()) {
-    raise<c10::ValueError>(
-        where,
-        fmt::format(
-            "param group {} has no parameters. Pass their list.", index));
-  }
-  std::unordered_set<const c10::TensorImpl*> seen;
-  for (const OptimizerParamGroup& earlier : param_groups_) {
-    for (const at::Tensor& param : earlier.params()) {
-      seen.insert(param.unsafeGetTensorImpl());
-    }
-  }
-  const at::Tensor& first = param_groups_.empty()
-      ? group.params().front()
-      : param_groups_.front().params().front();
-  for (size_t i = 0; i < group.params().size(); ++i) {
-    const at::Tensor& param = group.params()[i];
-    const std::string name = fmt::format("parameter {} of group {}", i, index);
-    if (!param.defined()) {
-      raise<c10::TypeError>(
-          where,
-          fmt::format(
-              "params argument should be an iterable of Tensors, {} is undefined.",
-              name));
-    }
-    if (engine::is_sharded(param)) {
-      raise<c10::ValueError>(
-          where,
-          fmt::format(
-              "{} is sharded by FSDP, where each rank already has state for its part only. Use the optimizer without ZeRO.",
-              name));
-    }
-    if (!param.is_leaf()) {
-      raise<c10::ValueError>(
-          where,
-          fmt::format(
-              "can't optimize a non-leaf Tensor: {} was computed from others. Pass parameters.",
-              name));
-    }
-    if (param.layout() != at::kStrided ||
-        param.scalar_type() != first.scalar_type()) {
-      raise<c10::ValueError>(
-          where,
-          fmt::format(
-              "ZeroRedundancyOptimizer only supports using the same dense type for all parameters, {} is {}, parameter 0 of group 0 is {}. Make an optimizer for each type.",
-              name,
-              param.toString(),
-              first.toString()));
-    }
-    if (!seen.insert(param.unsafeGetTensorImpl()).second) {
-      raise<c10::ValueError>(
-          where,
-          fmt::format(
-              "{} was given before. Pass each once; tessera::parameters(module) lists tied ones once.",
-              name));
-    }
-  }
-}
-
-void ZeroRedundancyOptimizer::agree_on(
-    const std::vector<OptimizerParamGroup>& groups,
-    const char* call) const {
-  std::vector<std::string> items;
-  for (size_t i = 0; i < groups.size(); ++i) {
-    items.push_back(fmt::format(
-        "param group {}: {} parameters", i, groups[i].params().size()));
-    for (const at::Tensor& param : groups[i].params()) {
-      items.push_back(fmt::format(
-          "param group {}: {}{}",
-          i,
-          c10::toString(param.scalar_type()),
-          param.sizes().vec()));
-    }
-  }
-  agree(group_, call, items);
 }
 
 void ZeroRedundancyOptimizer::add_param_group(
     const OptimizerParamGroup& group) {
   if (overlap_) {
-    refuse_groups(site(group_, kAddGroup));
+    refuse_groups(zero::site(group_, kAddGroup));
   }
   check_untouched();
-  comm::all_or_none({group_}, kAddGroup, [&] { check_group(group); });
-  agree_on({group}, kAddGroup);
+  comm::all_or_none({group_}, kAddGroup, [&] {
+    zero::check_group(group, param_groups_, zero::site(group_, kName));
+  });
+  agree(group_, kAddGroup, zero::describe({group}));
   zero::Partition partition = parts_->partition;
   partition.add_group(group.params());
   OptimizerParamGroup local = group;
@@ -309,57 +215,12 @@ void ZeroRedundancyOptimizer::add_param_group(
   }
 }
 
-/// Why the groups differ from those whose parameters have owners; empty if they
-/// do not.
-std::optional<std::string> ZeroRedundancyOptimizer::objection_to_groups()
-    const {
-  const auto& added = parts_->partition.groups();
-  for (size_t group = 0; group < param_groups_.size(); ++group) {
-    const auto& params = param_groups_[group].params();
-    for (size_t i = 0; i < params.size(); ++i) {
-      const auto place = parts_->partition.place_of(params[i]);
-      if (!place) {
-        return fmt::format(
-            "parameter {} of group {} ({}) was added through torch::optim::Optimizer, so no rank owns it. Call ZeroRedundancyOptimizer::add_param_group().",
-            i,
-            group,
-            params[i].sizes().vec());
-      }
-      if (place->group != group) {
-        return fmt::format(
-            "parameter {} of group {} ({}) was parameter {} of group {} when it was added, and its owner steps it with the options of that group. Leave it there, or make a new ZeroRedundancyOptimizer of the groups and load the state into it.",
-            i,
-            group,
-            params[i].sizes().vec(),
-            place->index,
-            place->group);
-      }
-    }
-  }
-  for (size_t group = 0; group < added.size(); ++group) {
-    const size_t left =
-        group < param_groups_.size() ? param_groups_[group].params().size() : 0;
-    if (left != added[group].size()) {
-      return fmt::format(
-          "group {} was added with {} parameters and has {} now, but their owners continue to step them. Freeze what must not train, or make a new ZeroRedundancyOptimizer of the groups and load the state into it.",
-          group,
-          added[group].size(),
-          left);
-    }
-  }
-  if (param_groups_.size() != optim_->param_groups().size()) {
-    return fmt::format(
-        "there are {} groups, and {} in the local optimizer. Call ZeroRedundancyOptimizer::add_param_group() alone.",
-        param_groups_.size(),
-        optim_->param_groups().size());
-  }
-  return std::nullopt;
-}
-
 /// LibTorch's own functions that change groups are not virtual.
 void ZeroRedundancyOptimizer::check_untouched() const {
-  if (const auto objection = objection_to_groups()) {
-    raise<c10::ValueError>(site(group_, kName), *objection);
+  const auto objection = zero::objection_to_groups(
+      param_groups_, parts_->partition, optim_->param_groups().size());
+  if (objection) {
+    raise<c10::ValueError>(zero::site(group_, kName), *objection);
   }
 }
 
@@ -431,7 +292,7 @@ at::Tensor ZeroRedundancyOptimizer::step_locally(
   auto* taker = dynamic_cast<StepTakesExtra*>(optim_.get());
   if (taker == nullptr) {
     raise<c10::TypeError>(
-        site(group_, kStep),
+        zero::site(group_, kStep),
         "extra arguments were given, but the local optimizer's step takes none. Derive its class from StepTakesExtra.");
   }
   return taker->step_with(inside, *extra);
@@ -482,125 +343,11 @@ void ZeroRedundancyOptimizer::step_part(
   give_options_to_local();
 }
 
-/// This rank's part of the state, by the numbers of all parameters, for rank
-/// `to`. Throws on all ranks or on none.
-StateDict ZeroRedundancyOptimizer::own_state(const char* call, int to) {
-  check_is_set_up(call);
-  StateDict own;
-  comm::all_or_none({group_}, call, [&] {
-    if (to < 0 || to >= group_.size()) {
-      raise<c10::ValueError>(
-          site(group_, call),
-          fmt::format(
-              "there is no rank {} in group \"{}\" of {}.",
-              to,
-              group_.name(),
-              group_.size()));
-    }
-    check_untouched();
-    give_options_to_local();
-    own = zero::with_global_ids(*optim_, param_groups_);
-  });
-  return own;
-}
-
-void ZeroRedundancyOptimizer::consolidate_state_dict(int to) {
-  const StateDict own =
-      own_state("ZeroRedundancyOptimizer::consolidate_state_dict", to);
-  consolidated_.reset();
-  StateDict all = zero::gather_state(group_, to, own);
-  if (group_.rank() == to) {
-    consolidated_ = std::move(all);
-  }
-}
-
-StateDict ZeroRedundancyOptimizer::state_dict() const {
-  check_is_set_up("ZeroRedundancyOptimizer::state_dict");
-  if (!consolidated_) {
-    raise(
-        site(group_, "ZeroRedundancyOptimizer::state_dict"),
-        "Optimizer state has not been consolidated on this rank. Please call `consolidate_state_dict(to=...)` on all ranks beforehand if you meant to save the global state.");
-  }
-  return whole_dict(*consolidated_);
-}
-
-/// The state with the options of all groups.
-StateDict ZeroRedundancyOptimizer::whole_dict(StateDict state) const {
-  const auto access = optim::access_to(*optim_, param_groups_, "state_dict");
-  StateList groups;
-  int64_t number = 0;
-  for (const OptimizerParamGroup& group : param_groups_) {
-    StateDict saved;
-    access->write_options(group.options(), saved);
-    StateList ids;
-    for (size_t i = 0; i < group.params().size(); ++i) {
-      ids.emplace_back(number++);
-    }
-    saved.set("params", std::move(ids));
-    groups.emplace_back(std::move(saved));
-  }
-  return {{"state", std::move(state)}, {"param_groups", std::move(groups)}};
-}
-
-bool ZeroRedundancyOptimizer::has_state() const {
-  return optim::has_state(*optim_);
-}
-
-StateDict ZeroRedundancyOptimizer::collect_state_dict(optim::Collect to) {
-  const StateDict own =
-      own_state("ZeroRedundancyOptimizer::collect_state_dict");
-  if (to == optim::Collect::Nobody) {
-    return whole_dict(zero::share_state(group_, own));
-  }
-  StateDict result;
-  const int num_receivers = to == optim::Collect::Rank0 ? 1 : group_.size();
-  for (int rank = 0; rank < num_receivers; ++rank) {
-    StateDict all = zero::gather_state(group_, rank, own);
-    if (group_.rank() == rank) {
-      result = whole_dict(std::move(all));
-    }
-  }
-  return result;
-}
-
-bool ZeroRedundancyOptimizer::keeps_state_of(const at::Tensor& param) const {
-  check_is_set_up("ZeroRedundancyOptimizer::keeps_state_of");
-  const auto& groups = optim_->param_groups();
-  return std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
-    return std::any_of(
-        group.params().begin(),
-        group.params().end(),
-        [&](const at::Tensor& own) { return own.is_same(param); });
-  });
-}
-
-std::function<void()> ZeroRedundancyOptimizer::snapshot() {
-  check_is_set_up("ZeroRedundancyOptimizer::snapshot");
-  give_options_to_local();
-  return [this, give_back = optim::snapshot(*optim_)] {
-    give_back();
-    take_options_from_local();
-  };
-}
-
-void ZeroRedundancyOptimizer::load_state_dict(const StateDict& dict) {
-  check_is_set_up("ZeroRedundancyOptimizer::load_state_dict");
-  check_untouched();
-  optim::load_state_dict(
-      *optim_, zero::local_part_of(dict, *optim_, param_groups_));
-  take_options_from_local();
-}
-
-void ZeroRedundancyOptimizer::initialize_state() {
-  check_is_set_up("ZeroRedundancyOptimizer::initialize_state");
-  optim::initialize_state(*optim_);
-}
-
 std::unique_ptr<JoinHook> ZeroRedundancyOptimizer::join_hook(
     const JoinArguments& /*arguments*/) {
   if (overlap_) {
     raise<c10::NotImplementedError>(
-        site(group_, kName),
+        zero::site(group_, kName),
         "with overlap_with_ddp the DistributedDataParallel steps it, so it cannot be joined by itself. Join the DistributedDataParallel alone.");
   }
   struct Hook : JoinHook {

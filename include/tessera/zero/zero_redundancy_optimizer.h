@@ -169,11 +169,6 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   class Lend;
   struct Parts;
 
-  void check_group(const torch::optim::OptimizerParamGroup& group) const;
-  void agree_on(
-      const std::vector<torch::optim::OptimizerParamGroup>& groups,
-      const char* call) const;
-  std::optional<std::string> objection_to_groups() const;
   void check_untouched() const;
   StateDict own_state(const char* call, int to = 0);
   StateDict whole_dict(StateDict state) const;
