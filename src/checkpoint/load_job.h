@@ -3,18 +3,13 @@
 
 #include <tessera/checkpoint/checkpoint.h>
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <functional>
 #include <mutex>
-#include <string>
-#include <vector>
 
 #include "checkpoint/disk/block_reader.h"
 #include "checkpoint/disk/source.h"
-#include "checkpoint/format/value.h"
-#include "checkpoint/state_leaves.h"
+#include "checkpoint/target_match.h"
 
 namespace tessera::checkpoint {
 
@@ -37,53 +32,22 @@ class LoadJob {
   void replace_values();
 
   LoadReport report() const {
-    return report_;
+    return matched_.report;
   }
 
  private:
-  /// A part of a stored box, and the part of the target it goes to.
-  struct Read {
-    const StoredTensor* tensor;
-    const StoredBox* box;
-    Place place;
-    std::vector<int64_t> begin; // in the tensor
-    at::Tensor to;
-  };
-  struct Replacement {
-    StateValue* at;
-    StateValue value;
-  };
-
-  void match(const std::vector<StateLeaf>& slots, const LoadOptions& options);
-  void match_slot(const StateLeaf& slot, const std::string& name, bool cast);
-  void match_tensor(
-      const StateLeaf& slot,
-      const StoredTensor& stored,
-      bool cast);
-  void find_unexpected(
-      const std::vector<StateLeaf>& slots,
-      const LoadOptions& options);
-  void complain(const LoadOptions& options) const;
-  void add_reads(
-      const StoredTensor& stored,
-      const ShardedTensor::Box& box,
-      const at::Tensor& to);
   void in_threads(
-      const std::function<void(const Read& read, BlockReader& reader)>& body);
-  void fill(const Read& read, BlockReader& reader);
+      const std::function<void(const PlannedRead& read, BlockReader& reader)>&
+          body);
+  void fill(const PlannedRead& read, BlockReader& reader);
 
   const Source& source_;
   const int num_threads_;
   const bool verifies_;
   const Progress progress_;
-  std::vector<std::string> names_; // of the slots, in the checkpoint
-  std::vector<std::string> problems_;
-  std::vector<Read> reads_; // by place
-  std::vector<Replacement> replacements_;
-  LoadReport report_;
+  MatchedTarget matched_;
 
   std::mutex mutex_;
-  uint64_t total_bytes_ = 0;
   uint64_t done_bytes_ = 0;
 };
 

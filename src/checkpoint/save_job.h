@@ -3,22 +3,19 @@
 
 #include <tessera/checkpoint/checkpoint.h>
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/byte_stream.h"
 #include "base/byte_vector.h"
 #include "checkpoint/disk/folder_writer.h"
-#include "checkpoint/disk/item_file.h"
-#include "checkpoint/format/value.h"
 #include "checkpoint/peers.h"
 #include "checkpoint/save_plan.h"
+#include "checkpoint/saved_pieces.h"
 
 namespace tessera::checkpoint {
 
@@ -45,31 +42,17 @@ class SaveJob {
   void finish(const Peers& peers);
 
  private:
-  struct Unit {
-    size_t claim;
-    at::Tensor data; // of tensors
-    format::Value value; // of others
-    uint64_t bytes = 0;
-    Duty duty = {};
-    size_t result = 0; // its place in RankResult::units, if it is written
-    std::optional<uint64_t> digest; // of a unit that is compared, once computed
-  };
-
-  void add_units(StateDict& state);
-  void add_tensor(Claim claim, const StateValue& value);
-  void add_sharded(Claim claim, const ShardedTensor& tensor);
   void decide(
       const std::vector<Bytes>& claims,
       bool overwrite,
       ByteWriter& out);
   void keep(ByteReader duties);
-  void compare(Unit& unit);
+  void compare(SavedPiece& piece);
   /// Runs on this thread and its streams. Devices compute other digests than
   /// the host.
   void compare_on_devices();
   void write_files();
-  void write_file(size_t file, const std::vector<size_t>& units);
-  ItemPlace write_unit(ItemFile& file, Unit& unit);
+  void write_file(size_t file, const std::vector<size_t>& pieces);
   void report(uint64_t bytes);
   void commit(const std::vector<Bytes>& results);
 
@@ -79,7 +62,7 @@ class SaveJob {
   const int num_files_;
   const Progress progress_;
   std::vector<Claim> claims_;
-  std::vector<Unit> units_;
+  std::vector<SavedPiece> pieces_;
   Outcome outcome_; // of write(): a RankResult
   uint64_t total_bytes_ = 0;
 

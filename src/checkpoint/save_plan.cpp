@@ -9,6 +9,10 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <string>
+#include <utility>
+
+#include "checkpoint/error_lines.h"
 
 namespace tessera::checkpoint {
 
@@ -17,7 +21,7 @@ namespace {
 /// About how many bytes a torch file has around its data.
 constexpr uint64_t kFrameBytes = 1300;
 /// How many lines one error may have.
-constexpr size_t kMaxLines = 8;
+constexpr size_t kMaxConflicts = 8;
 
 std::string describe(const Claim& claim) {
   if (claim.kind == ClaimKind::Value) {
@@ -44,139 +48,7 @@ bool boxes_overlap(const ShardedTensor::Box& a, const ShardedTensor::Box& b) {
   return true;
 }
 
-void pack_box(ByteWriter& wire, const ShardedTensor::Box& box) {
-  wire.numbers(box.offsets);
-  wire.numbers(box.sizes);
-}
-
-ShardedTensor::Box unpack_box(ByteReader& wire) {
-  ShardedTensor::Box box;
-  box.offsets = wire.numbers();
-  box.sizes = wire.numbers();
-  return box;
-}
-
-void pack_keys(
-    ByteWriter& wire,
-    const std::vector<format::DcpPath::Key>& keys) {
-  wire.number(keys.size());
-  for (const auto& key : keys) {
-    const auto* position = std::get_if<int64_t>(&key);
-    wire.number(position != nullptr ? 1 : 0);
-    if (position != nullptr) {
-      wire.number(static_cast<uint64_t>(*position));
-    } else {
-      wire.text(std::get<std::string>(key));
-    }
-  }
-}
-
-std::vector<format::DcpPath::Key> unpack_keys(ByteReader& wire) {
-  std::vector<format::DcpPath::Key> keys(wire.number());
-  for (auto& key : keys) {
-    if (wire.number() == 1) {
-      key = static_cast<int64_t>(wire.number());
-    } else {
-      key = wire.text();
-    }
-  }
-  return keys;
-}
-
 } // namespace
-
-Bytes pack(const std::vector<Claim>& claims) {
-  ByteWriter wire;
-  wire.number(claims.size());
-  for (const Claim& claim : claims) {
-    wire.text(claim.name);
-    pack_keys(wire, claim.keys);
-    wire.number(static_cast<uint64_t>(claim.kind));
-    wire.number(claim.value_sum);
-    wire.number(claim.value_bytes);
-    wire.number(static_cast<uint64_t>(claim.dtype));
-    wire.numbers(claim.sizes);
-    wire.number(claim.boxes.size());
-    for (const ShardedTensor::Box& box : claim.boxes) {
-      pack_box(wire, box);
-    }
-    wire.number(claim.is_of_any_rank ? 1 : 0);
-    wire.number(claim.is_on_host ? 1 : 0);
-  }
-  return wire.take();
-}
-
-std::vector<Claim> unpack_claims(std::span<const uint8_t> bytes) {
-  ByteReader wire(bytes);
-  std::vector<Claim> claims(wire.number());
-  for (Claim& claim : claims) {
-    claim.name = wire.text();
-    claim.keys = unpack_keys(wire);
-    claim.kind = static_cast<ClaimKind>(wire.number());
-    claim.value_sum = wire.number();
-    claim.value_bytes = wire.number();
-    claim.dtype = static_cast<format::DType>(wire.number());
-    claim.sizes = wire.numbers();
-    claim.boxes.resize(wire.number());
-    for (ShardedTensor::Box& box : claim.boxes) {
-      box = unpack_box(wire);
-    }
-    claim.is_of_any_rank = wire.number() == 1;
-    claim.is_on_host = wire.number() == 1;
-  }
-  return claims;
-}
-
-Bytes pack(const RankResult& result) {
-  ByteWriter wire;
-  wire.number(result.units.size());
-  for (const Written& unit : result.units) {
-    wire.number(unit.file);
-    wire.number(unit.offset);
-    wire.number(unit.length);
-  }
-  wire.number(result.digests.size());
-  for (const uint64_t digest : result.digests) {
-    wire.number(digest);
-  }
-  wire.number(result.files.size());
-  for (const FileSums& file : result.files) {
-    wire.number(file.bytes);
-    wire.number(file.blocks.size());
-    for (const uint64_t sum : file.blocks) {
-      wire.number(sum);
-    }
-  }
-  return wire.take();
-}
-
-RankResult unpack_result(std::span<const uint8_t> bytes) {
-  ByteReader wire(bytes);
-  RankResult result;
-  result.units.resize(wire.number());
-  for (Written& unit : result.units) {
-    unit.file = static_cast<uint32_t>(wire.number());
-    unit.offset = wire.number();
-    unit.length = wire.number();
-  }
-  result.digests.resize(wire.number());
-  for (uint64_t& digest : result.digests) {
-    digest = wire.number();
-  }
-  result.files.resize(wire.number());
-  for (FileSums& file : result.files) {
-    file.bytes = wire.number();
-    file.blocks.resize(wire.number());
-    for (uint64_t& sum : file.blocks) {
-      sum = wire.number();
-    }
-  }
-  return result;
-}
-
-std::string data_file_name(int rank, size_t file) {
-  return fmt::format("__{}_{}.distcp", rank, file);
-}
 
 SavePlan::SavePlan(const std::vector<std::vector<Claim>>& claims) {
   for (size_t rank = 0; rank < claims.size(); ++rank) {
@@ -344,8 +216,7 @@ void SavePlan::check_copies(const std::vector<RankResult>& results) const {
   const auto digest_of = [&](const Holder& holder) {
     return digests[static_cast<size_t>(holder.rank)][holder.unit];
   };
-  std::string lines;
-  size_t num_wrong = 0;
+  std::vector<std::string> lines;
   for (const Entry& entry : entries_) {
     std::set<int> others;
     for (const Unit& unit : entry.units) {
@@ -355,19 +226,16 @@ void SavePlan::check_copies(const std::vector<RankResult>& results) const {
         }
       }
     }
-    if (!others.empty() && ++num_wrong <= kMaxLines) {
-      lines += fmt::format(
-          "\n  \"{}\": rank{} {} against rank {}",
+    if (!others.empty()) {
+      lines.push_back(fmt::format(
+          "\"{}\": rank{} {} against rank {}",
           entry.claim->name,
           others.size() == 1 ? "" : "s",
           fmt::join(others, ", "),
-          entry.units.front().holders.front().rank);
+          entry.units.front().holders.front().rank));
     }
   }
-  if (num_wrong > kMaxLines) {
-    lines += fmt::format("\n  and {} more", num_wrong - kMaxLines);
-  }
-  if (num_wrong > 0) {
+  if (!lines.empty()) {
     raise<DisagreementError>(
         {.call = "save"},
         fmt::format(
@@ -375,7 +243,7 @@ void SavePlan::check_copies(const std::vector<RankResult>& results) const {
             "If a rank has a part of a sharded tensor, its state or its gradient, save what tessera::get_state_dict(model, optimizers) or a TrainingState gives. "
             "If each rank has a tensor of its own, put the rank into its name. "
             "If the values of any rank are good enough, save StateValue::of_any_rank(tensor).",
-            lines));
+            first_lines(lines, kMaxConflicts)));
   }
 }
 

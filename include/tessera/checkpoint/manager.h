@@ -121,7 +121,6 @@ class TESSERA_API Manager {
   std::optional<int64_t> load_newest(Target& target, LoadOptions options);
   SaveOptions save_options() const;
   void prune(int64_t saved);
-  void remove_old() const;
 
   std::filesystem::path folder_;
   const ManagerOptions options_;
