@@ -15,15 +15,11 @@
 #include <vector>
 
 #include "ddp/bucket_packing.h"
+#include "ddp/gradient_buckets.h"
 #include "engine/plain_params.h"
 #include "libtorch/backward_hooks.h"
 
 namespace tessera::ddp {
-
-struct NamedParam {
-  std::string name;
-  at::Tensor tensor;
-};
 
 /// Thrown by a hook's result in place of `error` if every rank throws in the
 /// same bucket: no rank waits for a collective of another, so the group remains
@@ -97,7 +93,7 @@ class Reducer {
   /// that runs backward, or between backwards.
   template <class See>
   void for_each_bucket(const See& see) const {
-    for (const Bucket& bucket : buckets_) {
+    for (const auto& bucket : buckets_.all()) {
       if (bucket.flat.defined()) {
         see(bucket.flat);
       }
@@ -118,7 +114,7 @@ class Reducer {
   void set_hook(CommHook hook, Group control) {
     hook_ = std::move(hook);
     control_ = std::move(control);
-    has_memory_ = false;
+    buckets_.drop_memory();
   }
   /// A forward whose gradients are to be reduced has begun.
   void note_forward() {
@@ -146,18 +142,6 @@ class Reducer {
   }
 
  private:
-  struct Slot {
-    size_t bucket;
-    at::Tensor view; // of its bucket, no view for autograd
-    bool is_ready = false;
-  };
-  struct Bucket {
-    std::vector<size_t> params;
-    at::Tensor flat;
-    size_t num_missing = 0;
-    CommFuture reduction; // once it is started
-  };
-
   void on_gradient(size_t param);
   void begin();
   void end();
@@ -171,16 +155,9 @@ class Reducer {
   void start(size_t bucket);
   void settle(int64_t num_missing);
   std::vector<at::Tensor> wait_for_buckets();
-  void fail_if_any_hook_threw();
-  void compare_forwards(const int64_t* by_rank) const;
-  void refuse_unknown(const std::vector<std::string>& names) const;
   void check_result(size_t bucket, const at::Tensor& result) const;
   [[noreturn]] void refuse_result(size_t bucket, const std::string& what) const;
-  std::vector<bool> used_anywhere() const;
-  [[noreturn]] void refuse_missing() const;
-  void write_back(const std::vector<bool>& used);
-  void make_buckets(const std::vector<size_t>& order);
-  void ensure_memory();
+  std::vector<std::string> missing_names() const;
   void rebuild_buckets();
 
   const Group group_;
@@ -198,10 +175,8 @@ class Reducer {
   bool is_shadow_ = false;
   int num_reductions_ = 0; // until it has rebuilt
   bool has_rebuilt_ = false;
-  bool has_memory_ = false; // buckets, as far as needed
-  std::vector<Slot> slots_; // by parameter
+  GradientBuckets buckets_;
   std::vector<bool> was_used_; // since the last reduction, by parameter
-  std::vector<Bucket> buckets_;
   size_t num_started_ = 0;
   int64_t num_forwards_ = 0; // since the last reduction
   std::exception_ptr failure_; // of a hook, in this backward
