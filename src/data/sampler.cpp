@@ -191,9 +191,9 @@ void DistributedSampler::check_state_dict(const StateDict& state) const {
   if (!differences.empty()) {
     raise<c10::ValueError>(
         site_of(kCall, options_.group()),
-        "the position was saved for other data, or for data in another order, and means nothing here (saved against here):\n" +
+        "the position was saved for other data, or for data in another order, and means nothing here (first what was saved, then what is here):\n" +
             differences +
-            "\nPass the data set and the seed of the saved run, or leave this part out of what is loaded to begin anew.");
+            "Pass the data set and the seed of the saved run, or leave this part out of what is loaded to begin anew.");
   }
   check_position(position_in(state));
 }

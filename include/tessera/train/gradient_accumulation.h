@@ -114,8 +114,8 @@ class TESSERA_API GradientAccumulation {
 
   /// Runs the backward of a micro-batch of `num_samples` samples; the last one
   /// of a step then steps. Returns whether it did. A rank that has no samples
-  /// left, but whose model needs all ranks, passes the loss of any batch, and
-  /// 0.
+  /// left, but whose model needs all ranks, passes the loss of any batch whose
+  /// gradients are finite, and 0.
   ///
   /// Throws what the backward throws. A negative number, and a step without
   /// a sample on any rank, is c10::ValueError on every rank, at the end of the
