@@ -88,7 +88,8 @@ def export(model, args=(), kwargs=None, dynamic_shapes=None, path=None, *,
     path = pathlib.Path(path or "model.pt2")
     if path.suffix != ".pt2":
         raise ExportError(f"{path}: the name of the archive must end in .pt2")
-    kwargs = dict(kwargs or {})
+    # Copies are dense: strides of a slice would become conditions on sizes ("length != 33").
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), (tuple(args), dict(kwargs or {})))
     report = Report(str(path))
     _refuse_what_would_be_lost(model, report)
     programs = {}

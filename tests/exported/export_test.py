@@ -110,6 +110,11 @@ class Archive(ExportCase):
         self.assertEqual(len(self.read("data/constants/tensor_0")), 4)
         self.assertEqual(torch.export.load(self.path).module()(torch.randint(0, 12, (4, 5))).shape, (4, 5, 12))
 
+    def test_takes_a_sample_that_is_a_slice(self):
+        self.export(models.Tied(), (torch.zeros(3, 33, dtype=torch.int64)[:, :5],), None,
+                    ({1: Dim("length", min=2, max=64)},))
+        self.assertEqual(torch.export.load(self.path).module()(torch.zeros(3, 33, dtype=torch.int64)).shape, (3, 33, 12))
+
     def test_name_must_end_in_pt2(self):
         with self.assertRaisesRegex(ExportError, "must end in .pt2"):
             export(nn.Linear(8, 8), (X,), path=self.path.with_suffix(".bin"))
