@@ -15,18 +15,6 @@ using std::chrono::milliseconds;
 constexpr milliseconds kNodeCheckInterval{100};
 // While only orphans are left there is no descriptor that tells of their end.
 constexpr milliseconds kOrphanCheckInterval{20};
-// A process that is stuck in the kernel cannot be killed; after this long it
-// is left behind and named.
-constexpr milliseconds kUnkillableAfter{10000};
-
-double to_seconds(std::chrono::steady_clock::duration duration) {
-  return std::chrono::duration<double>(duration).count();
-}
-
-int64_t now_us() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::microseconds>(now).count();
-}
 
 } // namespace
 
@@ -40,23 +28,12 @@ Attempt::Attempt(
       plan_(std::move(plan)),
       tree_(tree),
       frontend_(frontend),
-      nodes_(nodes) {}
-
-Attempt::~Attempt() {
-  for (Rank& rank : ranks_) {
-    if (rank.process.pidfd() >= 0) {
-      rank.process.signal_group(SIGKILL);
-      pollfd ended{.fd = rank.process.pidfd(), .events = POLLIN, .revents = 0};
-      ::poll(&ended, 1, static_cast<int>(kUnkillableAfter.count()));
-      rank.process.reap();
-    }
-  }
-}
+      nodes_(nodes),
+      ranks_(options, tree) {}
 
 AttemptResult Attempt::run() {
   try {
-    open_outputs();
-    start_ranks();
+    ranks_.start(plan_, frontend_);
   } catch (const OutputError& error) {
     fail_with(error.what(), kExitLauncherError);
   } catch (const SpawnError& error) {
@@ -66,55 +43,9 @@ AttemptResult Attempt::run() {
     step();
   }
   collect_output();
-  for (Rank& rank : ranks_) {
-    rank.process.reap();
-  }
+  ranks_.reap();
   tree_.reap_orphans({});
   return make_result();
-}
-
-void Attempt::open_outputs() {
-  for (int local_rank = 0; local_rank < options_.ranks_per_node; ++local_rank) {
-    OutputPlan output{
-        .rank = options_.global_rank(local_rank),
-        .world_size = options_.world_size(),
-        .log_dir = std::nullopt,
-        .print = !plan_.log_dir || options_.tee};
-    if (plan_.log_dir) {
-      output.log_dir = *plan_.log_dir /
-          ("attempt_" + std::to_string(plan_.attempt)) /
-          ("rank_" + std::to_string(output.rank));
-    }
-    outputs_.push_back(
-        std::make_unique<RankOutput>(output, &frontend_->console));
-  }
-}
-
-void Attempt::start_ranks() {
-  std::vector<std::string> argv{options_.program};
-  argv.insert(argv.end(), options_.args.begin(), options_.args.end());
-  for (int local_rank = 0; local_rank < options_.ranks_per_node; ++local_rank) {
-    RankOutput* output = outputs_[static_cast<size_t>(local_rank)].get();
-    const SpawnRequest request{
-        .argv = argv,
-        .environment = rank_environment(
-            options_,
-            plan_.base_environment,
-            plan_.endpoint,
-            plan_.attempt,
-            local_rank,
-            plan_.log_dir ? 0 : frontend_->console.live_columns()),
-        .stdout_fd = output->rank_fd(Stream::Stdout),
-        .stderr_fd = output->rank_fd(Stream::Stderr),
-        .signal_mask = frontend_->signals.rank_mask()};
-    ranks_.push_back(Rank{
-        .process = Process::spawn(request),
-        .output = output,
-        .started = Clock::now(),
-        .ended = {},
-        .end = std::nullopt});
-    output->close_rank_ends();
-  }
 }
 
 void Attempt::step() {
@@ -123,14 +54,7 @@ void Attempt::step() {
   frontend_->console.add_to_poll(&fds);
 
   const size_t first_rank_fd = fds.size();
-  std::vector<size_t> watched;
-  for (size_t i = 0; i < ranks_.size(); ++i) {
-    if (!ranks_[i].end) {
-      watched.push_back(i);
-      fds.push_back(
-          {.fd = ranks_[i].process.pidfd(), .events = POLLIN, .revents = 0});
-    }
-  }
+  const std::vector<size_t> watched = ranks_.add_to_poll(&fds);
   const size_t first_output_fd = fds.size();
   std::vector<std::pair<size_t, Stream>> readable;
   // A slow console slows the ranks down instead of filling memory.
@@ -178,7 +102,7 @@ int Attempt::poll_timeout_ms() const {
   if (nodes_ != nullptr && !channel_lost_) {
     wake_by(next_node_check_);
   }
-  if (num_running() == 0) {
+  if (ranks_.num_running() == 0) {
     wake_by(now + kOrphanCheckInterval);
   }
   if (!wake) {
@@ -204,7 +128,7 @@ void Attempt::take_signals() {
       first_to_end_ = static_cast<pid_t>(info.ssi_pid);
     }
   }
-  const std::set<pid_t> ranks = rank_pids();
+  const std::set<pid_t> ranks = ranks_.pids();
   if (child_event && !ranks.contains(first_to_end_)) {
     tree_.reap_orphans(ranks);
   }
@@ -213,17 +137,17 @@ void Attempt::take_signals() {
 void Attempt::take_signal(int signal) {
   switch (signal) {
     case SIGTSTP:
-      signal_ranks(SIGSTOP);
+      ranks_.signal(SIGSTOP);
       ::raise(SIGSTOP);
       return;
     case SIGHUP:
       has_hung_up_ = true;
-      signal_ranks(signal);
+      ranks_.signal(signal);
       return;
     case SIGUSR1:
     case SIGUSR2:
     case SIGCONT:
-      signal_ranks(signal);
+      ranks_.signal(signal);
       return;
     default:
       break;
@@ -239,7 +163,7 @@ void Attempt::take_signal(int signal) {
   } else if (signal == SIGINT && num_interrupts_ > 1) {
     kill_all();
   } else {
-    signal_ranks(signal);
+    ranks_.signal(signal);
   }
 }
 
@@ -258,7 +182,7 @@ void Attempt::take_exits(const std::vector<size_t>& ready) {
   });
   const bool was_running = phase_ == Phase::Running;
   for (size_t i : order) {
-    Rank& rank = ranks_[i];
+    LocalRank& rank = ranks_[i];
     const std::optional<ExitStatus> status = rank.process.poll_exit();
     if (!status) {
       continue;
@@ -270,7 +194,8 @@ void Attempt::take_exits(const std::vector<size_t>& ready) {
         .status = *status,
         .stop_seconds = 0};
     if (!was_running) {
-      end.stop_seconds = to_seconds(rank.ended - stop_began_);
+      end.stop_seconds =
+          std::chrono::duration<double>(rank.ended - stop_began_).count();
     } else if (status->ok()) {
       end.kind = RankEnd::Kind::Finished;
     } else {
@@ -339,11 +264,11 @@ bool Attempt::is_over() {
   if (phase_ == Phase::Abandoned) {
     return true;
   }
-  if (num_running() > 0) {
+  if (ranks_.num_running() > 0) {
     return false;
   }
-  tree_.reap_orphans(rank_pids());
-  const size_t num_left = live_descendants().size();
+  tree_.reap_orphans(ranks_.pids());
+  const size_t num_left = ranks_.live_descendants().size();
   if (num_left == 0) {
     return true;
   }
@@ -355,10 +280,10 @@ bool Attempt::is_over() {
   }
   if (phase_ == Phase::Killing) {
     // Again and again: a process may have forked since the last look.
-    signal_strays(SIGKILL);
-    signal_ranks(SIGKILL);
+    ranks_.signal_strays(SIGKILL);
+    ranks_.signal(SIGKILL);
   } else if (!std::exchange(strays_signalled_, true)) {
-    signal_strays(SIGTERM);
+    ranks_.signal_strays(SIGTERM);
   }
   return false;
 }
@@ -367,17 +292,17 @@ void Attempt::begin_stop(int signal, milliseconds grace) {
   phase_ = Phase::Stopping;
   stop_began_ = Clock::now();
   deadline_ = stop_began_ + grace * 9 / 10;
-  signal_ranks(signal);
+  ranks_.signal(signal);
   // A stopped process would see the signal only when it is continued.
-  signal_ranks(SIGCONT);
+  ranks_.signal(SIGCONT);
   tell_nodes();
 }
 
 void Attempt::kill_all() {
   phase_ = Phase::Killing;
   deadline_ = Clock::now() + kUnkillableAfter;
-  signal_ranks(SIGKILL);
-  signal_strays(SIGKILL);
+  ranks_.signal(SIGKILL);
+  ranks_.signal_strays(SIGKILL);
 }
 
 void Attempt::fail_with(const std::string& message, int exit_code) {
@@ -409,46 +334,9 @@ void Attempt::tell_nodes() {
   }
 }
 
-void Attempt::signal_ranks(int signal) const {
-  for (const Rank& rank : ranks_) {
-    rank.process.signal_group(signal);
-  }
-}
-
-void Attempt::signal_strays(int signal) const {
-  const std::set<pid_t> ranks = rank_pids();
-  for (const ProcessInfo& process : live_descendants()) {
-    if (!ranks.contains(process.group)) {
-      ::kill(process.pid, signal);
-    }
-  }
-}
-
-std::vector<ProcessInfo> Attempt::live_descendants() const {
-  std::vector<ProcessInfo> result = tree_.descendants();
-  std::erase_if(
-      result, [](const ProcessInfo& process) { return process.zombie; });
-  return result;
-}
-
-std::set<pid_t> Attempt::rank_pids() const {
-  std::set<pid_t> result;
-  for (const Rank& rank : ranks_) {
-    result.insert(rank.process.pid());
-  }
-  return result;
-}
-
-size_t Attempt::num_running() const {
-  return static_cast<size_t>(
-      std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
-        return !rank.end.has_value();
-      }));
-}
-
 void Attempt::collect_output() {
   frontend_->console.set_live("");
-  for (Rank& rank : ranks_) {
+  for (LocalRank& rank : ranks_) {
     try {
       rank.output->drain();
     } catch (const OutputError& error) {
@@ -461,7 +349,7 @@ AttemptResult Attempt::make_result() {
   AttemptResult result;
   std::string unkillable;
   for (size_t i = 0; i < ranks_.size(); ++i) {
-    Rank& rank = ranks_[i];
+    LocalRank& rank = ranks_[i];
     if (!rank.end) {
       rank.end = RankEnd{
           .rank = options_.global_rank(static_cast<int>(i)),
@@ -472,7 +360,7 @@ AttemptResult Attempt::make_result() {
     result.ends.push_back(*rank.end);
   }
   if (phase_ == Phase::Abandoned) {
-    for (const ProcessInfo& process : live_descendants()) {
+    for (const ProcessInfo& process : ranks_.live_descendants()) {
       unkillable += " " + std::to_string(process.pid);
     }
     fail_with("the ranks could not all be stopped.", kExitLauncherError);
@@ -482,15 +370,11 @@ AttemptResult Attempt::make_result() {
   const std::string stopped = stopped_text(result.ends);
   switch (cause_.ending) {
     case Ending::Failed:
-      cause_.text = failure_summary();
+      cause_.text = failure_text(
+          options_, ranks_.failure_report(*failed_first_, plan_.attempt));
       break;
     case Ending::Interrupted:
-      cause_.text = "interrupted by " + signal_name(cause_.exit_code - 128) +
-          (options_.num_nodes > 1
-               ? " on node " + std::to_string(options_.node_rank)
-               : "") +
-          (stopped.empty() ? "."
-                           : "; the ranks were stopped: " + stopped + ".");
+      cause_.text = interrupted_text(options_, cause_.exit_code - 128, stopped);
       break;
     case Ending::Error:
       if (!stopped.empty()) {
@@ -507,31 +391,6 @@ AttemptResult Attempt::make_result() {
   }
   result.report = cause_;
   return result;
-}
-
-std::string Attempt::failure_summary() const {
-  const Rank& first = ranks_[*failed_first_];
-  // Where all ranks fail alike, often one alone says why.
-  const auto prints = [](const Rank& rank) {
-    return !rank.output->last_lines().empty();
-  };
-  const auto other = std::find_if(ranks_.begin(), ranks_.end(), prints);
-  const Rank& speaker = prints(first) || other == ranks_.end() ? first : *other;
-  FailureReport report{
-      .first = *first.end,
-      .pid = first.process.pid(),
-      .seconds = to_seconds(first.ended - first.started),
-      .attempt = plan_.attempt,
-      .speaker = speaker.end->rank,
-      .last_lines = speaker.output->last_lines(),
-      .log_path = speaker.output->last_lines_log().string(),
-      .others = {}};
-  for (const Rank& rank : ranks_) {
-    if (&rank != &first) {
-      report.others.push_back(*rank.end);
-    }
-  }
-  return failure_text(options_, report);
 }
 
 } // namespace tessera::launch

@@ -1,20 +1,15 @@
 #pragma once
 
 #include <chrono>
-#include <filesystem>
-#include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
-#include "launch/environment.h"
 #include "launch/frontend.h"
+#include "launch/local_ranks.h"
 #include "launch/nodes.h"
 #include "launch/options.h"
-#include "launch/process.h"
 #include "launch/process_tree.h"
-#include "launch/rank_output.h"
 #include "launch/summary.h"
 #include "launch/verdict.h"
 
@@ -22,16 +17,6 @@ namespace tessera::launch {
 
 /// Exit code where the launcher itself failed, not a rank.
 inline constexpr int kExitLauncherError = 1;
-
-/// What one attempt is made of.
-struct AttemptPlan {
-  int attempt = 0;
-  Endpoint endpoint;
-  /// Folder for the logs of this launch; nothing without one.
-  std::optional<std::filesystem::path> log_dir;
-  /// The launcher's environment, which ranks inherit.
-  std::vector<std::string> base_environment;
-};
 
 /// How an attempt ended on this node.
 struct AttemptResult {
@@ -58,8 +43,6 @@ class Attempt {
       const ProcessTree& tree,
       Frontend* frontend,
       Nodes* nodes);
-  /// Kills what is left where run() was left by an exception.
-  ~Attempt();
   Attempt(const Attempt&) = delete;
   Attempt& operator=(const Attempt&) = delete;
 
@@ -77,16 +60,6 @@ class Attempt {
     Abandoned, ///< Something does not die; it is left behind.
   };
 
-  struct Rank {
-    Process process;
-    RankOutput* output;
-    Clock::time_point started;
-    Clock::time_point ended;
-    std::optional<RankEnd> end;
-  };
-
-  void open_outputs();
-  void start_ranks();
   void step();
   int poll_timeout_ms() const;
   void take_signals();
@@ -103,14 +76,8 @@ class Attempt {
   void fail_with(const std::string& message, int exit_code);
   void set_cause(Ending ending, int exit_code);
   void tell_nodes();
-  void signal_ranks(int signal) const;
-  void signal_strays(int signal) const;
-  std::vector<ProcessInfo> live_descendants() const;
-  std::set<pid_t> rank_pids() const;
-  size_t num_running() const;
   void collect_output();
   AttemptResult make_result();
-  std::string failure_summary() const;
 
   const RunOptions& options_;
   const AttemptPlan plan_;
@@ -118,8 +85,7 @@ class Attempt {
   Frontend* frontend_;
   Nodes* nodes_;
 
-  std::vector<std::unique_ptr<RankOutput>> outputs_;
-  std::vector<Rank> ranks_;
+  LocalRanks ranks_;
   Phase phase_ = Phase::Running;
   Clock::time_point stop_began_;
   Clock::time_point deadline_;

@@ -43,20 +43,12 @@ std::string make_identity() {
   return std::string(host) + ", pid " + std::to_string(::getpid());
 }
 
-std::string seconds_text(std::chrono::steady_clock::duration duration) {
-  return std::to_string(
-             std::chrono::ceil<std::chrono::seconds>(duration).count()) +
-      " s";
-}
-
 NodeReport lost_report(const std::string& text) {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
   return NodeReport{
       .ending = Ending::Error,
       .exit_code = 1,
       .may_restart = false,
-      .time_us =
-          std::chrono::duration_cast<std::chrono::microseconds>(now).count(),
+      .time_us = now_us(),
       .text = text};
 }
 
@@ -64,53 +56,14 @@ NodeReport lost_report(const std::string& text) {
 
 Nodes::Nodes(const RunOptions& options, Channel* channel, Frontend* frontend)
     : options_(options),
-      channel_(channel),
+      channel_(channel, kLostAfter),
       frontend_(frontend),
       identity_(make_identity()),
       peers_(static_cast<size_t>(options.num_nodes)) {}
 
-void Nodes::set(const std::string& key, const std::string& bytes) {
-  try {
-    channel_->set(key, bytes);
-  } catch (const std::exception& error) {
-    throw ChannelLost(
-        std::string("lost contact with the launcher of node 0: ") +
-        error.what());
-  }
-}
-
-void Nodes::set_unless_set(const std::string& key, const std::string& bytes) {
-  try {
-    channel_->set_unless_set(key, bytes);
-  } catch (const std::exception& error) {
-    throw ChannelLost(
-        std::string("lost contact with the launcher of node 0: ") +
-        error.what());
-  }
-}
-
-std::optional<std::string> Nodes::get(const std::string& key) {
-  try {
-    auto value = channel_->get(key);
-    last_answer_ = Clock::now();
-    return value;
-  } catch (const ChannelSlow&) {
-    if (Clock::now() - last_answer_ < patience_) {
-      return std::nullopt; // as if it were not set yet
-    }
-    throw ChannelLost(
-        "the launcher of node 0 has not answered for " +
-        seconds_text(patience_) + ". Is the host up?");
-  } catch (const std::exception& error) {
-    throw ChannelLost(
-        std::string("lost contact with the launcher of node 0: ") +
-        error.what());
-  }
-}
-
 void Nodes::abort(const std::string& message, int exit_code) noexcept {
   try {
-    set_unless_set(
+    channel_.set_unless_set(
         "abort", encode_fields({std::to_string(exit_code), message}));
   } catch (const std::exception&) {
     // The channel is gone, and the other nodes notice that by themselves.
@@ -123,7 +76,7 @@ void Nodes::abort_and_throw(const std::string& message) {
 }
 
 void Nodes::throw_if_aborted() {
-  if (const auto bytes = get("abort")) {
+  if (const auto bytes = channel_.get("abort")) {
     const std::vector<std::string> fields = decode_fields(*bytes, 2);
     throw NodesError(fields[1], std::max(1, std::atoi(fields[0].c_str())));
   }
@@ -176,7 +129,7 @@ std::string Nodes::missing_nodes() const {
 }
 
 void Nodes::connect(Clock::time_point deadline) {
-  while (const auto problem = channel_->connect()) {
+  while (const auto problem = channel_.connect()) {
     if (Clock::now() >= deadline) {
       throw NodesError(
           "waited " + seconds_text(options_.join_timeout) +
@@ -185,21 +138,21 @@ void Nodes::connect(Clock::time_point deadline) {
     }
     frontend_->pause(kPollInterval);
   }
-  last_answer_ = Clock::now();
 }
 
 void Nodes::join() {
   const Clock::time_point deadline = Clock::now() + options_.join_timeout;
   connect(deadline);
   throw_if_aborted();
-  set_unless_set(node_key(options_.node_rank), announcement());
+  channel_.set_unless_set(node_key(options_.node_rank), announcement());
   for (;;) {
     throw_if_aborted();
     for (size_t node = 0; node < peers_.size(); ++node) {
       if (peers_[node].joined) {
         continue;
       }
-      if (const auto announced = get(node_key(static_cast<int>(node)))) {
+      if (const auto announced =
+              channel_.get(node_key(static_cast<int>(node)))) {
         check_peer(static_cast<int>(node), *announced);
         peers_[node].joined = true;
       }
@@ -223,7 +176,8 @@ void Nodes::join() {
 }
 
 void Nodes::publish_start(int attempt, const AttemptStart& start) {
-  set(attempt_key(attempt, "start"),
+  channel_.set(
+      attempt_key(attempt, "start"),
       encode_fields(
           {start.endpoint.address,
            std::to_string(start.endpoint.port),
@@ -235,7 +189,7 @@ AttemptStart Nodes::await_start(int attempt) {
   for (;;) {
     throw_if_aborted();
     beat();
-    if (const auto bytes = get(attempt_key(attempt, "start"))) {
+    if (const auto bytes = channel_.get(attempt_key(attempt, "start"))) {
       const std::vector<std::string> fields = decode_fields(*bytes, 3);
       return AttemptStart{
           .endpoint =
@@ -262,19 +216,19 @@ void Nodes::wait(milliseconds duration) {
 }
 
 void Nodes::request_stop(int attempt, Ending ending) {
-  set_unless_set( // the first cause counts
+  channel_.set_unless_set( // the first cause counts
       attempt_key(attempt, "stop"),
       ending == Ending::Interrupted ? kInterrupted : kFailed);
 }
 
 bool Nodes::was_interrupted(int attempt) {
-  return get(attempt_key(attempt, "stop")) == kInterrupted;
+  return channel_.get(attempt_key(attempt, "stop")) == kInterrupted;
 }
 
 bool Nodes::stop_requested(int attempt) {
   beat();
-  return any_lost() || get(attempt_key(attempt, "stop")).has_value() ||
-      get("abort").has_value();
+  return any_lost() || channel_.get(attempt_key(attempt, "stop")).has_value() ||
+      channel_.get("abort").has_value();
 }
 
 void Nodes::beat() {
@@ -284,13 +238,15 @@ void Nodes::beat() {
   }
   next_beat_ = now + kBeatInterval;
   if (!is_node0()) {
-    set("beat/" + std::to_string(options_.node_rank),
+    channel_.set(
+        "beat/" + std::to_string(options_.node_rank),
         std::to_string(++num_beats_));
     return;
   }
   for (size_t node = 1; node < peers_.size(); ++node) {
     Peer& peer = peers_[node];
-    const std::string latest = get("beat/" + std::to_string(node)).value_or("");
+    const std::string latest =
+        channel_.get("beat/" + std::to_string(node)).value_or("");
     if (latest != peer.beat) {
       peer.beat = latest;
       peer.last_beat = now;
@@ -311,9 +267,9 @@ Nodes::Clock::duration Nodes::answer_time() const {
 
 Verdict Nodes::agree(int attempt, const NodeReport& mine) {
   if (mine.ending == Ending::Interrupted) {
-    patience_ = kInterruptPatience; // the user waits
+    channel_.set_patience(kInterruptPatience); // the user waits
   }
-  set(report_key(attempt, options_.node_rank), encode(mine));
+  channel_.set(report_key(attempt, options_.node_rank), encode(mine));
   if (mine.ending != Ending::Succeeded) {
     request_stop(attempt, mine.ending);
   }
@@ -336,7 +292,8 @@ Verdict Nodes::collect(int attempt, const NodeReport& mine) {
       if (reports[node]) {
         continue;
       }
-      if (const auto bytes = get(report_key(attempt, static_cast<int>(node)))) {
+      if (const auto bytes =
+              channel_.get(report_key(attempt, static_cast<int>(node)))) {
         reports[node] = decode_report(*bytes);
       } else if (peers_[node].lost) {
         reports[node] = lost_report(
@@ -362,7 +319,7 @@ Verdict Nodes::collect(int attempt, const NodeReport& mine) {
     all.push_back(*report);
   }
   const Verdict verdict = decide(all, attempt, options_.max_restarts);
-  set(attempt_key(attempt, "verdict"), encode(verdict));
+  channel_.set(attempt_key(attempt, "verdict"), encode(verdict));
   return verdict;
 }
 
@@ -370,7 +327,7 @@ Verdict Nodes::await_verdict(int attempt) {
   std::optional<Clock::time_point> deadline;
   for (;;) {
     throw_if_aborted();
-    if (const auto bytes = get(attempt_key(attempt, "verdict"))) {
+    if (const auto bytes = channel_.get(attempt_key(attempt, "verdict"))) {
       return decode_verdict(*bytes);
     }
     if (!deadline && stop_requested(attempt)) {
@@ -391,15 +348,16 @@ Verdict Nodes::await_verdict(int attempt) {
 void Nodes::leave() noexcept {
   try {
     if (!is_node0()) {
-      set("left/" + std::to_string(options_.node_rank), "");
+      channel_.set("left/" + std::to_string(options_.node_rank), "");
       return;
     }
     const Clock::time_point deadline =
         Clock::now() + answer_time() + kLeaveSlack;
     for (size_t node = 1; node < peers_.size(); ++node) {
       const std::string name = std::to_string(node);
-      while (!peers_[node].lost && get(node_key(static_cast<int>(node))) &&
-             !get("left/" + name) && Clock::now() < deadline) {
+      while (!peers_[node].lost &&
+             channel_.get(node_key(static_cast<int>(node))) &&
+             !channel_.get("left/" + name) && Clock::now() < deadline) {
         frontend_->pause(kPollInterval);
       }
     }

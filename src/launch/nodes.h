@@ -2,39 +2,16 @@
 
 #include <chrono>
 #include <cstdint>
-#include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "launch/channel.h"
 #include "launch/environment.h"
 #include "launch/frontend.h"
+#include "launch/node_channel.h"
 #include "launch/options.h"
 #include "launch/verdict.h"
 
 namespace tessera::launch {
-
-/// The nodes cannot begin or go on together. The text is for the user; the
-/// exit code is the run's.
-class NodesError : public std::runtime_error {
- public:
-  explicit NodesError(const std::string& message, int exit_code = 1)
-      : std::runtime_error(message), exit_code_(exit_code) {}
-
-  int exit_code() const {
-    return exit_code_;
-  }
-
- private:
-  int exit_code_;
-};
-
-/// The other nodes can no longer be reached.
-class ChannelLost : public NodesError {
- public:
-  using NodesError::NodesError;
-};
 
 /// This node's launcher among the launchers of all nodes.
 ///
@@ -108,9 +85,6 @@ class Nodes {
   bool is_node0() const {
     return options_.node_rank == 0;
   }
-  void set(const std::string& key, const std::string& bytes);
-  void set_unless_set(const std::string& key, const std::string& bytes);
-  std::optional<std::string> get(const std::string& key);
   void connect(Clock::time_point deadline);
   [[noreturn]] void abort_and_throw(const std::string& message);
   void throw_if_aborted();
@@ -125,13 +99,11 @@ class Nodes {
   Clock::duration answer_time() const;
 
   const RunOptions& options_;
-  Channel* channel_;
+  NodeChannel channel_;
   Frontend* frontend_;
   std::string identity_;
   std::vector<Peer> peers_;
   Clock::time_point next_beat_;
-  Clock::time_point last_answer_; // from the channel
-  std::chrono::seconds patience_ = kLostAfter; // with a channel that is slow
   int64_t num_beats_ = 0;
 };
 

@@ -73,6 +73,16 @@ std::string stopped_text(std::span<const RankEnd> ends) {
   return list_text(ends, RankEnd::Kind::Stopped, stop_text);
 }
 
+std::string interrupted_text(
+    const RunOptions& options,
+    int signal,
+    const std::string& stopped) {
+  return "interrupted by " + signal_name(signal) +
+      (options.num_nodes > 1 ? " on node " + std::to_string(options.node_rank)
+                             : "") +
+      (stopped.empty() ? "." : "; the ranks were stopped: " + stopped + ".");
+}
+
 std::string command_text(const RunOptions& options) {
   std::string result = shell_quoted(options.program);
   for (const std::string& arg : options.args) {

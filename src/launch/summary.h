@@ -53,6 +53,13 @@ std::string failure_text(
 /// "0 (SIGTERM), 3 (SIGKILL after 4.5 s)"; only those that were stopped.
 std::string stopped_text(std::span<const RankEnd> ends);
 
+/// What to say when a signal of the user ended an attempt; `stopped` comes from
+/// stopped_text().
+std::string interrupted_text(
+    const RunOptions& options,
+    int signal,
+    const std::string& stopped);
+
 /// "killed by SIGSEGV (segmentation fault)" or "exit code 3".
 std::string status_text(const ExitStatus& status);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <stdexcept>
 #include <utility>
 
@@ -38,6 +39,11 @@ bool is_cause(const NodeReport& report) {
 }
 
 } // namespace
+
+int64_t now_us() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::microseconds>(now).count();
+}
 
 Verdict decide(
     std::span<const NodeReport> reports,

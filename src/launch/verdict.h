@@ -32,6 +32,9 @@ struct NodeReport {
   std::string text;
 };
 
+/// For NodeReport::time_us.
+int64_t now_us();
+
 enum class Action { Done, Restart, Fail };
 
 /// What all nodes do after an attempt.
