@@ -7,17 +7,17 @@
 namespace gpt {
 namespace {
 
-constexpr size_t kBytes = 256;
+constexpr size_t kNumBytes = 256;
 constexpr size_t kSpellings = 0x144; // U+0143 is the last
 
 struct Spelling {
-  std::array<char32_t, kBytes> character_of{};
+  std::array<char32_t, kNumBytes> character_of{};
   std::array<int, kSpellings> byte_of{}; // -1: none
 
   Spelling() {
     byte_of.fill(-1);
     char32_t next = 0x100;
-    for (size_t byte = 0; byte < kBytes; ++byte) {
+    for (size_t byte = 0; byte < kNumBytes; ++byte) {
       const bool is_visible = (byte >= '!' && byte <= '~') ||
           (byte >= 0xa1 && byte <= 0xff && byte != 0xad);
       const char32_t code = is_visible ? static_cast<char32_t>(byte) : next++;

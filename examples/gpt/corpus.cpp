@@ -211,9 +211,9 @@ void write_file(const fs::path& path, std::string_view text) {
   fs::rename(beside, path);
 }
 
-void write_json(const fs::path& path, const nlohmann::json& json) {
+void write_json(const fs::path& path, const nlohmann::json& value) {
   const auto text =
-      json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+      value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
   write_file(path, text + "\n");
 }
 
@@ -223,9 +223,9 @@ AnyTokenizer make_tokenizer(
     std::string_view text,
     const fs::path& folder) {
   if (has_tokenizer_file(settings)) {
-    const auto json = JsonTokenizer::text_of(settings.tokenizer);
-    auto tokenizer = JsonTokenizer::parse(json, settings.tokenizer);
-    write_file(folder / kTokenizer, json);
+    const auto file = JsonTokenizer::text_of(settings.tokenizer);
+    auto tokenizer = JsonTokenizer::parse(file, settings.tokenizer);
+    write_file(folder / kTokenizer, file);
     return tokenizer;
   }
   auto tokenizer = settings.tokenizer == "bpe"

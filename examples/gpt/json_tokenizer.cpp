@@ -48,13 +48,13 @@ std::string JsonTokenizer::text_of(const fs::path& path) {
         " bytes; a tokenizer.json has at most " +
         std::to_string(kMaxFileBytes) + ".");
   }
-  std::string json(size, '\0');
+  std::string text(size, '\0');
   std::ifstream file(path, std::ios::binary);
-  if (!file.read(json.data(), static_cast<std::streamsize>(size))) {
+  if (!file.read(text.data(), static_cast<std::streamsize>(size))) {
     throw std::runtime_error(
         "cannot read the tokenizer \"" + path.string() + "\".");
   }
-  return json;
+  return text;
 }
 
 JsonTokenizer JsonTokenizer::read(const fs::path& path) {
@@ -62,10 +62,10 @@ JsonTokenizer JsonTokenizer::read(const fs::path& path) {
 }
 
 JsonTokenizer JsonTokenizer::parse(
-    std::string_view json,
+    std::string_view text,
     const std::string& name) {
   try {
-    return {read_tokenizer_parts(json), name};
+    return {read_tokenizer_parts(text), name};
   } catch (const std::runtime_error& error) {
     throw std::runtime_error(
         "\"" + name +

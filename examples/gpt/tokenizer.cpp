@@ -197,9 +197,9 @@ std::string Tokenizer::decode(std::span<const int32_t> tokens) const {
 }
 
 void Tokenizer::save(const std::filesystem::path& path) const {
-  const nlohmann::json json{{"tokenizer", 1}, {"merges", merges_}};
+  const nlohmann::json saved{{"tokenizer", 1}, {"merges", merges_}};
   std::ofstream file(path);
-  file << json.dump() << "\n";
+  file << saved.dump() << "\n";
   if (!file.flush()) {
     throw std::runtime_error("cannot write \"" + path.string() + "\".");
   }
@@ -211,9 +211,9 @@ Tokenizer Tokenizer::load(const std::filesystem::path& path) {
     throw std::runtime_error("cannot read \"" + path.string() + "\".");
   }
   try {
-    const auto json = nlohmann::json::parse(file);
+    const auto saved = nlohmann::json::parse(file);
     Tokenizer tokenizer;
-    for (const auto& pair : json.at("merges").get<std::vector<Pair>>()) {
+    for (const auto& pair : saved.at("merges").get<std::vector<Pair>>()) {
       tokenizer.add(pair); // decodes, and so checks, both parts
     }
     return tokenizer;

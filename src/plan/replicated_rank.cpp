@@ -12,7 +12,6 @@
 namespace tessera::plan {
 namespace {
 
-constexpr int64_t kStepBytes = 4;
 constexpr int64_t kCountsBytes = 24; // from each rank, see Reducer::settle()
 
 } // namespace

@@ -71,5 +71,6 @@ int64_t states_of(Optimizer optimizer);
 int64_t temporaries_of(Optimizer optimizer, Device device);
 /// True for optimizers that count steps, in a float32 per parameter.
 bool counts_steps(Optimizer optimizer);
+inline constexpr int64_t kStepBytes = 4;
 
 } // namespace tessera::plan

@@ -5,7 +5,6 @@
 namespace tessera::plan {
 namespace {
 
-constexpr int64_t kStepBytes = 4;
 /// A hash and a flag from each rank, see engine/order_check.h.
 constexpr int64_t kOrderBytes = 16;
 
