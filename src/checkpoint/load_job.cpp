@@ -194,7 +194,7 @@ void LoadJob::replace_values() {
   for (auto& replacement : matched_.replacements) {
     *replacement.at = std::move(replacement.value);
   }
-  replacements_.clear();
+  matched_.replacements.clear();
 }
 
 } // namespace tessera::checkpoint

@@ -13,7 +13,7 @@ namespace tessera::exported {
 namespace {
 
 using c10::IValue;
-using Numbers = std::span<const IValue>;
+using Operands = std::span<const IValue>;
 
 bool is_int(const IValue& value) {
   return value.isInt() || value.isBool();
@@ -37,7 +37,7 @@ IValue checked(bool overflowed, int64_t result) {
   return result;
 }
 
-IValue add(Numbers args) {
+IValue add(Operands args) {
   IValue sum = args[0];
   for (const IValue& next : args.subspan(1)) {
     if (is_int(sum) && is_int(next)) {
@@ -52,7 +52,7 @@ IValue add(Numbers args) {
   return sum;
 }
 
-IValue mul(Numbers args) {
+IValue mul(Operands args) {
   IValue product = args[0];
   for (const IValue& next : args.subspan(1)) {
     if (is_int(product) && is_int(next)) {
@@ -67,7 +67,7 @@ IValue mul(Numbers args) {
   return product;
 }
 
-IValue sub(Numbers args) {
+IValue sub(Operands args) {
   if (is_int(args[0]) && is_int(args[1])) {
     int64_t result = 0;
     const bool over =
@@ -77,11 +77,11 @@ IValue sub(Numbers args) {
   return as_float(args[0]) - as_float(args[1]);
 }
 
-IValue neg(Numbers args) {
+IValue neg(Operands args) {
   return is_int(args[0]) ? IValue(-as_int(args[0])) : -as_float(args[0]);
 }
 
-IValue pos(Numbers args) {
+IValue pos(Operands args) {
   return is_int(args[0]) ? IValue(as_int(args[0])) : args[0];
 }
 
@@ -91,7 +91,7 @@ void refuse_zero(bool is_zero) {
   }
 }
 
-IValue floor_div(Numbers args) {
+IValue floor_div(Operands args) {
   if (is_int(args[0]) && is_int(args[1])) {
     const int64_t a = as_int(args[0]);
     const int64_t b = as_int(args[1]);
@@ -105,7 +105,7 @@ IValue floor_div(Numbers args) {
   return std::floor(as_float(args[0]) / as_float(args[1]));
 }
 
-IValue mod(Numbers args) {
+IValue mod(Operands args) {
   if (is_int(args[0]) && is_int(args[1])) {
     const int64_t a = as_int(args[0]);
     const int64_t b = as_int(args[1]);
@@ -122,12 +122,12 @@ IValue mod(Numbers args) {
   return rest + (rest != 0 && (rest < 0) != (b < 0) ? b : 0.0);
 }
 
-IValue true_div(Numbers args) {
+IValue true_div(Operands args) {
   refuse_zero(as_float(args[1]) == 0);
   return as_float(args[0]) / as_float(args[1]);
 }
 
-IValue power(Numbers args) {
+IValue power(Operands args) {
   if (is_int(args[0]) && is_int(args[1]) && as_int(args[1]) >= 0) {
     const int64_t base = as_int(args[0]);
     const int64_t exponent = as_int(args[1]);
@@ -146,7 +146,7 @@ IValue power(Numbers args) {
 }
 
 /// ModularIndexing(base, divisor, modulus).
-IValue modular_indexing(Numbers args) {
+IValue modular_indexing(Operands args) {
   const IValue quotient = floor_div(args.first(2));
   const IValue pair[] = {quotient, args[2]};
   return mod(pair);
@@ -158,26 +158,26 @@ IValue compare(const IValue& a, const IValue& b, Compare holds) {
                                 : holds(as_float(a), as_float(b));
 }
 
-IValue less(Numbers args) {
+IValue less(Operands args) {
   return compare(args[0], args[1], [](auto a, auto b) { return a < b; });
 }
-IValue less_equal(Numbers args) {
+IValue less_equal(Operands args) {
   return compare(args[0], args[1], [](auto a, auto b) { return a <= b; });
 }
-IValue greater(Numbers args) {
+IValue greater(Operands args) {
   return compare(args[0], args[1], [](auto a, auto b) { return a > b; });
 }
-IValue greater_equal(Numbers args) {
+IValue greater_equal(Operands args) {
   return compare(args[0], args[1], [](auto a, auto b) { return a >= b; });
 }
-IValue equal(Numbers args) {
+IValue equal(Operands args) {
   return python_equal(args[0], args[1]);
 }
-IValue not_equal(Numbers args) {
+IValue not_equal(Operands args) {
   return !python_equal(args[0], args[1]);
 }
 
-IValue logical_and(Numbers args) {
+IValue logical_and(Operands args) {
   if (args.size() == 2 && args[0].isInt() && args[1].isInt()) {
     return args[0].toInt() & args[1].toInt();
   }
@@ -187,7 +187,7 @@ IValue logical_and(Numbers args) {
   }
   return all;
 }
-IValue logical_or(Numbers args) {
+IValue logical_or(Operands args) {
   if (args.size() == 2 && args[0].isInt() && args[1].isInt()) {
     return args[0].toInt() | args[1].toInt();
   }
@@ -197,19 +197,19 @@ IValue logical_or(Numbers args) {
   }
   return any;
 }
-IValue logical_not(Numbers args) {
+IValue logical_not(Operands args) {
   return !as_bool(args[0]);
 }
-IValue shift_left(Numbers args) {
+IValue shift_left(Operands args) {
   const IValue two_to[] = {int64_t{2}, args[1]};
   const IValue pair[] = {args[0], power(two_to)};
   return mul(pair);
 }
-IValue shift_right(Numbers args) {
+IValue shift_right(Operands args) {
   return as_int(args[0]) >> as_int(args[1]);
 }
 
-IValue maximum(Numbers args) {
+IValue maximum(Operands args) {
   IValue best = args[0];
   for (const IValue& next : args.subspan(1)) {
     const IValue pair[] = {best, next};
@@ -217,7 +217,7 @@ IValue maximum(Numbers args) {
   }
   return best;
 }
-IValue minimum(Numbers args) {
+IValue minimum(Operands args) {
   IValue best = args[0];
   for (const IValue& next : args.subspan(1)) {
     const IValue pair[] = {next, best};
@@ -225,11 +225,11 @@ IValue minimum(Numbers args) {
   }
   return best;
 }
-IValue absolute(Numbers args) {
+IValue absolute(Operands args) {
   return is_int(args[0]) ? IValue(std::abs(as_int(args[0])))
                          : std::abs(as_float(args[0]));
 }
-IValue choose(Numbers args) {
+IValue choose(Operands args) {
   return as_bool(args[0]) ? args[1] : args[2];
 }
 
@@ -239,45 +239,45 @@ IValue to_int(double number) {
   }
   return static_cast<int64_t>(number);
 }
-IValue floor_to_int(Numbers args) {
+IValue floor_to_int(Operands args) {
   return is_int(args[0]) ? IValue(as_int(args[0]))
                          : to_int(std::floor(as_float(args[0])));
 }
-IValue ceil_to_int(Numbers args) {
+IValue ceil_to_int(Operands args) {
   return is_int(args[0]) ? IValue(as_int(args[0]))
                          : to_int(std::ceil(as_float(args[0])));
 }
-IValue trunc_to_int(Numbers args) {
+IValue trunc_to_int(Operands args) {
   return is_int(args[0]) ? IValue(as_int(args[0]))
                          : to_int(std::trunc(as_float(args[0])));
 }
-IValue round_to_int(Numbers args) { // half to even, as Python does
+IValue round_to_int(Operands args) { // half to even, as Python does
   return is_int(args[0]) ? IValue(as_int(args[0]))
                          : to_int(std::nearbyint(as_float(args[0])));
 }
-IValue to_float(Numbers args) {
+IValue to_float(Operands args) {
   return as_float(args[0]);
 }
-IValue square_root(Numbers args) {
+IValue square_root(Operands args) {
   return std::sqrt(as_float(args[0]));
 }
-IValue same(Numbers args) {
+IValue same(Operands args) {
   return args[0];
 }
 
-IValue sym_size(Numbers args) {
+IValue sym_size(Operands args) {
   return args[0].toTensor().size(args[1].toInt());
 }
-IValue sym_sizes(Numbers args) {
+IValue sym_sizes(Operands args) {
   return args[0].toTensor().sizes().vec();
 }
-IValue sym_stride(Numbers args) {
+IValue sym_stride(Operands args) {
   return args[0].toTensor().stride(args[1].toInt());
 }
-IValue sym_numel(Numbers args) {
+IValue sym_numel(Operands args) {
   return args[0].toTensor().numel();
 }
-IValue sym_storage_offset(Numbers args) {
+IValue sym_storage_offset(Operands args) {
   return args[0].toTensor().storage_offset();
 }
 
