@@ -51,6 +51,16 @@ std::string raw_bytes(const at::Tensor& tensor) {
   return {static_cast<const char*>(data.const_data_ptr()), data.nbytes()};
 }
 
+std::string hex(const std::string& bytes) {
+  std::string text;
+  for (const char byte : bytes) {
+    char digits[3];
+    std::snprintf(digits, sizeof(digits), "%02x", static_cast<uint8_t>(byte));
+    text += digits;
+  }
+  return text;
+}
+
 struct Named {
   const char* name;
   at::Tensor whole;
@@ -221,6 +231,41 @@ TEST(LiveInteropTest, WeGoOnWherePythonStopped) {
       EXPECT_EQ(run.difference(folder / "theirs"), "");
       run.step();
       EXPECT_EQ(run.difference(folder / "next"), "");
+    }
+  });
+}
+
+TEST(LiveInteropTest, EveryCutLoadsTheWeightsOfAnExportedProgram) {
+  if (python_with_torch().empty()) {
+    GTEST_SKIP() << "this LibTorch came without Python";
+  }
+  on_ranks(patient(3), [](const Group& world) {
+    const TempFolder folder(world);
+    if (world.rank() == 0) {
+      const auto outcome = run_python(
+          python_with_torch(), TESSERA_MAKE_ARCHIVES, {folder.path()});
+      EXPECT_EQ(outcome.status, 0) << outcome.output;
+    }
+    world.barrier();
+    const StateDict whole = checkpoint::read(folder / "model.pt2");
+    const auto expected =
+        nlohmann::json::parse(testing::read_bytes(folder / "model.json"));
+    EXPECT_EQ(whole.size(), 23);
+    for (const auto& [key, value] : whole) {
+      const std::string& name = key.name();
+      EXPECT_EQ(hex(raw_bytes(value.tensor())), expected[name]["bytes"])
+          << name;
+    }
+    for (const Cut how : {Cut::Whole, Cut::Rows, Cut::Columns, Cut::Flat}) {
+      StateDict wanted;
+      StateDict target;
+      for (const auto& [name, value] : whole) {
+        const StateValue part = cut(value.tensor(), how, world);
+        wanted.set(name, part);
+        target.set(name, testing::blank(part));
+      }
+      checkpoint::load(target, folder / "model.pt2");
+      EXPECT_EQ(diff_state_dicts(target, wanted), "");
     }
   });
 }

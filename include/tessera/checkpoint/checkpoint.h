@@ -190,10 +190,11 @@ struct TESSERA_API LoadReport {
 };
 
 /// Fills `target` from a checkpoint: a folder of save() or of Python's
-/// torch.distributed.checkpoint, a safetensors file, a folder of them, or a
-/// file of torch.save. Tensors and sharded tensors are written in place; other
-/// values are replaced (an int becomes a double where the target has one).
-/// Collective.
+/// torch.distributed.checkpoint, a safetensors file, a folder of them, a file
+/// of torch.save, or one of torch.export.save (.pt2), whose parameters and
+/// persistent buffers are read. Tensors and sharded tensors are written in
+/// place; other values are replaced (an int becomes a double where the target
+/// has one). Collective.
 ///
 /// Everything is compared before anything is written: names, shapes, dtypes,
 /// places of all bytes. Throws on all ranks, with everything that is wrong in
