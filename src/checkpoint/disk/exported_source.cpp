@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/text.h"
 #include "checkpoint/disk/input.h"
 #include "checkpoint/disk/openers.h"
 #include "checkpoint/disk/source.h"
@@ -48,7 +49,7 @@ class ExportedSource : public Source {
     for (const auto& [name, program] : archive.programs) {
       notes_.emplace(
           "program " + name,
-          std::to_string(program.graph.nodes.size()) + " nodes, torch " +
+          count_text(program.graph.nodes.size(), "node") + ", torch " +
               program.torch_version);
     }
     index();

@@ -26,7 +26,7 @@ TEST(ExportedTest, InspectShowsWeightsAndPrograms) {
           ContainsRegex("\n  weight +float32  \\[1, 2\\]  8 bytes\n"),
           ContainsRegex("\n  bias +float32  \\[1\\]  4 bytes\n"),
           ContainsRegex("box \\[1, 2\\] at \\[0, 0\\]  tiny.pt2, bytes"),
-          HasSubstr("note \"program model\": \"1 nodes, torch 2."),
+          HasSubstr("note \"program model\": \"1 node, torch 2."),
           HasSubstr("2 tensors with 3 elements, 12 bytes")));
 }
 
