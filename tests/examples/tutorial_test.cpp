@@ -67,6 +67,17 @@ TEST_F(TutorialTest, FourRanksThatResumeWhatTwoBeganMatchThePlainProgram) {
   }
 }
 
+// 64 rows are 22, 21 and 21: each counts once all the same.
+TEST_F(TutorialTest, RanksThatCannotShareTheRowsEvenlyMatchThePlainProgram) {
+  const auto plain = losses_of(before_ + " 40");
+  const auto uneven =
+      losses_of(tessera_program() + " run -n 3 " + after_ + " 40");
+  ASSERT_EQ(uneven.size(), 2u);
+  for (const auto& [step, loss] : plain) {
+    EXPECT_NEAR(uneven.at(step), loss, 1.5e-4) << "step " << step;
+  }
+}
+
 TEST_F(TutorialTest, AfterRunsAlone) {
   EXPECT_EQ(losses_of(after_ + " 20").size(), 1u);
 }
