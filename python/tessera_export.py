@@ -430,7 +430,11 @@ def _outcome_of_model(model, args, kwargs, name, report):
     """What the model gives, and an error where its forward changes what a program cannot."""
     values = {p: p.detach().clone() for p in model.parameters()}
     before = _python_state(model)
-    expected = _outcome(model, model, args, kwargs, name)
+    try:
+        expected = _outcome(model, model, args, kwargs, name)
+    except Exception as error:
+        raise ExportError(f"{type(model).__name__} exports, and fails by itself on the sample inputs: "
+                          f"{_shortened(str(error))}") from error
     changed = [n for n, p in model.named_parameters() if _difference(values[p], p) != 0]
     if changed:
         _restore(values)

@@ -11,7 +11,7 @@ FOLDER has the built programs; it comes first in PATH. Blocks under the comment
   numbers may differ, "..." stands for anything. A command that fails must be
   followed by `echo $?`.
 - ```python: a program for PYTHON, which has torch; with none ("") it is named and
-  left out.
+  left out. It finds the scripts of python/.
 
 Blocks without the comment are checked by check_docs.py alone: their flags exist.
 """
@@ -171,6 +171,7 @@ def main():
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     # Threads that wait for each other by spinning are slow where cores are short.
     environment["OMP_NUM_THREADS"] = "1"
+    environment["PYTHONPATH"] = str(pathlib.Path(__file__).resolve().parents[1] / "python")
     environment["PATH"] = f"{options.bin.resolve()}:{environment['PATH']}"
     failed, total = 0, 0
     for path, text in markdown.pages(markdown.root()).items():

@@ -27,8 +27,7 @@ torch::Tensor batch(int64_t step, const tessera::Group& world) {
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    std::fprintf(
-        stderr, "usage: train_exported MODEL.pt2 FOLDER [STEPS]\n");
+    std::fprintf(stderr, "usage: train_exported MODEL.pt2 FOLDER [STEPS]\n");
     return 2;
   }
   const auto world = tessera::init();

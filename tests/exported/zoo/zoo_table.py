@@ -44,6 +44,8 @@ def row(results, line):
         said = f"fails ({check}, {world} ranks): {sentence(outcome)}"
     else:
         said = "passes"
+        if "why_not_double" in line:
+            said += " in float32; Python itself cannot run it in double"
         if line["difference"]:
             said += f"; the export itself differs from Python's eager mode by {line['difference']:.0e}"
     return f"| {line['what']} | {kind} | {line['nodes']:,} | {line['parameters']:,} | {said} |"
