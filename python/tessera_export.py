@@ -625,6 +625,9 @@ def _write_programs(archive, programs, report):
     from torch._export.serde.serialize import serialize
     from torch.export.pt2_archive import constants as layout
 
+    # Newer versions can be told not to pickle what is written here already.
+    leave_out = {option: False for option in ("serialize_state_dict", "serialize_constants", "serialize_example_inputs")
+                 if option in inspect.signature(serialize).parameters}
     weights = _Payloads(archive, layout.WEIGHTS_DIR, layout.WEIGHT_FILENAME_PREFIX)
     tensors = _Payloads(archive, layout.CONSTANTS_DIR, layout.TENSOR_CONSTANT_FILENAME_PREFIX)
     for name, program in programs.items():
@@ -637,7 +640,7 @@ def _write_programs(archive, programs, report):
         program.example_inputs = None
         _shorten_origins(program.graph_module)
         try:
-            serialized = serialize(program, serialize_state_dict=False, serialize_constants=False)
+            serialized = serialize(program, **leave_out)
         except Exception as error:
             advice = next((what for words, what in ADVICE if words in str(error)), None)
             raise ExportError(f"program {name!r} cannot be written: {_shortened(str(error))}"
