@@ -6,12 +6,15 @@
 BIN has the programs tessera and train_exported.
 """
 
+import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 HERE = pathlib.Path(__file__).parent
@@ -65,6 +68,24 @@ class RoundTrip(unittest.TestCase):
                                 self.folder / "checkpoints", steps)
         return {int(step): float(loss) for step, loss in re.findall(r"step +(\d+) +loss ([\d.]+)", text)}
 
+    def kill_a_rank_at(self, step, archive):
+        """Starts a long run and kills one of its ranks once a checkpoint of `step` is there."""
+        launcher = subprocess.Popen([str(word) for word in (
+            BIN / "tessera", "run", "-n", 2, BIN / "train_exported", archive, self.folder / "checkpoints", 1_000_000)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            until = time.monotonic() + 300
+            while not (self.folder / "checkpoints" / f"step_{step:08}").exists():
+                self.assertIsNone(launcher.poll(), "the run ended by itself")
+                self.assertLess(time.monotonic(), until)
+                time.sleep(0.05)
+            ranks = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+            os.kill(int(ranks[-1]), signal.SIGKILL)
+            self.assertNotEqual(launcher.wait(timeout=120), 0)
+        finally:
+            launcher.kill()
+            launcher.wait()
+
     def convert(self, step):
         out = self.folder / "trained"
         self.run_program(BIN / "tessera", "ckpt", "convert", self.folder / "checkpoints" / f"step_{step:08}", out, "--to",
@@ -103,6 +124,14 @@ class RoundTrip(unittest.TestCase):
         dcp.load(state, checkpoint_id=self.folder / "checkpoints/step_00000100", no_dist=True)
         other.load_state_dict(state["model"])
         self.assertEqual(loss_of(other, batch(100, 1)), loss_of(model, batch(100, 1)))
+
+    def test_a_run_that_was_killed_goes_on(self):
+        archive = ROOT / "examples/exported/tiny_gpt.pt2"
+        self.kill_a_rank_at(20, archive)
+        newest = max(int(path.name.removeprefix("step_")) for path in (self.folder / "checkpoints").glob("step_*"))
+        losses = self.train(4, archive, newest + 100)
+        self.assertEqual(list(losses)[0], newest + 1)
+        self.assertLess(losses[newest + 100], max(losses[newest + 1], 0.5))
 
     def test_the_archive_of_the_example_is_what_its_script_makes(self):
         tessera_export.export(export_model.Gpt(), (batch(0, 1)[:, :16],), None, SIZES, self.folder / "new.pt2")
