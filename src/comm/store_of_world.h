@@ -8,6 +8,7 @@
 #include "comm/environment.h"
 #include "comm/launcher_process.h"
 #include "comm/rendezvous.h"
+#include "comm/store/port_handout.h"
 
 namespace tessera::comm {
 

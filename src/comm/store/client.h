@@ -9,7 +9,6 @@
 
 #include "base/mutex.h"
 #include "base/unique_fd.h"
-#include "comm/host.h"
 #include "comm/store/server.h"
 #include "comm/store/store.h"
 
@@ -75,16 +74,5 @@ class StoreClient final : public c10d::Store {
   Mutex mutex_;
   UniqueFd socket_ TESSERA_GUARDED_BY(mutex_); // none after a failure
 };
-
-/// One attempt to reach a store on one of `addresses`, over by `deadline`,
-/// though a greeting gets half a second at least. Returns no socket if the
-/// attempt fails, with the reason in `problem`; another user's store on this
-/// host is such a failure. A `secret` that is not empty is proved. Throws
-/// c10::DistNetworkError if the store has another secret.
-UniqueFd connect_to_store(
-    const AddressList& addresses,
-    const std::string& secret,
-    std::chrono::steady_clock::time_point deadline,
-    std::string& problem);
 
 } // namespace tessera::comm

@@ -10,7 +10,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 namespace tessera::comm {
@@ -58,26 +57,5 @@ std::vector<std::string> exchange(
     const std::string& value,
     Milliseconds timeout,
     const std::string& call);
-
-/// Tells the processes of one job on one host which port rank 0 listens on, for
-/// launchers that give no MASTER_PORT. The handout is an abstract Unix socket
-/// named after the job: the socket has no file, answers only this user, and
-/// vanishes with the process.
-class PortHandout {
- public:
-  PortHandout(const std::string& job_id, int port);
-  ~PortHandout();
-  PortHandout(const PortHandout&) = delete;
-  PortHandout& operator=(const PortHandout&) = delete;
-
-  /// Asks rank 0's handout, trying again until `timeout`.
-  static int ask(const std::string& job_id, Milliseconds timeout);
-
- private:
-  // Constant after construction.
-  int listener_ = -1;
-  int wake_ = -1; // eventfd: stops the thread
-  std::thread thread_;
-};
 
 } // namespace tessera::comm

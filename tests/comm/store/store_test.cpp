@@ -8,6 +8,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "comm/store/port_handout.h"
+
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
