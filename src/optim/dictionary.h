@@ -88,21 +88,4 @@ void refuse_gradient(
     int64_t number,
     std::string_view name);
 
-/// Copies state that no class knows: tensors go to the parameter's device,
-/// floating-point ones in its dtype.
-StateValue copy_for(const at::Tensor& param, const StateValue& value);
-
-/// Throws unless `value` is a tensor of the parameter's shape.
-void check_like_param(
-    const at::Tensor& param,
-    const std::string& state_name,
-    const StateValue& value,
-    const ErrorSite& site);
-
-/// A number, or a tensor with one element. Throws c10::TypeError.
-double scalar_of(
-    const std::string& state_name,
-    const StateValue& value,
-    const ErrorSite& site);
-
 } // namespace tessera::optim

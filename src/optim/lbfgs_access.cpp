@@ -14,6 +14,7 @@
 
 #include "engine/unit.h"
 #include "optim/fields.h"
+#include "optim/state_values.h"
 
 namespace tessera::optim {
 namespace {

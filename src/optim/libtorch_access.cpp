@@ -22,6 +22,7 @@
 
 #include "optim/fields.h"
 #include "optim/lbfgs_access.h"
+#include "optim/state_values.h"
 
 namespace tessera::optim {
 namespace {

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "optim/fields.h"
+#include "optim/state_values.h"
 
 namespace tessera::optim {
 

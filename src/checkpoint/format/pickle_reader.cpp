@@ -7,6 +7,7 @@
 
 #include "checkpoint/format/error.h"
 #include "checkpoint/format/pickle_graph.h"
+#include "checkpoint/format/pickle_input.h"
 #include "checkpoint/format/pickle_opcodes.h"
 #include "checkpoint/format/utf8.h"
 
@@ -18,71 +19,21 @@ using Kind = Node::Kind;
 // See [Note: a graph, then a tree].
 class Machine {
  public:
-  explicit Machine(ByteSpan bytes) : bytes_(bytes) {
-    if (bytes.size() >= UINT32_MAX) {
-      throw FormatError("a pickle of 4 GiB or more");
-    }
-  }
+  explicit Machine(ByteSpan bytes) : in_(bytes) {}
 
   Value run() {
-    read_protocol();
     while (step()) {
     }
     if (marks_.size() != 0 || stack_.size() != 1) {
       refuse("leaves more or less than one value");
     }
-    if (place_ != bytes_.size()) {
-      throw FormatError(
-          place_,
-          std::to_string(bytes_.size() - place_) +
-              " bytes after the end of the pickle");
-    }
-    return to_value(nodes_, stack_[0], bytes_.size());
+    in_.expect_end();
+    return to_value(nodes_, stack_[0], in_.size());
   }
 
  private:
-  // ---- Input ----
-
-  template <class T>
-  T number() {
-    return load_le<T>(take(sizeof(T)), 0);
-  }
-
-  // Checked before anything is allocated: `count` is what the file says.
-  ByteSpan take(uint64_t count) {
-    if (count > bytes_.size() - place_) {
-      refuse(
-          "wants " + std::to_string(count) + " bytes, " +
-          std::to_string(bytes_.size() - place_) + " are left");
-    }
-    const auto taken = bytes_.subspan(place_, count);
-    place_ += count;
-    return taken;
-  }
-
-  std::string_view line() {
-    const auto rest = as_text(bytes_.subspan(place_));
-    const auto end = rest.find('\n');
-    if (end == std::string_view::npos) {
-      refuse("has a name without an end");
-    }
-    place_ += end + 1;
-    return rest.substr(0, end);
-  }
-
   [[noreturn]] void refuse(const std::string& what) const {
-    throw FormatError(at_, opcode_name(bytes_[at_]) + " " + what);
-  }
-
-  void read_protocol() {
-    if (bytes_.size() < 2 || bytes_[0] != static_cast<uint8_t>(Opcode::Proto)) {
-      throw FormatError(0, "this is not a pickle of protocol 2 or later");
-    }
-    if (bytes_[1] < 2 || bytes_[1] > 5) {
-      throw UnsupportedFormat(
-          1, "pickle protocol " + std::to_string(bytes_[1]) + ", not 2 to 5");
-    }
-    place_ = 2;
+    in_.refuse(what);
   }
 
   // ---- Stack and memo ----
@@ -91,7 +42,7 @@ class Machine {
     stack_.push_back(static_cast<uint32_t>(nodes_.size()));
     auto& node = nodes_.emplace_back();
     node.kind = kind;
-    node.at = static_cast<uint32_t>(at_);
+    node.at = static_cast<uint32_t>(in_.at());
     return node;
   }
 
@@ -181,12 +132,12 @@ class Machine {
   }
 
   void push_float() {
-    const auto bits = __builtin_bswap64(number<uint64_t>());
+    const auto bits = __builtin_bswap64(in_.number<uint64_t>());
     push(Kind::Float).number = std::bit_cast<double>(bits);
   }
 
   void push_text(uint64_t length) {
-    const auto text = as_text(take(length));
+    const auto text = as_text(in_.take(length));
     if (!is_utf8(text)) {
       refuse("has a string that is not UTF-8");
     }
@@ -194,7 +145,7 @@ class Machine {
   }
 
   void push_bytes(uint64_t length) {
-    const auto bytes = as_text(take(length));
+    const auto bytes = as_text(in_.take(length));
     push(Kind::Bytes).text = bytes;
   }
 
@@ -220,8 +171,8 @@ class Machine {
     const auto found = find_global(module, name);
     if (!found) {
       throw UnsupportedFormat(
-          at_,
-          opcode_name(bytes_[at_]) + " names " +
+          in_.at(),
+          in_.opcode() + " names " +
               in_quotes(std::string(module) + "." + std::string(name)) +
               ", which is not among what a checkpoint may contain");
     }
@@ -281,16 +232,12 @@ class Machine {
   // ---- One opcode; false after the last ----
 
   bool step() {
-    at_ = place_;
-    if (place_ == bytes_.size()) {
-      throw FormatError(place_, "the pickle ends before its STOP");
-    }
-    const uint8_t code = bytes_[place_++];
+    const uint8_t code = in_.next_opcode();
     switch (static_cast<Opcode>(code)) {
       case Opcode::Stop:
         return false;
       case Opcode::Frame:
-        if (number<uint64_t>() > bytes_.size() - place_) {
+        if (in_.number<uint64_t>() > in_.num_left()) {
           refuse("is longer than the file");
         }
         return true;
@@ -307,38 +254,38 @@ class Machine {
         push(Kind::Bool);
         return true;
       case Opcode::BinInt:
-        push_int(number<int32_t>());
+        push_int(in_.number<int32_t>());
         return true;
       case Opcode::BinInt1:
-        push_int(number<uint8_t>());
+        push_int(in_.number<uint8_t>());
         return true;
       case Opcode::BinInt2:
-        push_int(number<uint16_t>());
+        push_int(in_.number<uint16_t>());
         return true;
       case Opcode::Long1:
-        push_long(take(number<uint8_t>()));
+        push_long(in_.take(in_.number<uint8_t>()));
         return true;
       case Opcode::BinFloat:
         push_float();
         return true;
       case Opcode::ShortBinUnicode:
-        push_text(number<uint8_t>());
+        push_text(in_.number<uint8_t>());
         return true;
       case Opcode::BinUnicode:
-        push_text(number<uint32_t>());
+        push_text(in_.number<uint32_t>());
         return true;
       case Opcode::BinUnicode8:
-        push_text(number<uint64_t>());
+        push_text(in_.number<uint64_t>());
         return true;
       case Opcode::ShortBinBytes:
-        push_bytes(number<uint8_t>());
+        push_bytes(in_.number<uint8_t>());
         return true;
       case Opcode::BinBytes:
-        push_bytes(number<uint32_t>());
+        push_bytes(in_.number<uint32_t>());
         return true;
       case Opcode::BinBytes8:
       case Opcode::ByteArray8:
-        push_bytes(number<uint64_t>());
+        push_bytes(in_.number<uint64_t>());
         return true;
       case Opcode::EmptyList:
         push(Kind::List);
@@ -385,23 +332,23 @@ class Machine {
         return true;
       }
       case Opcode::BinPut:
-        put(number<uint8_t>());
+        put(in_.number<uint8_t>());
         return true;
       case Opcode::LongBinPut:
-        put(number<uint32_t>());
+        put(in_.number<uint32_t>());
         return true;
       case Opcode::Memoize:
         put(static_cast<uint32_t>(memo_.size()));
         return true;
       case Opcode::BinGet:
-        get(number<uint8_t>());
+        get(in_.number<uint8_t>());
         return true;
       case Opcode::LongBinGet:
-        get(number<uint32_t>());
+        get(in_.number<uint32_t>());
         return true;
       case Opcode::Global: {
-        const auto module = line();
-        push_global(module, line());
+        const auto module = in_.line();
+        push_global(module, in_.line());
         return true;
       }
       case Opcode::StackGlobal:
@@ -422,12 +369,11 @@ class Machine {
       case Opcode::Proto:
         break; // appears at the beginning only
     }
-    throw FormatError(at_, "opcode " + opcode_name(code) + " is not accepted");
+    throw FormatError(
+        in_.at(), "opcode " + opcode_name(code) + " is not accepted");
   }
 
-  const ByteSpan bytes_;
-  size_t place_ = 0;
-  size_t at_ = 0; // where the opcode being executed begins
+  PickleInput in_;
   std::vector<Node> nodes_;
   std::vector<uint32_t> stack_;
   std::vector<size_t> marks_; // heights of the stack
