@@ -13,6 +13,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "launch/signals.h"
+
 namespace tessera::launch {
 namespace {
 
@@ -89,18 +91,10 @@ std::vector<std::string> candidate_paths(const SpawnRequest& request) {
 void reset_signal_actions() {
   struct sigaction action = {};
   action.sa_handler = SIG_DFL;
-  for (int signal :
-       {SIGINT,
-        SIGTERM,
-        SIGQUIT,
-        SIGUSR1,
-        SIGUSR2,
-        SIGTSTP,
-        SIGCONT,
-        SIGCHLD,
-        SIGPIPE}) {
+  for (const int signal : kRunSignals) {
     ::sigaction(signal, &action, nullptr);
   }
+  ::sigaction(SIGPIPE, &action, nullptr);
 }
 
 void close_on_exec_from(int first_fd, int max_fd) {

@@ -28,15 +28,7 @@ std::string describe_signal(int signal) {
 sigset_t supervised_signals() {
   sigset_t set;
   sigemptyset(&set);
-  for (int signal :
-       {SIGINT,
-        SIGTERM,
-        SIGQUIT,
-        SIGUSR1,
-        SIGUSR2,
-        SIGTSTP,
-        SIGCONT,
-        SIGCHLD}) {
+  for (const int signal : kRunSignals) {
     sigaddset(&set, signal);
   }
   struct sigaction hangup;

@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <sys/signalfd.h>
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,17 @@ std::string signal_name(int signal);
 
 /// "SIGSEGV (segmentation fault)".
 std::string describe_signal(int signal);
+
+/// The signals that a run always takes for its ranks.
+inline constexpr std::array kRunSignals{
+    SIGINT,
+    SIGTERM,
+    SIGQUIT,
+    SIGUSR1,
+    SIGUSR2,
+    SIGTSTP,
+    SIGCONT,
+    SIGCHLD};
 
 /// The signals a run takes for its ranks: INT, TERM, QUIT, HUP, USR1, USR2,
 /// TSTP, CONT and CHLD. HUP is left out where it is ignored, as under nohup.

@@ -180,13 +180,8 @@ void EpochSchedule::read(const StateDict& state) {
 }
 
 void EpochSchedule::load_state_dict(const StateDict& state) {
-  const StateDict before = state_dict();
-  try {
-    read(state);
-  } catch (...) {
-    read(before);
-    throw;
-  }
+  read_or_restore(
+      [this](const StateDict& from) { read(from); }, state, state_dict());
 }
 
 std::optional<double> PerGroup::for_all() const {

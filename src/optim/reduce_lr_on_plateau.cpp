@@ -208,13 +208,8 @@ void ReduceLROnPlateau::read(const StateDict& state) {
 }
 
 void ReduceLROnPlateau::load_state_dict(const StateDict& state) {
-  const StateDict before = state_dict();
-  try {
-    read(state);
-  } catch (...) {
-    read(before);
-    throw;
-  }
+  read_or_restore(
+      [this](const StateDict& from) { read(from); }, state, state_dict());
 }
 
 } // namespace tessera::optim

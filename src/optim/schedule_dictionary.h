@@ -22,4 +22,19 @@ void check_schedule_keys(
     const StateDict& given,
     const ErrorSite& site);
 
+/// Calls `read(given)`; if that throws, calls `read(before)` and throws on, so
+/// that nothing is half changed.
+template <class Read>
+void read_or_restore(
+    const Read& read,
+    const StateDict& given,
+    const StateDict& before) {
+  try {
+    read(given);
+  } catch (...) {
+    read(before);
+    throw;
+  }
+}
+
 } // namespace tessera::optim

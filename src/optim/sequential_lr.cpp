@@ -174,13 +174,8 @@ void SequentialLR::read(const StateDict& state) {
 }
 
 void SequentialLR::load_state_dict(const StateDict& state) {
-  const StateDict before = state_dict();
-  try {
-    read(state);
-  } catch (...) {
-    read(before);
-    throw;
-  }
+  read_or_restore(
+      [this](const StateDict& from) { read(from); }, state, state_dict());
 }
 
 ChainedScheduler::ChainedScheduler(
@@ -212,13 +207,8 @@ void ChainedScheduler::read(const StateDict& state) {
 }
 
 void ChainedScheduler::load_state_dict(const StateDict& state) {
-  const StateDict before = state_dict();
-  try {
-    read(state);
-  } catch (...) {
-    read(before);
-    throw;
-  }
+  read_or_restore(
+      [this](const StateDict& from) { read(from); }, state, state_dict());
 }
 
 } // namespace tessera::optim
