@@ -69,9 +69,9 @@ BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.S)
 # The precompiled header serves every source, so it may name c10d and autograd.
 HOMES = [
     ("torch/csrc/distributed/", ("src/comm/", "src/cli/", "src/pch.h"), "c10d"),
-    ("torch/csrc/autograd/", ("src/engine/", "src/deferred/", "src/recompute/", "src/libtorch/", "src/train/trace.cpp", "src/pch.h"), "autograd"),
+    ("torch/csrc/autograd/", ("src/engine/", "src/deferred/", "src/exported/", "src/recompute/", "src/libtorch/", "src/train/trace.cpp", "src/pch.h"), "autograd"),
     ("ATen/core/dispatch/", ("src/engine/", "src/deferred/", "src/exported/", "src/recompute/", "src/libtorch/"), "dispatcher"),
-    ("torch/library.h", ("src/engine/", "src/deferred/", "src/recompute/", "src/libtorch/"), "dispatcher"),
+    ("torch/library.h", ("src/engine/", "src/deferred/", "src/exported/", "src/recompute/", "src/libtorch/"), "dispatcher"),
 ]
 
 

@@ -29,6 +29,7 @@
 #include <tessera/engine/transient_buffers.h>
 #include <tessera/error.h>
 #include <tessera/exported/exported.h>
+#include <tessera/exported/units.h>
 #include <tessera/exported/value.h>
 #include <tessera/fsdp/fsdp.h>
 #include <tessera/fsdp/fully_shard.h>

@@ -146,9 +146,9 @@ void Frame::set_all(
 
 std::vector<IValue> run(
     const Code& code,
-    std::span<const at::Tensor> weights,
+    const RunScope& scope,
     std::vector<IValue> inputs) {
-  Frame frame(code, weights);
+  Frame frame(code, scope);
   for (size_t i = 0; i < code.inputs.size(); ++i) {
     frame.set(code.inputs[i], std::move(inputs[i]));
   }

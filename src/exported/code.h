@@ -82,8 +82,10 @@ struct Step {
 
   std::vector<Operand> operands;
   std::vector<Result> results;
-  /// Operands that the step writes to.
+  /// Operands that the step writes to, and those whose memory a result may
+  /// share.
   std::vector<size_t> written;
+  std::vector<size_t> shared;
   /// The node that it stands for; the program lives as long as the Code.
   const Node* node = nullptr;
 };
@@ -97,11 +99,21 @@ struct Code {
   std::vector<c10::IValue> constants;
 };
 
+/// What the steps of a run need besides values. A part that backward runs again
+/// keeps a copy, since the model may be gone by then.
+struct RunScope {
+  std::shared_ptr<const std::vector<at::Tensor>> weights;
+  std::shared_ptr<const void> code; // that keeps all code of the program alive
+};
+
 /// The values of one run.
 class Frame {
  public:
-  Frame(const Code& code, std::span<const at::Tensor> weights)
-      : code_(code), weights_(weights), slots_(code.num_slots) {}
+  Frame(const Code& code, const RunScope& scope)
+      : code_(code),
+        scope_(scope),
+        weights_(scope.weights->data()),
+        slots_(code.num_slots) {}
 
   c10::IValue take(const Source& source) {
     switch (source.from) {
@@ -140,8 +152,8 @@ class Frame {
       std::span<const Result> results,
       std::vector<c10::IValue> values);
 
-  std::span<const at::Tensor> weights() const {
-    return weights_;
+  const RunScope& scope() const {
+    return scope_;
   }
   /// Reused by steps; empty between them.
   std::vector<c10::IValue>& stack() {
@@ -153,7 +165,8 @@ class Frame {
   void set_elements(const Result& result, const c10::IValue& list);
 
   const Code& code_;
-  std::span<const at::Tensor> weights_;
+  const RunScope& scope_;
+  const at::Tensor* weights_;
   std::vector<c10::IValue> slots_;
   std::vector<c10::IValue> stack_;
 };
@@ -161,7 +174,7 @@ class Frame {
 /// Runs a whole code: values in, values out. An error names the node.
 std::vector<c10::IValue> run(
     const Code& code,
-    std::span<const at::Tensor> weights,
+    const RunScope& scope,
     std::vector<c10::IValue> inputs);
 
 /// A list for an operator that takes elements of this kind.

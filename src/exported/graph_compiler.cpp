@@ -27,6 +27,17 @@ T literal(const Node& node, size_t index) {
   throw RefusedNode(fmt::format("has no fixed value as argument {}", index));
 }
 
+/// Batch norm writes its statistics, although its schema does not say so.
+bool is_written(
+    const c10::FunctionSchema& schema,
+    const c10::Argument& formal) {
+  const bool is_statistic =
+      formal.name() == "running_mean" || formal.name() == "running_var";
+  return (formal.alias_info() != nullptr && formal.alias_info()->isWrite()) ||
+      (is_statistic && !schema.name().ends_with("_functional") &&
+       !schema.name().ends_with("_no_training"));
+}
+
 size_t num_values(const Operand& operand) {
   return operand.form < Operand::Form::Tensors ? 1 : operand.elements.size();
 }
@@ -175,7 +186,10 @@ std::unique_ptr<Step> GraphCompiler::make_operator(const Node& node) {
     if (given == nullptr && !formal.default_value()) {
       throw RefusedNode("lacks the argument \"" + formal.name() + "\"");
     }
-    if (formal.alias_info() != nullptr && formal.alias_info()->isWrite()) {
+    if (formal.alias_info() != nullptr) {
+      step->shared.push_back(step->operands.size());
+    }
+    if (is_written(schema, formal)) {
       step->written.push_back(step->operands.size());
     }
     step->operands.push_back(

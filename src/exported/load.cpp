@@ -146,11 +146,7 @@ std::unique_ptr<Model> load(
   auto model = std::make_unique<Model>(
       file,
       std::move(programs),
-      read_weights(
-          file->path,
-          file->weights,
-          options.device(),
-          options.allow_missing()));
+      read_weights(file->path, file->weights, options));
   model->prepare();
   return model;
 }

@@ -1,6 +1,7 @@
 #include "exported/model.h"
 
 #include <tessera/error.h>
+#include <tessera/recompute/recompute.h>
 
 #include <ATen/core/grad_mode.h>
 
@@ -50,7 +51,9 @@ Model::Model(
     std::vector<at::Tensor> weights)
     : file_(std::move(file)),
       programs_(std::move(programs)),
-      weights_(std::move(weights)) {}
+      weights_(
+          std::make_shared<const std::vector<at::Tensor>>(std::move(weights))) {
+}
 
 void Model::build(ExportedImpl& root) const {
   ClassNames classes;
@@ -77,16 +80,16 @@ void Model::build(ExportedImpl& root) const {
       module_at(module_at, without_call(call.path));
     }
   }
-  for (size_t i = 0; i < weights_.size(); ++i) {
+  for (size_t i = 0; i < weights_->size(); ++i) {
     const WeightSpec& spec = file_->weights[i];
     const auto [path, name] = split_path(spec.path);
     if (spec.kind == WeightSpec::Kind::Parameter) {
       module_at(module_at, path)
           .register_parameter(
-              name, weights_[i], spec.payload->meta.requires_grad);
+              name, (*weights_)[i], spec.payload->meta.requires_grad);
     } else if (spec.kind == WeightSpec::Kind::Buffer) {
       ExportedModule& module = module_at(module_at, path);
-      module.register_buffer(name, weights_[i]);
+      module.register_buffer(name, (*weights_)[i]);
       if (!spec.is_persistent) {
         module.transient_.insert(name);
       }
@@ -118,7 +121,7 @@ const ModelProgram& Model::program_for(bool is_training) const {
 
 ExportedValue Model::run(const ExportedArgs& args, bool is_training) {
   const ModelProgram& program = program_for(is_training);
-  if (!weights_.empty() && weights_.front().is_meta()) {
+  if (!weights_->empty() && weights_->front().is_meta()) {
     raise(
         {.call = "forward", .path = file_->path.native()},
         "the parameters have no values yet. Call fully_shard() or materialize() on the model first.");
@@ -126,7 +129,7 @@ ExportedValue Model::run(const ExportedArgs& args, bool is_training) {
   const auto chosen = ready(program);
   std::vector<c10::IValue> inputs = program.signature.flatten(args, dtype_);
   const std::vector<c10::IValue> outputs =
-      exported::run(chosen->code, weights_, inputs);
+      exported::run(chosen->code, scope(chosen), inputs);
   std::vector<c10::IValue> results;
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (chosen->outputs[i].kind == OutputSpec::Kind::User) {
@@ -145,8 +148,10 @@ void Model::write_back(
   for (size_t i = 0; i < outputs.size(); ++i) {
     const ReadyProgram::Output& output = ready.outputs[i];
     if (output.kind == OutputSpec::Kind::BufferMutation) {
-      const at::NoGradGuard no_grad;
-      weights_[output.target].copy_(outputs[i].toTensor());
+      if (!is_recomputing()) { // once per step
+        const at::NoGradGuard no_grad;
+        (*weights_)[output.target].copy_(outputs[i].toTensor());
+      }
     } else if (output.kind == OutputSpec::Kind::UserInputMutation) {
       inputs[output.target].toTensor().copy_(outputs[i].toTensor());
     }
@@ -158,7 +163,7 @@ std::unique_ptr<Model> Model::copy(
   const at::NoGradGuard no_grad;
   std::unordered_map<const c10::TensorImpl*, at::Tensor> copies;
   std::vector<at::Tensor> weights;
-  for (const at::Tensor& weight : weights_) {
+  for (const at::Tensor& weight : *weights_) {
     at::Tensor& made = copies[weight.unsafeGetTensorImpl()];
     if (!made.defined()) {
       made = weight.detach().clone();
@@ -168,6 +173,7 @@ std::unique_ptr<Model> Model::copy(
   }
   auto result = std::make_unique<Model>(file_, programs_, std::move(weights));
   result->dtype_ = dtype_;
+  result->recomputed_ = recomputed_;
   return result;
 }
 

@@ -17,6 +17,7 @@
 #include "exported/format/program.h"
 #include "exported/frozen_mode.h"
 #include "exported/placement.h"
+#include "exported/regions.h"
 #include "exported/signature.h"
 #include "exported/weights.h"
 
@@ -41,6 +42,8 @@ struct ReadyProgram {
 
   Code code;
   std::vector<Output> outputs;
+  std::vector<uint32_t> written_weights; // by nodes, in place
+  std::vector<uint32_t> replaced_weights; // by outputs, after the run
 };
 
 /// A program with what does not depend on the placement.
@@ -78,6 +81,11 @@ class Model {
   std::unique_ptr<Model> copy(const std::optional<at::Device>& device) const;
 
   void set_dtype(at::ScalarType dtype);
+  /// Puts the calls of these modules under recompute(), besides those that
+  /// already are. Throws, with nothing changed.
+  void recompute(
+      const std::vector<std::string>& paths,
+      const RecomputeOptions& options);
   const std::filesystem::path& path() const {
     return file_->path;
   }
@@ -87,6 +95,11 @@ class Model {
  private:
   const ModelProgram& program_for(bool is_training) const;
   std::shared_ptr<const ReadyProgram> ready(const ModelProgram& program);
+  std::shared_ptr<const ReadyProgram> make_ready(
+      const ModelProgram& program,
+      const Placement& placement,
+      const RecomputedModules& recomputed) const;
+  RunScope scope(const std::shared_ptr<const ReadyProgram>& ready) const;
   Placement placement_now() const;
   void move_constants(at::Device device);
   void write_back(
@@ -96,8 +109,9 @@ class Model {
 
   std::shared_ptr<const ModelFile> file_;
   Programs programs_;
-  std::vector<at::Tensor> weights_;
+  std::shared_ptr<const std::vector<at::Tensor>> weights_;
   std::optional<at::ScalarType> dtype_; // that to() gave
+  RecomputedModules recomputed_;
 
   std::mutex mutex_; // guards those below
   Placement placement_; // of ready_

@@ -96,6 +96,16 @@ void ExportedImpl::train(bool on) {
   torch::nn::Module::train(on);
 }
 
+void ExportedImpl::recompute_submodules(
+    const std::vector<const torch::nn::Module*>& submodules,
+    const RecomputeOptions& options) {
+  std::vector<std::string> paths;
+  for (const torch::nn::Module* submodule : submodules) {
+    paths.push_back(static_cast<const ExportedModule*>(submodule)->path());
+  }
+  model_->recompute(paths, options);
+}
+
 std::shared_ptr<ExportedModule> ExportedImpl::module_at(
     const std::string& path) {
   std::vector<std::string> known;

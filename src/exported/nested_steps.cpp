@@ -8,6 +8,7 @@
 
 #include <utility>
 
+#include "exported/cond_gradients.h"
 #include "exported/python_math.h"
 
 namespace tessera::exported {
@@ -60,36 +61,42 @@ void GradModeStep::run(Frame& frame) const {
   Values inputs = frame.take_all(operands);
   const at::AutoGradMode mode(enabled);
   frame.set_all(
-      results, exported::run(first, frame.weights(), std::move(inputs)));
+      results, exported::run(first, frame.scope(), std::move(inputs)));
 }
 
 void AutocastStep::run(Frame& frame) const {
   Values inputs = frame.take_all(operands);
   const AutocastGuard guard(type, enabled, dtype, caches);
   frame.set_all(
-      results, exported::run(first, frame.weights(), std::move(inputs)));
+      results, exported::run(first, frame.scope(), std::move(inputs)));
 }
 
 void PlainGraphStep::run(Frame& frame) const {
   Values inputs = frame.take_all(operands);
   frame.set_all(
-      results, exported::run(first, frame.weights(), std::move(inputs)));
+      results, exported::run(first, frame.scope(), std::move(inputs)));
 }
 
 void CondStep::run(Frame& frame) const {
   Values inputs = frame.take_all(operands);
   const bool chosen = as_bool(inputs.front());
   inputs.erase(inputs.begin());
-  frame.set_all(
-      results,
-      exported::run(
-          chosen ? first : second, frame.weights(), std::move(inputs)));
+  const Code& branch = chosen ? first : second;
+  std::vector<at::Tensor> unread;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (branch.inputs[i] == Result::kDropped && inputs[i].isTensor()) {
+      unread.push_back(inputs[i].toTensor());
+    }
+  }
+  Values values = exported::run(branch, frame.scope(), std::move(inputs));
+  connect_unread_inputs(unread, values);
+  frame.set_all(results, std::move(values));
 }
 
 void WhileStep::run(Frame& frame) const {
   Values values = frame.take_all(operands);
-  while (as_bool(exported::run(first, frame.weights(), values).front())) {
-    Values next = exported::run(second, frame.weights(), values);
+  while (as_bool(exported::run(first, frame.scope(), values).front())) {
+    Values next = exported::run(second, frame.scope(), values);
     for (size_t i = 0; i < num_carried; ++i) {
       values[i] = std::move(next[i]);
     }
@@ -112,7 +119,7 @@ void ScanStep::run(Frame& frame) const {
       inputs.emplace_back(each->toTensor().select(0, row));
     }
     inputs.insert(inputs.end(), rows_end, all.end());
-    Values outputs = exported::run(first, frame.weights(), std::move(inputs));
+    Values outputs = exported::run(first, frame.scope(), std::move(inputs));
     rows.resize(outputs.size() - num_carried);
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (i < num_carried) {

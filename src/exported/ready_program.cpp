@@ -1,9 +1,13 @@
 #include <tessera/error.h>
+#include <tessera/recompute/recompute.h>
+
+#include <ATen/core/grad_mode.h>
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
 #include "exported/model.h"
+#include "exported/writes.h"
 
 namespace tessera::exported {
 namespace {
@@ -52,6 +56,25 @@ std::vector<ReadyProgram::Output> outputs_of(
 
 } // namespace
 
+std::shared_ptr<const ReadyProgram> Model::make_ready(
+    const ModelProgram& program,
+    const Placement& placement,
+    const RecomputedModules& recomputed) const {
+  auto made = std::make_shared<ReadyProgram>();
+  made->code = compile(
+      program.program, program.weights, placement, file_->path.native());
+  made->outputs = outputs_of(program, *file_);
+  const Writes writes = writes_of(made->code);
+  made->written_weights.assign(writes.weights.begin(), writes.weights.end());
+  for (const ReadyProgram::Output& output : made->outputs) {
+    if (output.kind == OutputSpec::Kind::BufferMutation) {
+      made->replaced_weights.push_back(static_cast<uint32_t>(output.target));
+    }
+  }
+  recompute_regions(made->code, recomputed);
+  return made;
+}
+
 std::shared_ptr<const ReadyProgram> Model::ready(const ModelProgram& program) {
   const std::lock_guard lock(mutex_);
   const Placement now = placement_now();
@@ -62,11 +85,7 @@ std::shared_ptr<const ReadyProgram> Model::ready(const ModelProgram& program) {
   }
   auto& made = ready_[&program];
   if (made == nullptr) {
-    auto fresh = std::make_shared<ReadyProgram>();
-    fresh->code =
-        compile(program.program, program.weights, now, file_->path.native());
-    fresh->outputs = outputs_of(program, *file_);
-    made = std::move(fresh);
+    made = make_ready(program, now, recomputed_);
   }
   return made;
 }
@@ -74,8 +93,8 @@ std::shared_ptr<const ReadyProgram> Model::ready(const ModelProgram& program) {
 /// Where the parameters are, or, if there are none, the constants.
 Placement Model::placement_now() const {
   Placement result;
-  if (!weights_.empty()) {
-    result.device = weights_.front().device();
+  if (!weights_->empty()) {
+    result.device = weights_->front().device();
     result.exported_type = file_->weights.front().payload->meta.device.type;
   }
   result.dtype = dtype_;
@@ -83,13 +102,69 @@ Placement Model::placement_now() const {
 }
 
 void Model::move_constants(at::Device device) {
-  const size_t first = weights_.size() - file_->num_constants;
-  for (size_t i = first; i < weights_.size(); ++i) {
-    const Device& exported = file_->weights[i].payload->meta.device;
-    if (exported.type == file_->weights.front().payload->meta.device.type) {
-      weights_[i] = weights_[i].to(device);
+  if (file_->num_constants == 0 || device.is_meta()) {
+    return;
+  }
+  auto moved = std::make_shared<std::vector<at::Tensor>>(*weights_);
+  const std::string& type = file_->weights.front().payload->meta.device.type;
+  for (size_t i = moved->size() - file_->num_constants; i < moved->size();
+       ++i) {
+    if (file_->weights[i].payload->meta.device.type == type) {
+      (*moved)[i] = (*moved)[i].to(device);
     }
   }
+  weights_ = std::move(moved);
+}
+
+void Model::recompute(
+    const std::vector<std::string>& paths,
+    const RecomputeOptions& options) {
+  RecomputedModules more = recomputed_;
+  for (const std::string& path : paths) {
+    more[path] = options;
+  }
+  const std::lock_guard lock(mutex_);
+  decltype(ready_) made;
+  for (const auto& program : programs_) {
+    try {
+      made[program.get()] = make_ready(*program, placement_now(), more);
+    } catch (const RefusedRegion& refused) {
+      raise(
+          {.call = "apply_activation_checkpointing",
+           .path = file_->path.native()},
+          fmt::format(
+              "{}. Choose the modules inside it, or the module around it.",
+              refused.what()));
+    }
+  }
+  recomputed_ = std::move(more);
+  ready_ = std::move(made);
+}
+
+/// Some buffers are copies for one run. In a second run of recompute(), those
+/// that nodes change, so that statistics count a batch once. In a run that
+/// backward follows, those that get new values afterwards: nodes keep the old
+/// ones for backward.
+RunScope Model::scope(const std::shared_ptr<const ReadyProgram>& ready) const {
+  std::vector<uint32_t> copied;
+  if (is_recomputing()) {
+    copied = ready->written_weights;
+  }
+  if (at::GradMode::is_enabled()) {
+    copied.insert(
+        copied.end(),
+        ready->replaced_weights.begin(),
+        ready->replaced_weights.end());
+  }
+  if (copied.empty()) {
+    return {weights_, ready};
+  }
+  auto weights = std::make_shared<std::vector<at::Tensor>>(*weights_);
+  for (const uint32_t index : copied) {
+    const at::NoGradGuard no_grad;
+    (*weights)[index] = (*weights)[index].clone();
+  }
+  return {std::move(weights), ready};
 }
 
 void Model::prepare() {

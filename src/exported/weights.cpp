@@ -1,9 +1,10 @@
 #include "exported/weights.h"
 
+#include <tessera/deferred/deferred_init.h>
 #include <tessera/error.h>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
@@ -13,30 +14,15 @@
 #include <tuple>
 #include <utility>
 
-#include "checkpoint/disk/input.h"
+#include "deferred/deferred_tensor.h"
+#include "exported/deferred_weights.h"
 #include "exported/operator_name.h"
+#include "exported/payload_file.h"
 
 namespace tessera::exported {
 namespace {
 
 using Numbers = std::vector<int64_t>;
-
-Numbers written_numbers(
-    const std::vector<std::variant<std::string, int64_t>>& values) {
-  Numbers result;
-  for (const auto& value : values) {
-    result.push_back(std::get<int64_t>(value));
-  }
-  return result;
-}
-
-Numbers written_numbers(const std::vector<Expression<int64_t>>& numbers) {
-  std::vector<std::variant<std::string, int64_t>> values;
-  for (const auto& number : numbers) {
-    values.push_back(number.value);
-  }
-  return written_numbers(values);
-}
 
 /// Reads payloads, each once.
 class WeightReader {
@@ -44,9 +30,7 @@ class WeightReader {
   WeightReader(
       const std::filesystem::path& path,
       std::optional<at::Device> device)
-      : path_(checkpoint::resolve(path)),
-        input_(checkpoint::open_input(path_)),
-        device_(device) {}
+      : file_(path), device_(device) {}
 
   at::Tensor read(const Payload& payload) {
     const Key key = key_of(payload);
@@ -57,6 +41,15 @@ class WeightReader {
     const at::Tensor tensor = view(storage(payload), payload.meta);
     if (payload.size > 0) {
       tensors_.emplace(key, tensor);
+    }
+    return tensor;
+  }
+
+  /// The same under a DeferredInit. See [Note: deferred weights].
+  at::Tensor defer(const std::filesystem::path& path, const Payload& payload) {
+    at::Tensor& tensor = tensors_[key_of(payload)];
+    if (!tensor.defined() || payload.size == 0) {
+      tensor = read_by_operator(path, payload, device_.value_or(at::kCPU));
     }
     return tensor;
   }
@@ -79,14 +72,7 @@ class WeightReader {
     if (found != storages_.end() && payload.size > 0) {
       return found->second;
     }
-    at::Tensor bytes = at::empty(
-        {static_cast<int64_t>(payload.size)}, at::TensorOptions(at::kByte));
-    checkpoint::read_at(
-        input_.file,
-        path_,
-        payload.offset,
-        bytes.mutable_data_ptr<uint8_t>(),
-        payload.size);
+    at::Tensor bytes = file_.read(payload.offset, payload.size);
     if (device_) {
       bytes = bytes.to(*device_);
     }
@@ -95,19 +81,15 @@ class WeightReader {
   }
 
   static at::Tensor view(const at::Tensor& bytes, const TensorMeta& meta) {
-    return at::empty(
-               {0},
-               at::TensorOptions(to_scalar_type(meta.dtype))
-                   .device(bytes.device()))
-        .set_(
-            bytes.storage(),
-            std::get<int64_t>(meta.storage_offset.value),
-            written_numbers(meta.sizes),
-            written_numbers(meta.strides));
+    return view_of(
+        bytes,
+        to_scalar_type(meta.dtype),
+        written_numbers(meta.sizes),
+        written_numbers(meta.strides),
+        std::get<int64_t>(meta.storage_offset.value));
   }
 
-  std::filesystem::path path_;
-  checkpoint::Input input_;
+  PayloadFile file_;
   std::optional<at::Device> device_;
   std::map<uint64_t, at::Tensor> storages_;
   std::map<Key, at::Tensor> tensors_;
@@ -128,20 +110,33 @@ at::Tensor unfilled(const TensorMeta& meta, std::optional<at::Device> device) {
   return result;
 }
 
+/// Constants of a program have memory, also under a DeferredInit.
+at::Tensor read_now(WeightReader& reader, const Payload& payload) {
+  const c10::impl::ExcludeDispatchKeyGuard not_recorded(engine::kDeferredKey);
+  return reader.read(payload);
+}
+
 } // namespace
 
 std::vector<at::Tensor> read_weights(
     const std::filesystem::path& path,
     const std::vector<WeightSpec>& specs,
-    std::optional<at::Device> device,
-    bool allow_missing) {
-  WeightReader reader(path, device);
+    const ExportedOptions& options) {
+  WeightReader reader(path, options.device());
+  std::optional<DeferredInit> deferred;
+  if (options.deferred()) {
+    deferred.emplace();
+  }
   std::vector<at::Tensor> result;
   for (const WeightSpec& spec : specs) {
     if (!spec.payload->is_missing) {
-      result.push_back(reader.read(*spec.payload));
-    } else if (allow_missing) {
-      result.push_back(unfilled(spec.payload->meta, device));
+      const bool is_registered = spec.kind != WeightSpec::Kind::Constant;
+      result.push_back(
+          options.deferred() && is_registered
+              ? reader.defer(path, *spec.payload)
+              : read_now(reader, *spec.payload));
+    } else if (options.allow_missing()) {
+      result.push_back(unfilled(spec.payload->meta, options.device()));
     } else {
       raise<c10::ValueError>(
           {.call = "load_exported",

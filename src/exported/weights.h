@@ -1,10 +1,11 @@
 // The tensors of an archive.
 #pragma once
 
+#include <tessera/exported/exported.h>
+
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,13 +23,13 @@ struct WeightSpec {
 };
 
 /// Reads all of these from the archive's file. Tensors of one payload share
-/// their memory, and those that are tied are one tensor. Throws
-/// checkpoint::FileError if the file ends early or changed, and c10::ValueError
-/// if the archive lacks a tensor's bytes, unless `allow_missing`.
+/// their memory, and those that are tied are one tensor. Parameters and buffers
+/// are deferred, if the options say so. Throws checkpoint::FileError if the
+/// file ends early or changed, and c10::ValueError if the archive lacks a
+/// tensor's bytes, unless that is allowed.
 std::vector<at::Tensor> read_weights(
     const std::filesystem::path& path,
     const std::vector<WeightSpec>& specs,
-    std::optional<at::Device> device,
-    bool allow_missing);
+    const ExportedOptions& options);
 
 } // namespace tessera::exported

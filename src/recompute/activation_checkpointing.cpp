@@ -218,8 +218,13 @@ bool is_checkpointed(const Module& module) {
 
 /// The changes that apply_activation_checkpointing() makes.
 struct Changes {
+  struct Parts {
+    RecomputesSubmodules* model;
+    std::vector<const Module*> submodules;
+  };
   std::vector<Element> elements;
   std::vector<SequentialImpl*> wholes; // members, each once
+  std::vector<Parts> parts; // of models that run them in their own way
 };
 
 /// Finds what to change below a module; throws if something cannot be changed.
@@ -235,6 +240,10 @@ class Finder {
 
  private:
   void descend(Module& module, const std::string& prefix) {
+    if (auto* model = dynamic_cast<RecomputesSubmodules*>(&module)) {
+      add_parts(*model, module);
+      return;
+    }
     const bool is_wrapper =
         dynamic_cast<CheckpointWrapper*>(&module) != nullptr;
     for (const auto& child : module.named_children()) {
@@ -246,6 +255,18 @@ class Finder {
         add(module, child.key(), submodule, engine::clean_name(name));
       }
       descend(*submodule, name + ".");
+    }
+  }
+
+  void add_parts(RecomputesSubmodules& model, const Module& module) {
+    std::vector<const Module*> chosen;
+    for (const auto& submodule : module.modules(/*include_self=*/false)) {
+      if (which_(*submodule)) {
+        chosen.push_back(submodule.get());
+      }
+    }
+    if (!chosen.empty()) {
+      changes_.parts.push_back({&model, std::move(chosen)});
     }
   }
 
@@ -318,6 +339,11 @@ int64_t apply_activation_checkpointing(
     const std::function<bool(const Module&)>& which,
     const RecomputeOptions& options) {
   const Changes changes = Finder(which).find(module);
+  size_t num_parts = 0;
+  for (const auto& [model, submodules] : changes.parts) {
+    model->recompute_submodules(submodules, options);
+    num_parts += submodules.size();
+  }
   // Makes one wrapper per module, however often the module is an element.
   std::unordered_map<const Module*, std::shared_ptr<CheckpointWrapper>>
       wrappers;
@@ -338,7 +364,8 @@ int64_t apply_activation_checkpointing(
   for (SequentialImpl* whole : changes.wholes) {
     wrap_elements(*whole, options);
   }
-  return static_cast<int64_t>(wrappers.size() + changes.wholes.size());
+  return static_cast<int64_t>(
+      wrappers.size() + changes.wholes.size() + num_parts);
 }
 
 } // namespace tessera

@@ -8,6 +8,27 @@
 #include "recompute/surroundings.h"
 
 namespace tessera {
+namespace {
+
+/// How many runs of the thread are second ones, each inside the one before.
+thread_local int second_runs = 0;
+
+struct SecondRun {
+  SecondRun() {
+    ++second_runs;
+  }
+  ~SecondRun() {
+    --second_runs;
+  }
+  SecondRun(const SecondRun&) = delete;
+  SecondRun& operator=(const SecondRun&) = delete;
+};
+
+} // namespace
+
+bool is_recomputing() {
+  return second_runs > 0;
+}
 
 std::vector<at::Tensor> detail::recompute(
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> fn,
@@ -26,6 +47,7 @@ std::vector<at::Tensor> detail::recompute(
                                    : std::vector<at::Device>());
   const auto again = [run, then](const std::vector<at::Tensor>& tensors) {
     const engine::SurroundingsGuard guard(then);
+    const SecondRun second_run;
     return run(tensors);
   };
   return engine::run_without_graph(run, again, inputs);

@@ -76,6 +76,8 @@ class Scratch {
         folder_(root() / std::regex_replace(title, std::regex("\\W"), "_")) {
     fs::create_directories(folder_);
     fs::current_path(folder_);
+    std::error_code is_there; // another rank may have been faster
+    fs::create_symlink(TESSERA_DOC_MODEL, "model.pt2", is_there);
   }
   ~Scratch() {
     fs::current_path(before_);

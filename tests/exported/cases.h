@@ -19,17 +19,15 @@ namespace tessera::testing {
 
 /// The folder with all cases. The first call of a test program exports them,
 /// unless they are there already.
-inline const std::filesystem::path& exported_cases() {
-  static const std::filesystem::path folder = [] {
-    const std::filesystem::path path = TESSERA_EXPORTED_CASES;
-    if (!in_worker()) {
-      const auto outcome = checkpoint::run_python(
-          checkpoint::python_with_torch(), TESSERA_EXPORT_CASES, {path});
-      TORCH_CHECK(outcome.status == 0, outcome.output);
-    }
+inline std::filesystem::path exported_cases() {
+  std::filesystem::path path = TESSERA_EXPORTED_CASES;
+  if (in_worker()) {
     return path;
-  }();
-  return folder;
+  }
+  static const auto outcome = checkpoint::run_python(
+      checkpoint::python_with_torch(), TESSERA_EXPORT_CASES, {path});
+  TORCH_CHECK(outcome.status == 0, outcome.output);
+  return path;
 }
 
 /// What torch.save wrote.

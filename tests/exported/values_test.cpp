@@ -21,12 +21,24 @@ class ExportedValuesTest : public ::testing::TestWithParam<const char*> {
   }
 };
 
+/// Python runs scan() with other kernels than those of the graph, and the model
+/// with others than those of its decomposed program, which cannot be trained in
+/// Python: its buffers are overwritten before backward.
+bool runs_other_kernels() {
+  const std::string test =
+      ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  return test.ends_with("loops") || test.ends_with("conv_decomposed");
+}
+
 void expect_same(const ExportedValue& found, const ExportedValue& wanted) {
   ASSERT_EQ(found.kind(), wanted.kind())
       << found.describe() << " in place of " << wanted.describe();
   if (wanted.is_tensor()) {
     EXPECT_EQ(found.tensor().scalar_type(), wanted.tensor().scalar_type());
-    EXPECT_TRUE(torch::equal(found.tensor(), wanted.tensor()))
+    EXPECT_TRUE(
+        runs_other_kernels()
+            ? torch::allclose(found.tensor(), wanted.tensor(), 1e-5, 1e-6)
+            : torch::equal(found.tensor(), wanted.tensor()))
         << "by " << (found.tensor() - wanted.tensor()).abs().max();
   } else {
     EXPECT_EQ(found.describe(), wanted.describe());
@@ -52,7 +64,7 @@ void expect_python(Exported& model, const Reference& reference) {
     expect_same(leaves[i], reference["leaves"][i]);
   }
   const at::Tensor loss = loss_of(result);
-  EXPECT_TRUE(torch::equal(loss, reference["loss"].tensor()));
+  expect_same(loss.detach(), reference["loss"]);
   if (loss.requires_grad()) {
     loss.backward();
   }
@@ -116,6 +128,7 @@ INSTANTIATE_TEST_SUITE_P(
         "chosen",
         "buffers",
         "buffers_decomposed",
+        "interleaved",
         "views"),
     [](const auto& name) { return std::string(name.param); });
 

@@ -3,6 +3,7 @@
 #include <tessera/api.h>
 #include <tessera/engine/transient_buffers.h>
 #include <tessera/exported/value.h>
+#include <tessera/recompute/recompute.h>
 
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
@@ -71,7 +72,8 @@ class TESSERA_API ExportedModule : public torch::nn::Module,
 
 /// A Python model that torch.export wrote to a file, run by LibTorch: trained,
 /// sharded and saved as any module is. See load_exported().
-class TESSERA_API ExportedImpl : public ExportedModule {
+class TESSERA_API ExportedImpl : public ExportedModule,
+                                 public RecomputesSubmodules {
  public:
   /// Made by load_exported().
   explicit ExportedImpl(std::unique_ptr<exported::Model> model);
@@ -107,6 +109,15 @@ class TESSERA_API ExportedImpl : public ExportedModule {
   /// throws in the other mode, if such operators are in it.
   void train(bool on = true) override;
 
+  /// For apply_activation_checkpointing(): each call of these submodules is
+  /// recomputed. Buffers that they change, batch norm's for example, are
+  /// changed once per step. Throws c10::Error, with nothing changed, if the
+  /// nodes of a call do not follow one another in the program, or change a
+  /// value in place that was made before them.
+  void recompute_submodules(
+      const std::vector<const torch::nn::Module*>& submodules,
+      const RecomputeOptions& options) override;
+
   /// The module at a path, "layers.0". Throws c10::ValueError, with the nearest
   /// names, if there is none.
   std::shared_ptr<ExportedModule> module_at(const std::string& path);
@@ -136,6 +147,10 @@ struct TESSERA_API ExportedOptions {
   /// Where parameters and buffers go; default: host memory. Devices that the
   /// program names change with it.
   TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;
+  /// Make parameters and buffers deferred, as under DeferredInit: fully_shard()
+  /// or materialize() reads them, one at a time, so that no rank ever holds a
+  /// model that fits nowhere. The file must stay where it is until then.
+  TORCH_ARG(bool, deferred) = false;
   /// Accept a file whose weights are missing, because it was exported with fake
   /// tensors: they are filled with NaN (integers with 0) until state is loaded.
   TORCH_ARG(bool, allow_missing) = false;

@@ -134,6 +134,25 @@ inline at::Tensor recompute(
       options);
 }
 
+/// True while backward runs a function of recompute() again, on this thread.
+/// A module whose forward has an effect that must happen once per step
+/// (statistics, a counter) asks for it.
+TESSERA_API bool is_recomputing();
+
+/// A module that runs its submodules in a way of its own, and so puts them
+/// under recompute() itself: a model of load_exported(). For
+/// apply_activation_checkpointing().
+class TESSERA_API RecomputesSubmodules {
+ public:
+  virtual ~RecomputesSubmodules() = default;
+
+  /// Puts these submodules under recompute(), besides those that already are.
+  /// Throws, with nothing changed, if one of them cannot be.
+  virtual void recompute_submodules(
+      const std::vector<const torch::nn::Module*>& submodules,
+      const RecomputeOptions& options) = 0;
+};
+
 /// Puts the submodules for which `which` returns true under recompute() and
 /// returns how many. `which` is not called for the module itself, nor for
 /// modules that are under recompute() already. May be called before or after
@@ -150,6 +169,9 @@ inline at::Tensor recompute(
 /// returns something else, its forward throws. Calls that do not go through the
 /// Sequential are as they were; Sequential::at<Block>(i) no longer finds the
 /// Block. A Sequential that is recomputed as a whole cannot be cloned.
+///
+/// In a model of load_exported() any submodule may be chosen whose nodes follow
+/// one another in the program; nothing is replaced there.
 ///
 /// Throws, with nothing changed, if a submodule for which `which` returns true
 /// is neither an element of a Sequential nor a Sequential that has nothing

@@ -1,0 +1,48 @@
+// Parts of a code that backward computes again.
+#pragma once
+
+#include <tessera/recompute/recompute.h>
+
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "exported/code.h"
+#include "exported/nested_steps.h"
+
+namespace tessera::exported {
+
+/// The modules that are recomputed, by path.
+using RecomputedModules = std::map<std::string, RecomputeOptions>;
+
+/// A module that cannot be recomputed; what() says why.
+struct RefusedRegion : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// [Note: regions]
+///
+/// No module of an exported model has a forward of its own: its calls are runs
+/// of consecutive nodes, which carry the module's path. Each such run becomes a
+/// code of its own, whose inputs are the values that live in from before it,
+/// and whose outputs are those that live on after it. One RecomputeStep takes
+/// the place of its steps.
+///
+/// Buffers that a region writes to are written once: the second run gets copies
+/// that have the values from before the first.
+
+/// Runs a graph under recompute().
+struct RecomputeStep : NestedStep {
+  void run(Frame& frame) const override;
+
+  RecomputeOptions options;
+  std::vector<uint32_t> written_weights;
+};
+
+/// Puts the calls of these modules under recompute(). Throws RefusedRegion if
+/// the nodes of a call do not follow one another, or write to values from
+/// outside.
+void recompute_regions(Code& code, const RecomputedModules& modules);
+
+} // namespace tessera::exported

@@ -1,0 +1,155 @@
+// Exported models as modules: names, state, conversion, deferred weights.
+#include <tessera/deferred/deferred_init.h>
+#include <tessera/engine/parameters.h>
+#include <tessera/exported/units.h>
+#include <tessera/fsdp/fully_shard.h>
+#include <tessera/transfer/model_state.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "exported/cases.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::exported_case;
+using testing::loss_of;
+using testing::on_ranks;
+using testing::Reference;
+
+TEST(ExportedModuleTest, TiedParametersAreOneTensorWithTwoNames) {
+  auto model = load_exported(exported_case("rotary"));
+  const auto named = model->named_parameters();
+  EXPECT_TRUE(named["embed.weight"].is_same(named["head.weight"]));
+  EXPECT_EQ(parameters(model).size(), named.size() - 1);
+}
+
+TEST(ExportedModuleTest, StateDictsHavePythonsEntries) {
+  for (const char* name : {"rotary", "conv", "buffers", "views", "lstm"}) {
+    SCOPED_TRACE(name);
+    auto model = load_exported(exported_case(name));
+    const Reference reference(name);
+    const auto names = reference["before"].keys();
+    const StateDict state = state_dict(model);
+    EXPECT_EQ(state.keys(), std::vector<StateKey>(names.begin(), names.end()));
+    for (const std::string& key : names) {
+      EXPECT_TRUE(torch::equal(
+          state.at(key).tensor(), reference["before"][key].tensor()))
+          << key;
+    }
+  }
+}
+
+TEST(ExportedModuleTest, ABufferThatIsNotPersistentStaysABuffer) {
+  auto model = load_exported(exported_case("rotary"));
+  EXPECT_THAT(model->named_buffers().keys(), ElementsAre("inverse"));
+  EXPECT_FALSE(model->is_persistent("inverse"));
+  EXPECT_FALSE(state_dict(model).contains("inverse"));
+}
+
+TEST(ExportedModuleTest, FrozenParametersStayFrozen) {
+  auto model = load_exported(exported_case("views"));
+  EXPECT_FALSE(model->named_parameters()["frozen"].requires_grad());
+  EXPECT_TRUE(model->named_parameters()["part"].requires_grad());
+  Exported copy(std::dynamic_pointer_cast<ExportedImpl>(model->clone()));
+  EXPECT_FALSE(copy->named_parameters()["frozen"].requires_grad());
+}
+
+TEST(ExportedModuleTest, ModulesHavePythonsClasses) {
+  auto model = load_exported(exported_case("rotary"));
+  EXPECT_EQ(
+      model->module_at("layers.0.qkv")->class_name(),
+      "torch.nn.modules.linear.Linear");
+  EXPECT_THAT(
+      model->module_at("layers.1")->class_name(),
+      ::testing::EndsWith("RotaryBlock"));
+  EXPECT_THAT(repeated_blocks(model), ElementsAre("layers.0", "layers.1"));
+}
+
+TEST(ExportedModuleTest, ConvertsFloatingTensorsOnly) {
+  auto model = load_exported(exported_case("views"));
+  model->to(torch::kDouble);
+  EXPECT_EQ(model->named_buffers()["index"].scalar_type(), torch::kLong);
+  EXPECT_EQ(model->named_parameters()["part"].scalar_type(), torch::kDouble);
+  const Reference reference("views");
+  const at::Tensor found =
+      model->forward(reference["args"][0].tensor().to(torch::kDouble));
+  EXPECT_EQ(found.scalar_type(), torch::kDouble);
+  EXPECT_TRUE(torch::allclose(
+      found.to(torch::kFloat), reference["leaves"][0].tensor(), 1e-4, 1e-5));
+}
+
+TEST(ExportedModuleTest, InputsMayBeGivenByNameAndFixedOnesLeftOut) {
+  auto model = load_exported(exported_case("forms"));
+  const Reference reference("forms");
+  const ExportedValue whole = model->forward(reference.args());
+  const ExportedValue named =
+      model->forward(ExportedArgs()
+                         .set("options", reference["kwargs"]["options"])
+                         .set("pair", reference["args"][1])
+                         .set("x", reference["args"][0]));
+  EXPECT_TRUE(torch::equal(whole["y"].tensor(), named["y"].tensor()));
+  EXPECT_EQ(named["name"].to_string(), "sum");
+  EXPECT_EQ(named["scale"].to_float(), 2.5);
+  EXPECT_EQ(named["rows"].to_int(), 4);
+  EXPECT_TRUE(named["parts"][1][1].is_none());
+}
+
+TEST(ExportedModuleTest, ActivationsDieWithTheirLastUse) {
+  auto model = load_exported(exported_case("mlp"));
+  const torch::NoGradGuard no_grad;
+  at::Tensor input = torch::randn({5, 6});
+  const auto before = input.use_count();
+  model->forward(input);
+  EXPECT_EQ(input.use_count(), before);
+}
+
+TEST(ExportedModuleTest, TheModelMayGoBeforeBackward) {
+  const Reference reference("rotary");
+  at::Tensor loss;
+  at::Tensor weight;
+  {
+    auto model = load_exported(exported_case("rotary"));
+    apply_activation_checkpointing(model, choose_by_path("layers\\.\\d+"));
+    weight = model->named_parameters()["norm.weight"];
+    loss = loss_of(model->forward(reference.args()));
+  }
+  loss.backward();
+  EXPECT_TRUE(
+      torch::equal(weight.grad(), reference["grads"]["norm.weight"].tensor()));
+}
+
+TEST(ExportedModuleTest, DeferredWeightsAreReadWhenTheyAreNeeded) {
+  const Reference reference("rotary");
+  auto model =
+      load_exported(exported_case("rotary"), ExportedOptions().deferred(true));
+  for (const at::Tensor& parameter : model->parameters()) {
+    EXPECT_TRUE(is_deferred(parameter));
+  }
+  EXPECT_THROW(model->forward(reference.args()), c10::Error);
+  materialize(model);
+  const auto named = model->named_parameters();
+  EXPECT_TRUE(named["embed.weight"].is_same(named["head.weight"]));
+  EXPECT_TRUE(torch::equal(
+      model->forward(reference["args"][0].tensor()),
+      reference["leaves"][0].tensor()));
+}
+
+TEST(ExportedModuleTest, DeferredWeightsAreShardedAsTheyAreRead) {
+  const Reference reference("rotary_steps");
+  on_ranks(2, [&](const Group&) {
+    torch::set_num_threads(1);
+    auto model = load_exported(
+        exported_case("rotary_steps"), ExportedOptions().deferred(true));
+    fully_shard(model, FullyShardOptions().policy(block_policy(model)));
+    EXPECT_NEAR(
+        loss_of(model->forward(reference.args())).item<double>(),
+        reference["losses"].tensor()[0].item<double>(),
+        1e-12);
+  });
+}
+
+} // namespace
+} // namespace tessera

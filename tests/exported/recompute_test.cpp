@@ -1,0 +1,165 @@
+// Exported models whose submodules are recomputed.
+#include <tessera/engine/parameters.h>
+#include <tessera/exported/units.h>
+#include <tessera/fsdp/fully_shard.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "exported/cases.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::exported_case;
+using ::testing::HasSubstr;
+using testing::loss_of;
+using testing::on_ranks;
+using testing::Reference;
+
+void step(Exported& model, const Reference& reference) {
+  torch::manual_seed(11);
+  const at::Tensor loss = loss_of(model->forward(reference.args()));
+  EXPECT_TRUE(torch::equal(loss, reference["loss"].tensor()));
+  loss.backward();
+}
+
+/// Gradients and buffers after one step must be Python's.
+void expect_step(Exported& model, const Reference& reference) {
+  step(model, reference);
+  for (const auto& [name, tensor] : named_parameters(model)) {
+    EXPECT_TRUE(torch::equal(tensor.grad(), reference["grads"][name].tensor()))
+        << name;
+  }
+  for (const auto& buffer : model->named_buffers()) {
+    if (reference["after"].contains(buffer.key())) {
+      EXPECT_TRUE(torch::equal(
+          buffer.value(), reference["after"][buffer.key()].tensor()))
+          << buffer.key();
+    }
+  }
+}
+
+TEST(ExportedRecomputeTest, BlocksProducePyTorchValues) {
+  for (const char* name : {"rotary", "rotary_dynamic"}) {
+    SCOPED_TRACE(name);
+    auto model = load_exported(exported_case(name));
+    EXPECT_EQ(
+        apply_activation_checkpointing(model, choose_by_path("layers\\.\\d+")),
+        2);
+    expect_step(model, Reference(name));
+  }
+}
+
+TEST(ExportedRecomputeTest, PartsOfPartsProducePyTorchValues) {
+  auto model = load_exported(exported_case("rotary"));
+  apply_activation_checkpointing(
+      model, choose_by_path("layers\\.\\d+(\\.norm\\d)?"));
+  expect_step(model, Reference("rotary"));
+}
+
+TEST(ExportedRecomputeTest, DropoutDropsTheSameTwice) {
+  auto model = load_exported(exported_case("dropout"));
+  apply_activation_checkpointing(model, choose_by_class({"Dropout"}));
+  expect_step(model, Reference("dropout"));
+}
+
+TEST(ExportedRecomputeTest, BatchNormCountsABatchOnce) {
+  auto model = load_exported(exported_case("conv"));
+  apply_activation_checkpointing(model, choose_by_class({"BatchNorm2d"}));
+  expect_step(model, Reference("conv"));
+}
+
+TEST(
+    ExportedRecomputeTest,
+    BatchNormCountsABatchOnceIfTheWholeModelIsRecomputed) {
+  for (const char* name : {"conv", "buffers", "buffers_decomposed"}) {
+    SCOPED_TRACE(name);
+    const Reference reference(name);
+    auto model = load_exported(exported_case(name));
+    const at::Tensor result =
+        recompute(model.ptr(), reference["args"][0].tensor());
+    loss_of(result).backward();
+    for (const auto& buffer : model->named_buffers()) {
+      if (reference["after"].contains(buffer.key())) {
+        EXPECT_TRUE(torch::equal(
+            buffer.value(), reference["after"][buffer.key()].tensor()))
+            << buffer.key();
+      }
+    }
+  }
+}
+
+TEST(ExportedRecomputeTest, AClonedModelIsRecomputedToo) {
+  auto model = load_exported(exported_case("rotary"));
+  apply_activation_checkpointing(model, choose_by_path("layers\\.\\d+"));
+  Exported copy(std::dynamic_pointer_cast<ExportedImpl>(model->clone()));
+  expect_step(copy, Reference("rotary"));
+}
+
+/// How many nodes the graph behind a tensor has.
+size_t num_nodes(const at::Tensor& tensor) {
+  std::set<torch::autograd::Node*> seen;
+  const std::function<void(torch::autograd::Node*)> visit =
+      [&](torch::autograd::Node* node) {
+        if (node != nullptr && seen.insert(node).second) {
+          for (const auto& edge : node->next_edges()) {
+            visit(edge.function.get());
+          }
+        }
+      };
+  visit(tensor.grad_fn().get());
+  return seen.size();
+}
+
+TEST(ExportedRecomputeTest, OneNodeStandsForABlock) {
+  const Reference reference("rotary");
+  auto model = load_exported(exported_case("rotary"));
+  const size_t plain = num_nodes(model->forward(reference["args"][0].tensor()));
+  apply_activation_checkpointing(model, choose_by_path("layers\\.\\d+"));
+  const size_t fewer = num_nodes(model->forward(reference["args"][0].tensor()));
+  EXPECT_LT(fewer, plain / 3);
+}
+
+TEST(ExportedRecomputeTest, ShardedBlocksProducePyTorchValues) {
+  const Reference reference("rotary_steps");
+  on_ranks(2, [&](const Group&) {
+    torch::set_num_threads(1);
+    auto model = load_exported(exported_case("rotary_steps"));
+    EXPECT_THAT(
+        repeated_blocks(model),
+        ElementsAre("layers.0", "layers.1", "layers.2"));
+    apply_activation_checkpointing(model, choose_by_class({"RotaryBlock"}));
+    fully_shard(model, FullyShardOptions().policy(block_policy(model)));
+    const at::Tensor loss = loss_of(model->forward(reference.args()));
+    EXPECT_NEAR(
+        loss.item<double>(),
+        reference["losses"].tensor()[0].item<double>(),
+        1e-12);
+    loss.backward();
+    for (const at::Tensor& parameter : parameters(model)) {
+      EXPECT_TRUE(parameter.grad().defined() || parameter.numel() == 0);
+    }
+  });
+}
+
+TEST(ExportedRecomputeTest, RefusesAModuleThatChangesAValueOfItsParent) {
+  auto model = load_exported(exported_case("interleaved"));
+  std::string found = "no error";
+  try {
+    apply_activation_checkpointing(model, choose_by_path("outer"));
+  } catch (const c10::Error& error) {
+    found = error.what_without_backtrace();
+  }
+  EXPECT_THAT(
+      found,
+      HasSubstr(
+          "the nodes of module \"outer\" change a value in place that was made before them. Choose the modules inside it, or the module around it."));
+  expect_step(model, Reference("interleaved")); // nothing changed
+}
+
+} // namespace
+} // namespace tessera
