@@ -26,6 +26,7 @@ import results
 from results import number
 
 RESULTS = results.ROOT / "build" / "bench" / "results.jsonl"
+EXPORTED = results.ROOT / "build" / "bench" / "exported"
 
 
 @dataclasses.dataclass
@@ -37,6 +38,7 @@ class Contest:
     seconds: int
     commands: list
     rounds: int = 3
+    setup: object = None  # called before the first round
 
 
 def contests(build):
@@ -53,6 +55,7 @@ def contests(build):
         return [alone(program, size, "cuda"), peer(peer_program, "--ranks", "1", *options)]
 
     folder = checkpoint_folder()
+    exported = str(EXPORTED)
     return [
         Contest(
             "checkpoint",
@@ -74,6 +77,8 @@ def contests(build):
         Contest("step", "cuda", 80, both("step_bench", "steps.py", "774M"), rounds=2),
         Contest("ddp", "cpu", 40, [ranks(2, "ddp_bench"), peer("ddp.py", "--ranks", "2")]),
         Contest("ddp", "cuda", 35, both("ddp_bench", "ddp.py", "124M")),
+        Contest("exported", "cpu", 15, [ranks(1, "exported_bench", exported), peer("exported.py", "--ranks", "1")], setup=export_models),
+        Contest("exported", "cpu", 20, [ranks(2, "exported_bench", exported)], setup=export_models),
         Contest("loader", "cpu", 20, [ranks(2, "loader_bench")], rounds=1),
         Contest("loader", "cuda", 25, [alone("loader_bench", "124M", "cuda")], rounds=1),
         Contest("monitor", "cpu", 20, [ranks(2, "monitor_bench")], rounds=1),
@@ -97,6 +102,11 @@ def checkpoint_folder():
     folder = tempfile.TemporaryDirectory(prefix="tessera_bench")
     atexit.register(folder.cleanup)
     return folder.name
+
+
+def export_models():
+    """Lets Python write the models of exported_bench."""
+    subprocess.run(peer("exported.py", "--export", str(EXPORTED)), check=True)
 
 
 def peer(program, *words):
@@ -154,6 +164,8 @@ def take(row, samples, commands, command):
 def run_contest(contest, rounds, on_round):
     """The rows of a contest. Calls on_round() before each round."""
     samples, commands = {}, {}
+    if contest.setup:
+        contest.setup()
     for i in range(rounds):
         on_round(i)
         for command in contest.commands:

@@ -6,14 +6,13 @@
 
 #include <cmath>
 #include <limits>
-#include <string>
-#include <unordered_map>
+
+#include "exported/python_functions.h"
 
 namespace tessera::exported {
 namespace {
 
 using c10::IValue;
-using Operands = std::span<const IValue>;
 
 bool is_int(const IValue& value) {
   return value.isInt() || value.isBool();
@@ -36,6 +35,56 @@ IValue checked(bool overflowed, int64_t result) {
   }
   return result;
 }
+
+void refuse_zero(bool is_zero) {
+  if (is_zero) {
+    raise({}, "a symbolic number is divided by zero.");
+  }
+}
+
+template <class Compare>
+IValue compare(const IValue& a, const IValue& b, Compare holds) {
+  return is_int(a) && is_int(b) ? holds(as_int(a), as_int(b))
+                                : holds(as_float(a), as_float(b));
+}
+
+IValue to_int(double number) {
+  if (!(number >= -9.2e18 && number <= 9.2e18)) {
+    refuse_overflow();
+  }
+  return static_cast<int64_t>(number);
+}
+
+} // namespace
+
+double as_float(const IValue& number) {
+  if (number.isDouble()) {
+    return number.toDouble();
+  }
+  return static_cast<double>(as_int(number));
+}
+
+bool as_bool(const IValue& value) {
+  if (value.isTensor()) {
+    return value.toTensor().item().toBool();
+  }
+  return value.isDouble() ? value.toDouble() != 0 : as_int(value) != 0;
+}
+
+bool python_equal(const IValue& a, const IValue& b) {
+  const auto is_number = [](const IValue& value) {
+    return is_int(value) || value.isDouble();
+  };
+  if (is_number(a) && is_number(b)) {
+    return compare(a, b, [](auto x, auto y) { return x == y; }).toBool();
+  }
+  if (a.isString() && b.isString()) {
+    return a.toStringRef() == b.toStringRef();
+  }
+  return a.isNone() && b.isNone();
+}
+
+namespace python {
 
 IValue add(Operands args) {
   IValue sum = args[0];
@@ -83,12 +132,6 @@ IValue neg(Operands args) {
 
 IValue pos(Operands args) {
   return is_int(args[0]) ? IValue(as_int(args[0])) : args[0];
-}
-
-void refuse_zero(bool is_zero) {
-  if (is_zero) {
-    raise({}, "a symbolic number is divided by zero.");
-  }
 }
 
 IValue floor_div(Operands args) {
@@ -152,27 +195,26 @@ IValue modular_indexing(Operands args) {
   return mod(pair);
 }
 
-template <class Compare>
-IValue compare(const IValue& a, const IValue& b, Compare holds) {
-  return is_int(a) && is_int(b) ? holds(as_int(a), as_int(b))
-                                : holds(as_float(a), as_float(b));
-}
-
 IValue less(Operands args) {
   return compare(args[0], args[1], [](auto a, auto b) { return a < b; });
 }
+
 IValue less_equal(Operands args) {
   return compare(args[0], args[1], [](auto a, auto b) { return a <= b; });
 }
+
 IValue greater(Operands args) {
   return compare(args[0], args[1], [](auto a, auto b) { return a > b; });
 }
+
 IValue greater_equal(Operands args) {
   return compare(args[0], args[1], [](auto a, auto b) { return a >= b; });
 }
+
 IValue equal(Operands args) {
   return python_equal(args[0], args[1]);
 }
+
 IValue not_equal(Operands args) {
   return !python_equal(args[0], args[1]);
 }
@@ -187,6 +229,7 @@ IValue logical_and(Operands args) {
   }
   return all;
 }
+
 IValue logical_or(Operands args) {
   if (args.size() == 2 && args[0].isInt() && args[1].isInt()) {
     return args[0].toInt() | args[1].toInt();
@@ -197,14 +240,17 @@ IValue logical_or(Operands args) {
   }
   return any;
 }
+
 IValue logical_not(Operands args) {
   return !as_bool(args[0]);
 }
+
 IValue shift_left(Operands args) {
   const IValue two_to[] = {int64_t{2}, args[1]};
   const IValue pair[] = {args[0], power(two_to)};
   return mul(pair);
 }
+
 IValue shift_right(Operands args) {
   return as_int(args[0]) >> as_int(args[1]);
 }
@@ -217,6 +263,7 @@ IValue maximum(Operands args) {
   }
   return best;
 }
+
 IValue minimum(Operands args) {
   IValue best = args[0];
   for (const IValue& next : args.subspan(1)) {
@@ -225,42 +272,44 @@ IValue minimum(Operands args) {
   }
   return best;
 }
+
 IValue absolute(Operands args) {
   return is_int(args[0]) ? IValue(std::abs(as_int(args[0])))
                          : std::abs(as_float(args[0]));
 }
+
 IValue choose(Operands args) {
   return as_bool(args[0]) ? args[1] : args[2];
 }
 
-IValue to_int(double number) {
-  if (!(number >= -9.2e18 && number <= 9.2e18)) {
-    refuse_overflow();
-  }
-  return static_cast<int64_t>(number);
-}
 IValue floor_to_int(Operands args) {
   return is_int(args[0]) ? IValue(as_int(args[0]))
                          : to_int(std::floor(as_float(args[0])));
 }
+
 IValue ceil_to_int(Operands args) {
   return is_int(args[0]) ? IValue(as_int(args[0]))
                          : to_int(std::ceil(as_float(args[0])));
 }
+
 IValue trunc_to_int(Operands args) {
   return is_int(args[0]) ? IValue(as_int(args[0]))
                          : to_int(std::trunc(as_float(args[0])));
 }
+
 IValue round_to_int(Operands args) { // half to even, as Python does
   return is_int(args[0]) ? IValue(as_int(args[0]))
                          : to_int(std::nearbyint(as_float(args[0])));
 }
+
 IValue to_float(Operands args) {
   return as_float(args[0]);
 }
+
 IValue square_root(Operands args) {
   return std::sqrt(as_float(args[0]));
 }
+
 IValue same(Operands args) {
   return args[0];
 }
@@ -268,182 +317,22 @@ IValue same(Operands args) {
 IValue sym_size(Operands args) {
   return args[0].toTensor().size(args[1].toInt());
 }
+
 IValue sym_sizes(Operands args) {
   return args[0].toTensor().sizes().vec();
 }
+
 IValue sym_stride(Operands args) {
   return args[0].toTensor().stride(args[1].toInt());
 }
+
 IValue sym_numel(Operands args) {
   return args[0].toTensor().numel();
 }
+
 IValue sym_storage_offset(Operands args) {
   return args[0].toTensor().storage_offset();
 }
 
-using Table = std::unordered_map<std::string_view, PythonFunction>;
-
-PythonFunction find_in(const Table& table, std::string_view name) {
-  const auto found = table.find(name);
-  return found == table.end() ? nullptr : found->second;
-}
-
-} // namespace
-
-double as_float(const IValue& number) {
-  if (number.isDouble()) {
-    return number.toDouble();
-  }
-  return static_cast<double>(as_int(number));
-}
-
-bool as_bool(const IValue& value) {
-  if (value.isTensor()) {
-    return value.toTensor().item().toBool();
-  }
-  return value.isDouble() ? value.toDouble() != 0 : as_int(value) != 0;
-}
-
-bool python_equal(const IValue& a, const IValue& b) {
-  const auto is_number = [](const IValue& value) {
-    return is_int(value) || value.isDouble();
-  };
-  if (is_number(a) && is_number(b)) {
-    return compare(a, b, [](auto x, auto y) { return x == y; }).toBool();
-  }
-  if (a.isString() && b.isString()) {
-    return a.toStringRef() == b.toStringRef();
-  }
-  return a.isNone() && b.isNone();
-}
-
-PythonFunction find_node_function(std::string_view target) {
-  static const Table table{
-      {"_operator.add", add},
-      {"_operator.sub", sub},
-      {"_operator.mul", mul},
-      {"_operator.truediv", true_div},
-      {"_operator.floordiv", floor_div},
-      {"_operator.mod", mod},
-      {"_operator.pow", power},
-      {"_operator.neg", neg},
-      {"_operator.pos", pos},
-      {"_operator.eq", equal},
-      {"_operator.ne", not_equal},
-      {"_operator.lt", less},
-      {"_operator.le", less_equal},
-      {"_operator.gt", greater},
-      {"_operator.ge", greater_equal},
-      {"_operator.and_", logical_and},
-      {"_operator.or_", logical_or},
-      {"_operator.lshift", shift_left},
-      {"_operator.rshift", shift_right},
-      {"_operator.abs", absolute},
-      {"_operator.not_", logical_not},
-      {"math.trunc", trunc_to_int},
-      {"math.ceil", ceil_to_int},
-      {"math.floor", floor_to_int},
-      {"math.sqrt", square_root},
-      {"builtins.max", maximum},
-      {"builtins.min", minimum},
-      {"builtins.round", round_to_int},
-      {"torch.sym_int", trunc_to_int},
-      {"torch.sym_float", to_float},
-      {"torch.sym_not", logical_not},
-      {"torch.sym_max", maximum},
-      {"torch.sym_min", minimum},
-      {"torch.sym_ite", choose},
-      {"torch.sym_sqrt", square_root},
-      {"torch._sym_sqrt", square_root},
-      {"torch.ops.aten.sym_size.int", sym_size},
-      {"torch.ops.aten.sym_size.default", sym_sizes},
-      {"torch.ops.aten.sym_stride.int", sym_stride},
-      {"torch.ops.aten.sym_numel.default", sym_numel},
-      {"torch.ops.aten.sym_storage_offset.default", sym_storage_offset}};
-  // The functions of `torch` are written with the module that has them.
-  const size_t last = target.rfind('.');
-  if (target.starts_with("torch.") && !target.starts_with("torch.ops.")) {
-    return find_in(table, "torch" + std::string(target.substr(last)));
-  }
-  return find_in(
-      table,
-      target.starts_with("operator.") ? "_" + std::string(target)
-                                      : std::string(target));
-}
-
-PythonFunction find_formula_function(std::string_view name) {
-  static const Table table{
-      {"Add", add},
-      {"Mul", mul},
-      {"Pow", power},
-      {"PowByNatural", power},
-      {"FloatPow", power},
-      {"Mod", mod},
-      {"PythonMod", mod},
-      {"FloorDiv", floor_div},
-      {"CleanDiv", floor_div},
-      {"ModularIndexing", modular_indexing},
-      {"IntTrueDiv", true_div},
-      {"FloatTrueDiv", true_div},
-      {"Max", maximum},
-      {"Min", minimum},
-      {"max", maximum},
-      {"min", minimum},
-      {"Abs", absolute},
-      {"abs", absolute},
-      {"ToFloat", to_float},
-      {"float", to_float},
-      {"int", trunc_to_int},
-      {"FloorToInt", floor_to_int},
-      {"CeilToInt", ceil_to_int},
-      {"TruncToInt", trunc_to_int},
-      {"RoundToInt", round_to_int},
-      {"floor", floor_to_int},
-      {"ceiling", ceil_to_int},
-      {"math.floor", floor_to_int},
-      {"math.ceil", ceil_to_int},
-      {"math.trunc", trunc_to_int},
-      {"math.sqrt", square_root},
-      {"OpaqueUnaryFn_sqrt", square_root},
-      {"Identity", same},
-      {"Where", choose},
-      {"LShift", shift_left},
-      {"RShift", shift_right},
-      {"Equality", equal},
-      {"Eq", equal},
-      {"Unequality", not_equal},
-      {"Ne", not_equal},
-      {"LessThan", less_equal},
-      {"Le", less_equal},
-      {"StrictLessThan", less},
-      {"Lt", less},
-      {"GreaterThan", greater_equal},
-      {"Ge", greater_equal},
-      {"StrictGreaterThan", greater},
-      {"Gt", greater},
-      {"And", logical_and},
-      {"Or", logical_or},
-      {"Not", logical_not},
-      {"+", add},
-      {"-", sub},
-      {"*", mul},
-      {"/", true_div},
-      {"//", floor_div},
-      {"%", mod},
-      {"**", power},
-      {"neg", neg},
-      {"==", equal},
-      {"!=", not_equal},
-      {"<", less},
-      {"<=", less_equal},
-      {">", greater},
-      {">=", greater_equal},
-      {"and", logical_and},
-      {"or", logical_or},
-      {"not", logical_not},
-      {"&", logical_and},
-      {"|", logical_or}};
-  return find_in(table, name);
-}
-
+} // namespace python
 } // namespace tessera::exported

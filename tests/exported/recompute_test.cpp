@@ -21,6 +21,7 @@ using testing::on_ranks;
 using testing::Reference;
 
 void step(Exported& model, const Reference& reference) {
+  torch::set_num_threads(1); // as Python had
   torch::manual_seed(11);
   const at::Tensor loss = loss_of(model->forward(reference.args()));
   EXPECT_TRUE(torch::equal(loss, reference["loss"].tensor()));
