@@ -86,7 +86,7 @@ bool python_equal(const IValue& a, const IValue& b) {
 
 namespace python {
 
-IValue add(Operands args) {
+IValue add(Numbers args) {
   IValue sum = args[0];
   for (const IValue& next : args.subspan(1)) {
     if (is_int(sum) && is_int(next)) {
@@ -101,7 +101,7 @@ IValue add(Operands args) {
   return sum;
 }
 
-IValue mul(Operands args) {
+IValue mul(Numbers args) {
   IValue product = args[0];
   for (const IValue& next : args.subspan(1)) {
     if (is_int(product) && is_int(next)) {
@@ -116,7 +116,7 @@ IValue mul(Operands args) {
   return product;
 }
 
-IValue sub(Operands args) {
+IValue sub(Numbers args) {
   if (is_int(args[0]) && is_int(args[1])) {
     int64_t result = 0;
     const bool over =
@@ -126,15 +126,15 @@ IValue sub(Operands args) {
   return as_float(args[0]) - as_float(args[1]);
 }
 
-IValue neg(Operands args) {
+IValue neg(Numbers args) {
   return is_int(args[0]) ? IValue(-as_int(args[0])) : -as_float(args[0]);
 }
 
-IValue pos(Operands args) {
+IValue pos(Numbers args) {
   return is_int(args[0]) ? IValue(as_int(args[0])) : args[0];
 }
 
-IValue floor_div(Operands args) {
+IValue floor_div(Numbers args) {
   if (is_int(args[0]) && is_int(args[1])) {
     const int64_t a = as_int(args[0]);
     const int64_t b = as_int(args[1]);
@@ -148,7 +148,7 @@ IValue floor_div(Operands args) {
   return std::floor(as_float(args[0]) / as_float(args[1]));
 }
 
-IValue mod(Operands args) {
+IValue mod(Numbers args) {
   if (is_int(args[0]) && is_int(args[1])) {
     const int64_t a = as_int(args[0]);
     const int64_t b = as_int(args[1]);
@@ -165,12 +165,12 @@ IValue mod(Operands args) {
   return rest + (rest != 0 && (rest < 0) != (b < 0) ? b : 0.0);
 }
 
-IValue true_div(Operands args) {
+IValue true_div(Numbers args) {
   refuse_zero(as_float(args[1]) == 0);
   return as_float(args[0]) / as_float(args[1]);
 }
 
-IValue power(Operands args) {
+IValue power(Numbers args) {
   if (is_int(args[0]) && is_int(args[1]) && as_int(args[1]) >= 0) {
     const int64_t base = as_int(args[0]);
     const int64_t exponent = as_int(args[1]);
@@ -189,37 +189,37 @@ IValue power(Operands args) {
 }
 
 /// ModularIndexing(base, divisor, modulus).
-IValue modular_indexing(Operands args) {
+IValue modular_indexing(Numbers args) {
   const IValue quotient = floor_div(args.first(2));
   const IValue pair[] = {quotient, args[2]};
   return mod(pair);
 }
 
-IValue less(Operands args) {
+IValue less(Numbers args) {
   return compare(args[0], args[1], [](auto a, auto b) { return a < b; });
 }
 
-IValue less_equal(Operands args) {
+IValue less_equal(Numbers args) {
   return compare(args[0], args[1], [](auto a, auto b) { return a <= b; });
 }
 
-IValue greater(Operands args) {
+IValue greater(Numbers args) {
   return compare(args[0], args[1], [](auto a, auto b) { return a > b; });
 }
 
-IValue greater_equal(Operands args) {
+IValue greater_equal(Numbers args) {
   return compare(args[0], args[1], [](auto a, auto b) { return a >= b; });
 }
 
-IValue equal(Operands args) {
+IValue equal(Numbers args) {
   return python_equal(args[0], args[1]);
 }
 
-IValue not_equal(Operands args) {
+IValue not_equal(Numbers args) {
   return !python_equal(args[0], args[1]);
 }
 
-IValue logical_and(Operands args) {
+IValue logical_and(Numbers args) {
   if (args.size() == 2 && args[0].isInt() && args[1].isInt()) {
     return args[0].toInt() & args[1].toInt();
   }
@@ -230,7 +230,7 @@ IValue logical_and(Operands args) {
   return all;
 }
 
-IValue logical_or(Operands args) {
+IValue logical_or(Numbers args) {
   if (args.size() == 2 && args[0].isInt() && args[1].isInt()) {
     return args[0].toInt() | args[1].toInt();
   }
@@ -241,21 +241,21 @@ IValue logical_or(Operands args) {
   return any;
 }
 
-IValue logical_not(Operands args) {
+IValue logical_not(Numbers args) {
   return !as_bool(args[0]);
 }
 
-IValue shift_left(Operands args) {
+IValue shift_left(Numbers args) {
   const IValue two_to[] = {int64_t{2}, args[1]};
   const IValue pair[] = {args[0], power(two_to)};
   return mul(pair);
 }
 
-IValue shift_right(Operands args) {
+IValue shift_right(Numbers args) {
   return as_int(args[0]) >> as_int(args[1]);
 }
 
-IValue maximum(Operands args) {
+IValue maximum(Numbers args) {
   IValue best = args[0];
   for (const IValue& next : args.subspan(1)) {
     const IValue pair[] = {best, next};
@@ -264,7 +264,7 @@ IValue maximum(Operands args) {
   return best;
 }
 
-IValue minimum(Operands args) {
+IValue minimum(Numbers args) {
   IValue best = args[0];
   for (const IValue& next : args.subspan(1)) {
     const IValue pair[] = {next, best};
@@ -273,64 +273,64 @@ IValue minimum(Operands args) {
   return best;
 }
 
-IValue absolute(Operands args) {
+IValue absolute(Numbers args) {
   return is_int(args[0]) ? IValue(std::abs(as_int(args[0])))
                          : std::abs(as_float(args[0]));
 }
 
-IValue choose(Operands args) {
+IValue choose(Numbers args) {
   return as_bool(args[0]) ? args[1] : args[2];
 }
 
-IValue floor_to_int(Operands args) {
+IValue floor_to_int(Numbers args) {
   return is_int(args[0]) ? IValue(as_int(args[0]))
                          : to_int(std::floor(as_float(args[0])));
 }
 
-IValue ceil_to_int(Operands args) {
+IValue ceil_to_int(Numbers args) {
   return is_int(args[0]) ? IValue(as_int(args[0]))
                          : to_int(std::ceil(as_float(args[0])));
 }
 
-IValue trunc_to_int(Operands args) {
+IValue trunc_to_int(Numbers args) {
   return is_int(args[0]) ? IValue(as_int(args[0]))
                          : to_int(std::trunc(as_float(args[0])));
 }
 
-IValue round_to_int(Operands args) { // half to even, as Python does
+IValue round_to_int(Numbers args) { // half to even, as Python does
   return is_int(args[0]) ? IValue(as_int(args[0]))
                          : to_int(std::nearbyint(as_float(args[0])));
 }
 
-IValue to_float(Operands args) {
+IValue to_float(Numbers args) {
   return as_float(args[0]);
 }
 
-IValue square_root(Operands args) {
+IValue square_root(Numbers args) {
   return std::sqrt(as_float(args[0]));
 }
 
-IValue same(Operands args) {
+IValue same(Numbers args) {
   return args[0];
 }
 
-IValue sym_size(Operands args) {
+IValue sym_size(Numbers args) {
   return args[0].toTensor().size(args[1].toInt());
 }
 
-IValue sym_sizes(Operands args) {
+IValue sym_sizes(Numbers args) {
   return args[0].toTensor().sizes().vec();
 }
 
-IValue sym_stride(Operands args) {
+IValue sym_stride(Numbers args) {
   return args[0].toTensor().stride(args[1].toInt());
 }
 
-IValue sym_numel(Operands args) {
+IValue sym_numel(Numbers args) {
   return args[0].toTensor().numel();
 }
 
-IValue sym_storage_offset(Operands args) {
+IValue sym_storage_offset(Numbers args) {
   return args[0].toTensor().storage_offset();
 }
 
