@@ -72,6 +72,9 @@ void FrozenMode::read(const Node& node) {
       whole.value_or(0) == 0) {
     return;
   }
+  if (find_argument<None>(node, "running_mean")) {
+    return; // batch norm without statistics is the same in both modes
+  }
   auto mode = find_argument<bool>(node, "train");
   mode = mode ? mode : find_argument<bool>(node, "training");
   if (mode) {

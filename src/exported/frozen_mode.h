@@ -14,9 +14,11 @@ class FrozenMode {
  public:
   explicit FrozenMode(const Program& program);
 
-  /// Whether no operator was frozen to the other mode.
+  /// Whether the program may run in a mode. One that has operators of both
+  /// modes is for training: some of its modules were frozen on purpose.
   bool fits(bool is_training) const {
-    return is_training ? in_evaluation_.empty() : in_training_.empty();
+    return is_training ? in_evaluation_.empty() || !in_training_.empty()
+                       : in_training_.empty();
   }
   /// The operators that are frozen to a mode, for messages: "dropout (3 times),
   /// batch_norm".

@@ -40,7 +40,7 @@ void ExportedModule::convert(
         {.call = "to"},
         fmt::format(
             "an exported model can be converted to a floating dtype, not to {}.",
-            c10::toString(*dtype)));
+            c10::getDtypeNames(*dtype).first));
   }
   const auto move = [&](at::Tensor tensor) {
     const bool converts = dtype && tensor.is_floating_point();
@@ -56,8 +56,15 @@ void ExportedModule::convert(
     move(buffer.value());
   }
   for (const auto& child : children()) {
-    std::static_pointer_cast<ExportedModule>(child)->convert(
-        device, dtype, non_blocking);
+    if (auto* part = dynamic_cast<ExportedModule*>(child.get())) {
+      part->convert(device, dtype, non_blocking);
+    } else if (device && dtype) { // a module that the program registered
+      child->to(*device, *dtype, non_blocking);
+    } else if (device) {
+      child->to(*device, non_blocking);
+    } else if (dtype) {
+      child->to(*dtype, non_blocking);
+    }
   }
 }
 
@@ -101,7 +108,14 @@ void ExportedImpl::recompute_submodules(
     const RecomputeOptions& options) {
   std::vector<std::string> paths;
   for (const torch::nn::Module* submodule : submodules) {
-    paths.push_back(static_cast<const ExportedModule*>(submodule)->path());
+    const auto* part = dynamic_cast<const ExportedModule*>(submodule);
+    if (part == nullptr) {
+      raise<c10::ValueError>(
+          {.call = "apply_activation_checkpointing"},
+          fmt::format(
+              "{} is no module of the exported program.", submodule->name()));
+    }
+    paths.push_back(part->path());
   }
   model_->recompute(paths, options);
 }
@@ -110,11 +124,11 @@ std::shared_ptr<ExportedModule> ExportedImpl::module_at(
     const std::string& path) {
   std::vector<std::string> known;
   for (const auto& module : modules(/*include_self=*/true)) {
-    auto found = std::static_pointer_cast<ExportedModule>(module);
-    if (found->path() == path) {
+    auto found = std::dynamic_pointer_cast<ExportedModule>(module);
+    if (found != nullptr && found->path() == path) {
       return found;
     }
-    known.push_back(found->path());
+    known.push_back(found != nullptr ? found->path() : "");
   }
   raise<c10::ValueError>(
       {.call = "module_at", .path = model_->path().native()},

@@ -61,4 +61,9 @@ std::string describe_node(const Node& node) {
   return line.empty() ? text : text + ", " + line;
 }
 
+std::string dtype_text(c10::ScalarType dtype) {
+  const std::string name(c10::getDtypeNames(dtype).first);
+  return (name.starts_with('i') ? "an " : "a ") + name;
+}
+
 } // namespace tessera::exported

@@ -1,5 +1,7 @@
-// Nodes in the words of errors.
+// Nodes and dtypes in the words of errors.
 #pragma once
+
+#include <c10/core/ScalarType.h>
 
 #include <string>
 
@@ -12,5 +14,8 @@ std::string describe_node(const Node& node);
 
 /// The name of the first value that a node gives; empty if it gives none.
 std::string first_name(const Node& node);
+
+/// "a float32", "an int64".
+std::string dtype_text(c10::ScalarType dtype);
 
 } // namespace tessera::exported

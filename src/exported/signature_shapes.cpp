@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "exported/node_text.h"
 #include "exported/overloaded.h"
 #include "exported/pytree.h"
 #include "exported/signature.h"
@@ -213,8 +214,8 @@ std::string Signature::expected_shape(const Leaf& leaf) const {
     sizes.push_back(expected(size));
   }
   return fmt::format(
-      "a {} tensor of shape [{}]",
-      c10::toString(leaf.dtype),
+      "{} tensor of shape [{}]",
+      dtype_text(leaf.dtype),
       fmt::join(sizes, ", "));
 }
 

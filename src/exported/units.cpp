@@ -42,11 +42,11 @@ bool has_blocks(const ExportedModule& module) {
 void add_blocks(const ExportedModule& module, std::vector<std::string>& paths) {
   const bool are_blocks = has_blocks(module);
   for (const auto& child : module.children()) {
-    const auto& submodule = static_cast<const ExportedModule&>(*child);
-    if (are_blocks) {
-      paths.push_back(submodule.path());
-    } else {
-      add_blocks(submodule, paths);
+    const auto* part = dynamic_cast<const ExportedModule*>(child.get());
+    if (part != nullptr && are_blocks) {
+      paths.push_back(part->path());
+    } else if (part != nullptr) {
+      add_blocks(*part, paths);
     }
   }
 }

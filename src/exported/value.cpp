@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "exported/node_text.h"
+
 namespace tessera {
 namespace {
 
@@ -197,8 +199,8 @@ std::string ExportedValue::describe() const {
     case Kind::Tensor: {
       const at::Tensor& held = std::get<at::Tensor>(value_);
       return fmt::format(
-          "a {} tensor of shape [{}]",
-          c10::toString(held.scalar_type()),
+          "{} tensor of shape [{}]",
+          exported::dtype_text(held.scalar_type()),
           fmt::join(held.sizes(), ", "));
     }
     case Kind::Int:

@@ -13,6 +13,7 @@ Python.
 import hashlib
 import pathlib
 import sys
+import zipfile
 
 FOLDER = pathlib.Path(sys.argv[1])
 STAMP = hashlib.sha256(pathlib.Path(__file__).read_bytes() + sys.version.encode()).hexdigest()
@@ -225,6 +226,15 @@ class Views(nn.Module):
         return torch.stack([y[:, 0], y[:, 2]]).transpose(0, 1).contiguous()
 
 
+class Even(nn.Module):
+    """Its guards say more than its shapes do."""
+
+    def forward(self, x, y):
+        n = x.shape[0]
+        torch._check(n % 2 == 0)
+        return x.reshape(n // 2, 2, -1).sum(1) * y.shape[0] + y[: n // 2, None]
+
+
 class InPlace(nn.Module):
     def __init__(self):
         super().__init__()
@@ -280,6 +290,8 @@ def cases():
     yield "chosen", Chosen(), (torch.randn(5, 3), torch.tensor(3)), {}, ({0: batch}, None), False
     yield "buffers", Buffers(), (torch.randn(5, 3),), {}, None, False
     yield "buffers_decomposed", Buffers(), (torch.randn(5, 3),), {}, None, True
+    auto = ({0: Dim.AUTO}, {0: Dim.AUTO})
+    yield "even", Even(), (torch.randn(8, 3), torch.randn(9)), {}, auto, False
     yield "interleaved", Interleaved(), (torch.randn(3, 4),), {}, None, False
     yield "views", Views(), (torch.randn(4, 6),), {}, None, False
 
@@ -380,12 +392,46 @@ def write_steps(name, model, args, shapes, decompose):
     print(name, "steps", flush=True)
 
 
+def write_both_modes():
+    """One archive with a program for training and one for evaluation."""
+    from torch.export.pt2_archive._package import package_pt2
+
+    model, x = Mlp(0.5), torch.randn(5, 6)
+    programs = {
+        "model": torch.export.export(model.train(), (x,), strict=False),
+        "eval": torch.export.export(model.eval(), (x,), strict=False),
+    }
+    package_pt2(FOLDER / "twice.pt2", exported_programs=programs)
+    # package_pt2 writes the weights of each program; here both read those of the first.
+    with zipfile.ZipFile(FOLDER / "twice.pt2") as twice, zipfile.ZipFile(FOLDER / "both_modes.pt2", "w") as once:
+        for entry in twice.infolist():
+            if not entry.filename.endswith(("eval_weights_config.json", "eval_constants_config.json")):
+                once.writestr(entry.filename.replace("twice/", "both_modes/", 1), twice.read(entry))
+    torch.manual_seed(11)
+    result = {"args": [x], "eval": model.eval()(x).detach(), "train": model.train()(x).detach()}
+    torch.save(result, FOLDER / "both_modes.ref")
+
+
+def write_bfloat16():
+    """A model in bfloat16, to be computed from float32 shards."""
+    model = Rotary().to(torch.bfloat16).train()
+    ids = torch.randint(0, 32, (3, 7))
+    export(model, (ids,), {}, None, False, FOLDER / "bfloat16.pt2")
+    result = model(ids)
+    loss = loss_of(result)
+    loss.backward()
+    reference = {"args": [ids], "leaves": [result.detach()], "loss": loss.detach(), "grads": grads_of(model, model)}
+    torch.save(reference, FOLDER / "bfloat16.ref")
+
+
 def main():
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for number, case in enumerate(cases()):
+    for case in cases():
         write_case(*case)
     for case in steps():
         write_steps(*case)
+    write_both_modes()
+    write_bfloat16()
     (FOLDER / "stamp").write_text(STAMP)
 
 

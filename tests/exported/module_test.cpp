@@ -97,6 +97,42 @@ TEST(ExportedModuleTest, InputsMayBeGivenByNameAndFixedOnesLeftOut) {
   EXPECT_TRUE(named["parts"][1][1].is_none());
 }
 
+TEST(ExportedModuleTest, TheModeChoosesTheProgram) {
+  const Reference reference("both_modes");
+  const at::Tensor x = reference["args"][0].tensor();
+  auto model = load_exported(exported_case("both_modes"));
+  EXPECT_TRUE(model->is_training());
+  EXPECT_EQ(model->parameters().size(), 4u);
+  for (int time = 0; time < 2; ++time) {
+    model->eval();
+    EXPECT_TRUE(torch::equal(model->forward(x), reference["eval"].tensor()));
+    model->train();
+    torch::manual_seed(11);
+    EXPECT_TRUE(torch::equal(model->forward(x), reference["train"].tensor()));
+  }
+}
+
+TEST(ExportedModuleTest, AModelInBFloat16IsComputedFromFloat32Shards) {
+  const Reference reference("bfloat16");
+  on_ranks(2, [&](const Group&) {
+    torch::set_num_threads(1);
+    auto model = load_exported(exported_case("bfloat16"));
+    model->to(torch::kFloat);
+    fully_shard(
+        model,
+        FullyShardOptions()
+            .policy(block_policy(model))
+            .mp_policy(MixedPrecisionPolicy().param_dtype(torch::kBFloat16)));
+    for (const at::Tensor& shard : parameters(model)) {
+      EXPECT_EQ(shard.scalar_type(), torch::kFloat);
+    }
+    const at::Tensor logits = model->forward(reference["args"][0].tensor());
+    EXPECT_EQ(logits.scalar_type(), torch::kBFloat16);
+    EXPECT_TRUE(torch::equal(logits, reference["leaves"][0].tensor()));
+    loss_of(logits).backward();
+  });
+}
+
 TEST(ExportedModuleTest, ActivationsDieWithTheirLastUse) {
   auto model = load_exported(exported_case("mlp"));
   const torch::NoGradGuard no_grad;

@@ -26,16 +26,34 @@ std::string forward_error(const char* name, const ExportedArgs& args) {
   return error_of([&] { model->forward(args); });
 }
 
+/// A file with other bytes in place of some, of the same length.
+std::filesystem::path with_text(
+    const std::string& name,
+    const std::string& from,
+    const std::string& to) {
+  std::ifstream file(exported_case(name), std::ios::binary);
+  std::string bytes(std::istreambuf_iterator<char>(file), {});
+  TORCH_CHECK(from.size() == to.size());
+  for (size_t at = bytes.find(from); at != bytes.npos;
+       at = bytes.find(from, at)) {
+    bytes.replace(at, to.size(), to);
+  }
+  const auto path = std::filesystem::temp_directory_path() /
+      ("tessera_exported_" + std::to_string(getpid()) + ".pt2");
+  std::ofstream(path, std::ios::binary) << bytes;
+  return path;
+}
+
 TEST(ExportedRejectsTest, AnInputOfTheWrongRank) {
   EXPECT_EQ(
       forward_error("mlp", {torch::randn({5, 6, 1})}),
-      "[forward] the input \"x\" is a Float tensor of shape [5, 6, 1], but the model was exported with a Float tensor of shape [5, 6].");
+      "[forward] the input \"x\" is a float32 tensor of shape [5, 6, 1], but the model was exported with a float32 tensor of shape [5, 6].");
 }
 
 TEST(ExportedRejectsTest, AShapeOfAnotherSize) {
   EXPECT_EQ(
       forward_error("mlp", {torch::randn({5, 7})}),
-      "[forward] the input \"x\" is a Float tensor of shape [5, 7], but the model was exported with a Float tensor of shape [5, 6].");
+      "[forward] the input \"x\" is a float32 tensor of shape [5, 7], but the model was exported with a float32 tensor of shape [5, 6].");
 }
 
 TEST(ExportedRejectsTest, AShapeOutsideTheExportedRange) {
@@ -45,7 +63,7 @@ TEST(ExportedRejectsTest, AShapeOutsideTheExportedRange) {
   EXPECT_THAT(
       forward_error("rotary_dynamic", {ids(17, 3)}),
       ::testing::MatchesRegex(
-          "\\[forward\\] the input \"ids\" is a Long tensor of shape \\[17, 3\\], but the model was exported with a Long tensor of shape \\[s[0-9]+ \\(2 to 16\\), s[0-9]+ \\(2 to 16\\)\\]\\."));
+          "\\[forward\\] the input \"ids\" is an int64 tensor of shape \\[17, 3\\], but the model was exported with an int64 tensor of shape \\[s[0-9]+ \\(2 to 16\\), s[0-9]+ \\(2 to 16\\)\\]\\."));
   EXPECT_THAT(
       forward_error("rotary_dynamic", {ids(3, 1)}), HasSubstr("(2 to 16)"));
   EXPECT_EQ(forward_error("rotary_dynamic", {ids(16, 16)}), "no error");
@@ -56,19 +74,19 @@ TEST(ExportedRejectsTest, SizesThatDoNotGoTogether) {
       forward_error(
           "symbolic", {torch::randn({6, 4}), torch::randn({13, 2}), 3}),
       ::testing::MatchesRegex(
-          "\\[forward\\] the input \"doubled\" is a Float tensor of shape \\[13, 2\\], but the model was exported with a Float tensor of shape \\[2\\*s[0-9]+, 2\\]\\. With the other inputs, 2\\*s[0-9]+ is 12 here\\."));
+          "\\[forward\\] the input \"doubled\" is a float32 tensor of shape \\[13, 2\\], but the model was exported with a float32 tensor of shape \\[2\\*s[0-9]+, 2\\]\\. With the other inputs, 2\\*s[0-9]+ is 12 here\\."));
 }
 
 TEST(ExportedRejectsTest, AnotherDtype) {
   EXPECT_EQ(
       forward_error("rotary", {torch::zeros({3, 7}, torch::kInt)}),
-      "[forward] the input \"ids\" is a Int tensor of shape [3, 7], but the model was exported with a Long tensor of shape [3, 7]. Convert it with to(), or export the model for this dtype.");
+      "[forward] the input \"ids\" is an int32 tensor of shape [3, 7], but the model was exported with an int64 tensor of shape [3, 7]. Convert it with to(), or export the model for this dtype.");
 }
 
 TEST(ExportedRejectsTest, AMissingAnUnknownAndADoubleInput) {
   EXPECT_EQ(
       forward_error("mlp", {}),
-      "[forward] the input \"x\" is missing: a Float tensor of shape [5, 6].");
+      "[forward] the input \"x\" is missing: a float32 tensor of shape [5, 6].");
   EXPECT_EQ(
       forward_error("mlp", ExportedArgs().set("y", torch::randn({5, 6}))),
       "[forward] there is no input \"y\"; the model was exported with \"x\".");
@@ -106,6 +124,25 @@ TEST(ExportedRejectsTest, AnotherFormOfInput) {
       "[forward] the input \"scale\" is the float 3, but the model was exported with the float 2.5. This value is part of the program: export the model again for another one.");
 }
 
+TEST(ExportedRejectsTest, InputsThatBreakAGuard) {
+  EXPECT_EQ(
+      forward_error("even", {torch::randn({7, 3}), torch::randn({9})}),
+      "[forward] the inputs do not fulfil a condition of the exported program: (L['x'].size()[0] % 2) == 0. Export the model for such inputs.");
+  EXPECT_EQ(
+      forward_error("even", {torch::randn({6, 3}), torch::randn({9})}),
+      "no error");
+}
+
+TEST(ExportedRejectsTest, AGuardThatIsNotUnderstood) {
+  const auto path = with_text("even", " % 2) == 0", " @ 2) == 0");
+  const auto error = error_of([&] { load_exported(path); });
+  std::filesystem::remove(path);
+  EXPECT_THAT(
+      error,
+      HasSubstr(
+          "the expression \"(L['x'].size()[0] @ 2) == 0\" is not understood: \")\" is expected before \"@\"."));
+}
+
 TEST(ExportedRejectsTest, AnAssertionOfTheProgram) {
   EXPECT_THAT(
       forward_error("chosen", {torch::randn({5, 3}), torch::tensor(6)}),
@@ -141,7 +178,7 @@ TEST(ExportedRejectsTest, AConversionToIntegers) {
   auto model = load_exported(exported_case("mlp"));
   EXPECT_THAT(
       error_of([&] { model->to(torch::kLong); }),
-      HasSubstr("can be converted to a floating dtype, not to Long."));
+      HasSubstr("can be converted to a floating dtype, not to int64."));
 }
 
 TEST(ExportedRejectsTest, AModuleThatIsNotThere) {
@@ -149,24 +186,6 @@ TEST(ExportedRejectsTest, AModuleThatIsNotThere) {
   EXPECT_THAT(
       error_of([&] { model->module_at("layer.0"); }),
       HasSubstr("there is no module \"layer.0\". Did you mean \"layers.0\"?"));
-}
-
-/// A file with other bytes in place of some, of the same length.
-std::filesystem::path with_text(
-    const std::string& name,
-    const std::string& from,
-    const std::string& to) {
-  std::ifstream file(exported_case(name), std::ios::binary);
-  std::string bytes(std::istreambuf_iterator<char>(file), {});
-  TORCH_CHECK(from.size() == to.size());
-  for (size_t at = bytes.find(from); at != bytes.npos;
-       at = bytes.find(from, at)) {
-    bytes.replace(at, to.size(), to);
-  }
-  const auto path = std::filesystem::temp_directory_path() /
-      ("tessera_exported_" + std::to_string(getpid()) + ".pt2");
-  std::ofstream(path, std::ios::binary) << bytes;
-  return path;
 }
 
 TEST(ExportedRejectsTest, AllOperatorsThatAreMissing) {

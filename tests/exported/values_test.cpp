@@ -128,6 +128,7 @@ INSTANTIATE_TEST_SUITE_P(
         "chosen",
         "buffers",
         "buffers_decomposed",
+        "even",
         "interleaved",
         "views"),
     [](const auto& name) { return std::string(name.param); });
