@@ -4,7 +4,7 @@
 # Runs clang-tidy 14 with .clang-tidy on the library, on sources that changed since
 # BASE, or on FILEs. A changed header is looked at through the source of its name.
 # Nearly all the time goes into LibTorch's headers, so a run over the library reads
-# the sources of a folder of src/ together, as the build does. How sources are
+# the sources of a room of src/ together, as the build does. How sources are
 # compiled is in build/tidy and build/tidy-whole, which are configured and never
 # built: precompiled headers are read as text there.
 set -euo pipefail
