@@ -2,7 +2,10 @@
 // process: it learns to count. Killed and started again, on any number of
 // ranks, it goes on from its newest checkpoint.
 //
-//   tessera run -n 2 train_exported MODEL.pt2 FOLDER [STEPS]
+//   tessera run -n 2 train_exported MODEL.pt2 FOLDER [STEPS [WEIGHTS]]
+//
+// WEIGHTS, a safetensors file or a folder of them, is for an archive that was
+// exported without weights. No rank ever holds the whole model then.
 #include <tessera/tessera.h>
 
 #include <torch/torch.h>
@@ -27,15 +30,21 @@ torch::Tensor batch(int64_t step, const tessera::Group& world) {
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    std::fprintf(stderr, "usage: train_exported MODEL.pt2 FOLDER [STEPS]\n");
+    std::fprintf(
+        stderr, "usage: train_exported MODEL.pt2 FOLDER [STEPS [WEIGHTS]]\n");
     return 2;
   }
   const auto world = tessera::init();
-  auto model = tessera::load_exported(argv[1]);
+  const bool has_weights = argc <= 4;
+  auto model = tessera::load_exported(
+      argv[1],
+      tessera::ExportedOptions().deferred(true).allow_missing(!has_weights));
   tessera::fully_shard(
-      model,
-      tessera::FullyShardOptions().policy(
-          tessera::size_based_auto_wrap_policy(20'000)));
+      model, tessera::FullyShardOptions().policy(tessera::block_policy(model)));
+  if (!has_weights) {
+    auto weights = tessera::get_model_state_dict(model);
+    tessera::checkpoint::load(weights, argv[4]);
+  }
   tessera::optim::AdamW optimizer(tessera::parameters(model), 3e-3);
   tessera::TrainingState training(model, {optimizer});
   tessera::checkpoint::Manager checkpoints(argv[2]);

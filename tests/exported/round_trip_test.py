@@ -62,10 +62,10 @@ class RoundTrip(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         return result.stdout
 
-    def train(self, num_ranks, archive, steps):
+    def train(self, num_ranks, archive, steps, *weights):
         """Losses by step."""
         text = self.run_program(BIN / "tessera", "run", "-n", num_ranks, BIN / "train_exported", archive,
-                                self.folder / "checkpoints", steps)
+                                self.folder / "checkpoints", steps, *weights)
         return {int(step): float(loss) for step, loss in re.findall(r"step +(\d+) +loss ([\d.]+)", text)}
 
     def kill_a_rank_at(self, step, archive):
@@ -124,6 +124,17 @@ class RoundTrip(unittest.TestCase):
         dcp.load(state, checkpoint_id=self.folder / "checkpoints/step_00000100", no_dist=True)
         other.load_state_dict(state["model"])
         self.assertEqual(loss_of(other, batch(100, 1)), loss_of(model, batch(100, 1)))
+
+    def test_weights_come_from_safetensors(self):
+        export_model.llama().save_pretrained(self.folder / "pretrained")
+        with tessera_export.without_weights():
+            empty = export_model.llama()
+        archive = self.folder / "empty.pt2"
+        report = tessera_export.export(empty, (batch(0, 1)[:, :16],), None, SIZES, archive, outputs=["logits"])
+        self.assertTrue(report.weights_elsewhere)
+        losses = self.train(2, archive, 40, self.folder / "pretrained")
+        model = transformers.LlamaForCausalLM.from_pretrained(self.folder / "pretrained").eval()
+        self.assertAlmostEqual(losses[1], loss_of(model, batch(0, 2)), delta=1e-4)
 
     def test_a_run_that_was_killed_goes_on(self):
         archive = ROOT / "examples/exported/tiny_gpt.pt2"
