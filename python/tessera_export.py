@@ -200,6 +200,7 @@ def _prepared(model, outputs, report):
                 note = "config.use_cache was off for the export: training has no cache"
                 if note not in report.notes:
                     report.notes.append(note)
+        _choose_experts(model, undo, report)
         model.forward = plain_forward
         try:
             yield
@@ -207,6 +208,20 @@ def _prepared(model, outputs, report):
             del model.forward
             if own_forward is not None:
                 model.forward = own_forward
+
+
+def _choose_experts(model, undo, report):
+    """Mixtures of experts of Hugging Face loop over the experts that were hit, which does not
+    export, unless another implementation is chosen. grouped_mm is traced in bfloat16 only."""
+    can_choose = getattr(model, "_can_set_experts_implementation", None)
+    if can_choose is None or not can_choose():
+        return
+    undo.callback(model.set_experts_implementation, model.get_experts_implementation())
+    grouped = all(p.dtype == torch.bfloat16 for p in model.parameters() if p.dim() == 3)
+    model.set_experts_implementation("grouped_mm" if grouped else "batched_mm")
+    if not grouped:
+        _note(report, "experts run as batched_mm: each token copies the weights of its experts. Export in bfloat16 for "
+                      "grouped_mm, which does not")
 
 
 def _configs(model):
@@ -239,18 +254,20 @@ def _plain(value):
 
 
 @contextlib.contextmanager
-def _masks_as_in_training(kwargs):
-    """Hugging Face models that are traced make their masks in full, because a cache could be
-    there. Without a padding mask and without a cache they leave the mask to the attention
-    operator, which is faster. The program shall do what the model does."""
+def _as_in_training(kwargs):
+    """Models of Hugging Face that are traced make their masks in full, because a cache could be
+    there, and call experts by an operator that Python implements, because a compiler lacks the
+    other one. When they are not traced, they leave the mask to the attention operator where
+    there is no padding, and multiply by groups. The program shall do what the model does."""
     masking = sys.modules.get("transformers.masking_utils")
+    experts = sys.modules.get("transformers.integrations.moe")
     with contextlib.ExitStack() as undo:
 
-        def replace(name, make):
-            original = getattr(masking, name, None)
+        def replace(module, name, make):
+            original = getattr(module, name, None)
             if original is not None:
-                undo.callback(setattr, masking, name, original)
-                setattr(masking, name, make(original, inspect.signature(original)))
+                undo.callback(setattr, module, name, original)
+                setattr(module, name, make(original, inspect.signature(original)))
 
         def left_to_attention(original, signature):
             def ignore(*args, **kwargs):
@@ -263,11 +280,11 @@ def _masks_as_in_training(kwargs):
 
             return ignore
 
-        if masking is not None:
-            replace("_ignore_causal_mask_sdpa", left_to_attention)
-            replace("_ignore_bidirectional_mask_sdpa", left_to_attention)
-            if "position_ids" not in kwargs:  # then no sequences are packed
-                replace("find_packed_sequence_indices", lambda original, signature: lambda *args, **kwargs: None)
+        replace(masking, "_ignore_causal_mask_sdpa", left_to_attention)
+        replace(masking, "_ignore_bidirectional_mask_sdpa", left_to_attention)
+        if "position_ids" not in kwargs:  # then no sequences are packed
+            replace(masking, "find_packed_sequence_indices", lambda original, signature: lambda *args, **kwargs: None)
+        replace(experts, "is_torchdynamo_compiling", lambda original, signature: lambda: False)
         yield
 
 
@@ -341,8 +358,10 @@ ADVICE = (
 def _trace(model, args, kwargs, dynamic_shapes, strict, name):
     mode = "train()" if name == "model" else "eval()"
     try:
-        with _masks_as_in_training(kwargs):
-            return torch.export.export(model, tuple(args), kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+        with _as_in_training(kwargs):
+            program = torch.export.export(model, tuple(args), kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+        _refuse_operators_of_python(program.graph_module)
+        return program
     except ExportError:
         raise
     except Exception as error:
@@ -351,6 +370,21 @@ def _trace(model, args, kwargs, dynamic_shapes, strict, name):
         advice = next((what for words, what in ADVICE if words in text), None)
         raise ExportError(f"{type(model).__name__} in {mode} does not export: {_shortened(text)}"
                           + (f"\nWhat to do: {advice}" if advice else "")) from error
+
+
+def _refuse_operators_of_python(graph_module):
+    """Operators of torch.library.custom_op exist in this process only."""
+    from torch._library.custom_ops import OPDEFS
+
+    for node in graph_module.graph.nodes:
+        name = getattr(node.target, "_schema", None) and node.target._schema.name
+        if name in OPDEFS:
+            raise ExportError(
+                f"the model calls the operator {name}, which Python implements (torch.library.custom_op): C++ does not have "
+                "it. Use operators of PyTorch, or register the operator in C++ and load its library in both processes.")
+    for child in graph_module.children():
+        if isinstance(child, torch.fx.GraphModule):
+            _refuse_operators_of_python(child)
 
 
 def _require_model_runs(model, args, kwargs, mode):

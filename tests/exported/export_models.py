@@ -47,6 +47,20 @@ class UsesDoubled(OneLayer):
         return Doubled.apply(self.layer(x))
 
 
+@torch.library.custom_op("tessera_test::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+doubled.register_fake(lambda x: torch.empty_like(x))
+doubled.register_autograd(lambda ctx, gradient: 2 * gradient)
+
+
+class UsesAnOperatorOfPython(OneLayer):
+    def forward(self, x):
+        return doubled(self.layer(x))
+
+
 class Checkpointed(OneLayer):
     def forward(self, x):
         return checkpoint(self.layer, x, use_reentrant=False)

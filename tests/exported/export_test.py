@@ -179,6 +179,9 @@ class Refuses(ExportCase):
         model.weight.register_post_accumulate_grad_hook(lambda parameter: None)
         self.refused("parameter 'weight' has hooks on its gradient", model)
 
+    def test_an_operator_of_python(self):
+        self.refused("the operator tessera_test::doubled, which Python implements", models.UsesAnOperatorOfPython())
+
     def test_a_size_that_is_promised_and_baked_in(self):
         class Flat(models.OneLayer):
             def forward(self, x):

@@ -104,12 +104,12 @@ DECODERS = {
                   max_position_embeddings=64, **TOKENS), decoder_static),
 }
 EXPERTS = {
-    "mixtral": ("MixtralForCausalLM", "MixtralConfig", dict(GROUPED, num_local_experts=4), decoder_static),
+    "mixtral": ("MixtralForCausalLM", "MixtralConfig", dict(GROUPED, num_local_experts=4), decoder),
     "qwen2_moe": ("Qwen2MoeForCausalLM", "Qwen2MoeConfig",
                   dict(GROUPED, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
-                       shared_expert_intermediate_size=16, **TOKENS), decoder_static),
+                       shared_expert_intermediate_size=16, **TOKENS), decoder),
     "olmoe": ("OlmoeForCausalLM", "OlmoeConfig", dict(GROUPED, num_experts=4, num_experts_per_tok=2, **TOKENS),
-              decoder_static),
+              decoder),
     "switch_transformers": ("SwitchTransformersForConditionalGeneration", "SwitchTransformersConfig",
                             dict(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_sparse_encoder_layers=1,
                                  num_decoder_layers=2, num_sparse_decoder_layers=1, num_heads=4, num_experts=4,

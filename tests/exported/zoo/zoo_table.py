@@ -38,12 +38,18 @@ def row(results, line):
     kind = line["family"] + (", plain torch" if line["source"] == "torch" else "")
     if "why" in line:
         return f"| {line['what']} | {kind} | | | does not export: {sentence(line['why'])} |"
-    failed = {key: outcome for key, outcome in results.checks[line["name"]].items() if outcome != "ok"}
+    outcomes = results.checks[line["name"]]
+    failed = {key: outcome for key, outcome in outcomes.items()
+              if any(wrong for _, wrong in results.case_of(line["name"], *key, outcome))}
     if failed:
         (world, check), outcome = next(iter(failed.items()))
         said = f"fails ({check}, {world} ranks): {sentence(outcome)}"
     else:
         said = "passes"
+        refused = [outcome for (_, check), outcome in outcomes.items()
+                   if check == "recompute" and outcome not in ("ok", "no blocks")]
+        if refused:
+            said += f"; blocks cannot be recomputed: {sentence(refused[0].removeprefix('rank 0: '))}"
         if "why_not_double" in line:
             said += " in float32; Python itself cannot run it in double"
         if line["difference"]:
