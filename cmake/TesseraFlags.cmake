@@ -9,7 +9,10 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(tessera_options INTERFACE
     # g++ 12 warns falsely inside its own headers at -O2 and above.
     -Wno-restrict -Wno-maybe-uninitialized -Wno-stringop-overflow
-    -Wno-stringop-overread -Wno-array-bounds)
+    -Wno-stringop-overread -Wno-array-bounds
+    # g++ looks for memory to free from 128 MB on, in kB here. That takes a tenth of the
+    # time of a source and finds little: 1.3 GB at most instead of 1.2.
+    --param=ggc-min-heapsize=4000000)
   if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
     # g++ 13 takes every reference for one into a temporary argument.
     target_compile_options(tessera_options INTERFACE -Wno-dangling-reference)

@@ -1,5 +1,6 @@
 #include "checkpoint/step_folders.h"
 
+#include <tessera/checkpoint/checkpoint.h>
 #include <tessera/error.h>
 
 #include <sys/stat.h>

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,7 @@ struct ReadyProgram {
   std::vector<Output> outputs;
   std::vector<uint32_t> written_weights; // by nodes, in place
   std::vector<uint32_t> replaced_weights; // by outputs, after the run
+  std::set<std::string> recomputed; // modules that have nodes
 };
 
 /// A program with what does not depend on the placement.

@@ -8,10 +8,25 @@
 namespace tessera::exported {
 namespace {
 
-/// The last line of a Python stack trace that names a file and a line, and the
-/// code below it.
+/// Where the last line of a Python stack trace that names a file and a line
+/// begins; if there is one, the last that is not torch's own.
+size_t last_place(const std::string& trace) {
+  const size_t last = trace.rfind("File \"");
+  size_t file = last;
+  while (file != trace.npos) {
+    const size_t end = trace.find('"', file + 6);
+    const std::string path = trace.substr(file + 6, end - file - 6);
+    if (path.find("/torch/") == path.npos) {
+      return file;
+    }
+    file = file == 0 ? trace.npos : trace.rfind("File \"", file - 1);
+  }
+  return last;
+}
+
+/// That line, and the code below it.
 std::string last_line_of(const std::string& trace) {
-  const size_t file = trace.rfind("File \"");
+  const size_t file = last_place(trace);
   if (file == trace.npos) {
     return "";
   }

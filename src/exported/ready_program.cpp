@@ -6,6 +6,8 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "exported/model.h"
 #include "exported/writes.h"
 
@@ -71,7 +73,7 @@ std::shared_ptr<const ReadyProgram> Model::make_ready(
       made->replaced_weights.push_back(static_cast<uint32_t>(output.target));
     }
   }
-  recompute_regions(made->code, recomputed);
+  made->recomputed = recompute_regions(made->code, recomputed);
   return made;
 }
 
@@ -135,6 +137,20 @@ void Model::recompute(
           fmt::format(
               "{}. Choose the modules inside it, or the module around it.",
               refused.what()));
+    }
+  }
+  for (const std::string& path : paths) {
+    const bool has_nodes =
+        std::any_of(made.begin(), made.end(), [&](const auto& each) {
+          return each.second->recomputed.contains(path);
+        });
+    if (!has_nodes) {
+      raise<c10::ValueError>(
+          {.call = "apply_activation_checkpointing",
+           .path = file_->path.native()},
+          fmt::format(
+              "no node of the program is of module \"{}\", so there is nothing to recompute. (Nodes under torch.no_grad or torch.autocast count for the module around them.) Choose other modules.",
+              path));
     }
   }
   recomputed_ = std::move(more);

@@ -217,17 +217,22 @@ RecomputedModules below(
 
 } // namespace
 
-void recompute_regions(Code& code, const RecomputedModules& modules) {
+std::set<std::string> recompute_regions(
+    Code& code,
+    const RecomputedModules& modules) {
   const std::vector<Region> regions = find_regions(code, modules);
+  std::set<std::string> found;
   if (regions.empty()) {
-    return;
+    return found;
   }
   unmark_last_uses(code);
   std::vector<std::unique_ptr<RecomputeStep>> made;
   for (const Region& region : regions) {
     made.push_back(RegionMaker(code, region).make());
     mark_last_uses(made.back()->first);
-    recompute_regions(made.back()->first, below(modules, region.path));
+    found.insert(region.path);
+    found.merge(
+        recompute_regions(made.back()->first, below(modules, region.path)));
   }
   std::vector<std::unique_ptr<Step>> steps;
   size_t next = 0;
@@ -241,6 +246,7 @@ void recompute_regions(Code& code, const RecomputedModules& modules) {
   }
   code.steps = std::move(steps);
   mark_last_uses(code);
+  return found;
 }
 
 } // namespace tessera::exported

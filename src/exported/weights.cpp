@@ -123,8 +123,10 @@ std::vector<at::Tensor> read_weights(
     const std::vector<WeightSpec>& specs,
     const ExportedOptions& options) {
   WeightReader reader(path, options.device());
+  const bool defers = options.deferred() ||
+      c10::impl::tls_is_dispatch_key_included(engine::kDeferredKey);
   std::optional<DeferredInit> deferred;
-  if (options.deferred()) {
+  if (defers) {
     deferred.emplace();
   }
   std::vector<at::Tensor> result;
@@ -132,9 +134,8 @@ std::vector<at::Tensor> read_weights(
     if (!spec.payload->is_missing) {
       const bool is_registered = spec.kind != WeightSpec::Kind::Constant;
       result.push_back(
-          options.deferred() && is_registered
-              ? reader.defer(path, *spec.payload)
-              : read_now(reader, *spec.payload));
+          defers && is_registered ? reader.defer(path, *spec.payload)
+                                  : read_now(reader, *spec.payload));
     } else if (options.allow_missing()) {
       result.push_back(unfilled(spec.payload->meta, options.device()));
     } else {

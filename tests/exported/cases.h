@@ -5,6 +5,8 @@
 
 #include <torch/torch.h>
 
+#include <gtest/gtest.h>
+
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -16,6 +18,17 @@
 #include "support/ranks.h"
 
 namespace tessera::testing {
+
+/// For tests that need the cases.
+class ExportedCases : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (checkpoint::python_with_torch().empty()) {
+      GTEST_SKIP() << "this LibTorch came without Python";
+    }
+    torch::set_num_threads(1); // as Python had
+  }
+};
 
 /// The folder with all cases. The first call of a test program exports them,
 /// unless they are there already.

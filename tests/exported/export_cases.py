@@ -125,12 +125,14 @@ class Loops(nn.Module):
 
     def forward(self, start, rows):
         from torch._higher_order_ops import scan, while_loop
+        from torch._higher_order_ops.map import map
 
         def step(carried, row):
             after = torch.tanh(self.cell(carried) + row)
             return after, after * 2
 
         last, all_rows = scan(step, start, rows)
+        all_rows = map(lambda row, bias: self.cell(row) + bias, all_rows, last)
         begin = (torch.tensor(0), last.detach())  # an export loses a torch.no_grad() around a loop
         count, grown = while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x * 1.5), begin)
         return last, all_rows, count, grown
@@ -245,6 +247,24 @@ class InPlace(nn.Module):
         return self.fc(x)
 
 
+class InputChanged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, state):
+        y = self.fc(x) + state
+        state[1:].mul_(2).add_(x.mean())
+        return y
+
+
+class Chain(nn.Module):
+    def forward(self, x):
+        for _ in range(8):
+            x = x * 2
+        return x
+
+
 class Interleaved(nn.Module):
     """A module that changes a value of its parent: it cannot be recomputed."""
 
@@ -292,6 +312,10 @@ def cases():
     yield "buffers_decomposed", Buffers(), (torch.randn(5, 3),), {}, None, True
     auto = ({0: Dim.AUTO}, {0: Dim.AUTO})
     yield "even", Even(), (torch.randn(8, 3), torch.randn(9)), {}, auto, False
+    for decompose in (False, True):
+        name = "input_changed_decomposed" if decompose else "input_changed"
+        yield name, InputChanged(), (torch.randn(3, 4), torch.randn(3, 4)), {}, None, decompose
+    yield "chain", Chain(), (torch.randn(1 << 20),), {}, None, False
     yield "interleaved", Interleaved(), (torch.randn(3, 4),), {}, None, False
     yield "views", Views(), (torch.randn(4, 6),), {}, None, False
 
@@ -347,12 +371,14 @@ def write_case(name, model, args, kwargs, shapes, decompose):
     if name == "rotary_decomposed":  # other kernels than those of the model itself
         model = torch.export.load(FOLDER / f"{name}.pt2").module()
     torch.manual_seed(11)
-    result = model(*clone(args), **clone(kwargs))
+    given = clone(list(args))
+    result = model(*given, **clone(kwargs))
     loss = loss_of(result)
     if loss.requires_grad:
         loss.backward()
     reference = {
         "args": clone(list(args)),
+        "args_after": given,
         "kwargs": clone(kwargs),
         "leaves": [clone(leaf) for leaf in leaves(result)],
         "loss": loss.detach(),

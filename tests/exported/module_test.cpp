@@ -9,9 +9,12 @@
 #include <gtest/gtest.h>
 
 #include "exported/cases.h"
+#include "support/memory_meter.h"
 
 namespace tessera {
 namespace {
+
+using ExportedModuleTest = testing::ExportedCases;
 
 using ::testing::ElementsAre;
 using testing::exported_case;
@@ -19,14 +22,14 @@ using testing::loss_of;
 using testing::on_ranks;
 using testing::Reference;
 
-TEST(ExportedModuleTest, TiedParametersAreOneTensorWithTwoNames) {
+TEST_F(ExportedModuleTest, TiedParametersAreOneTensorWithTwoNames) {
   auto model = load_exported(exported_case("rotary"));
   const auto named = model->named_parameters();
   EXPECT_TRUE(named["embed.weight"].is_same(named["head.weight"]));
   EXPECT_EQ(parameters(model).size(), named.size() - 1);
 }
 
-TEST(ExportedModuleTest, StateDictsHavePythonsEntries) {
+TEST_F(ExportedModuleTest, StateDictsHavePythonsEntries) {
   for (const char* name : {"rotary", "conv", "buffers", "views", "lstm"}) {
     SCOPED_TRACE(name);
     auto model = load_exported(exported_case(name));
@@ -42,14 +45,14 @@ TEST(ExportedModuleTest, StateDictsHavePythonsEntries) {
   }
 }
 
-TEST(ExportedModuleTest, ABufferThatIsNotPersistentStaysABuffer) {
+TEST_F(ExportedModuleTest, ABufferThatIsNotPersistentStaysABuffer) {
   auto model = load_exported(exported_case("rotary"));
   EXPECT_THAT(model->named_buffers().keys(), ElementsAre("inverse"));
   EXPECT_FALSE(model->is_persistent("inverse"));
   EXPECT_FALSE(state_dict(model).contains("inverse"));
 }
 
-TEST(ExportedModuleTest, FrozenParametersStayFrozen) {
+TEST_F(ExportedModuleTest, FrozenParametersStayFrozen) {
   auto model = load_exported(exported_case("views"));
   EXPECT_FALSE(model->named_parameters()["frozen"].requires_grad());
   EXPECT_TRUE(model->named_parameters()["part"].requires_grad());
@@ -57,7 +60,7 @@ TEST(ExportedModuleTest, FrozenParametersStayFrozen) {
   EXPECT_FALSE(copy->named_parameters()["frozen"].requires_grad());
 }
 
-TEST(ExportedModuleTest, ModulesHavePythonsClasses) {
+TEST_F(ExportedModuleTest, ModulesHavePythonsClasses) {
   auto model = load_exported(exported_case("rotary"));
   EXPECT_EQ(
       model->module_at("layers.0.qkv")->class_name(),
@@ -68,7 +71,7 @@ TEST(ExportedModuleTest, ModulesHavePythonsClasses) {
   EXPECT_THAT(repeated_blocks(model), ElementsAre("layers.0", "layers.1"));
 }
 
-TEST(ExportedModuleTest, ConvertsFloatingTensorsOnly) {
+TEST_F(ExportedModuleTest, ConvertsFloatingTensorsOnly) {
   auto model = load_exported(exported_case("views"));
   model->to(torch::kDouble);
   EXPECT_EQ(model->named_buffers()["index"].scalar_type(), torch::kLong);
@@ -81,7 +84,7 @@ TEST(ExportedModuleTest, ConvertsFloatingTensorsOnly) {
       found.to(torch::kFloat), reference["leaves"][0].tensor(), 1e-4, 1e-5));
 }
 
-TEST(ExportedModuleTest, InputsMayBeGivenByNameAndFixedOnesLeftOut) {
+TEST_F(ExportedModuleTest, InputsMayBeGivenByNameAndFixedOnesLeftOut) {
   auto model = load_exported(exported_case("forms"));
   const Reference reference("forms");
   const ExportedValue whole = model->forward(reference.args());
@@ -97,7 +100,7 @@ TEST(ExportedModuleTest, InputsMayBeGivenByNameAndFixedOnesLeftOut) {
   EXPECT_TRUE(named["parts"][1][1].is_none());
 }
 
-TEST(ExportedModuleTest, TheModeChoosesTheProgram) {
+TEST_F(ExportedModuleTest, TheModeChoosesTheProgram) {
   const Reference reference("both_modes");
   const at::Tensor x = reference["args"][0].tensor();
   auto model = load_exported(exported_case("both_modes"));
@@ -112,7 +115,7 @@ TEST(ExportedModuleTest, TheModeChoosesTheProgram) {
   }
 }
 
-TEST(ExportedModuleTest, AModelInBFloat16IsComputedFromFloat32Shards) {
+TEST_F(ExportedModuleTest, AModelInBFloat16IsComputedFromFloat32Shards) {
   const Reference reference("bfloat16");
   on_ranks(2, [&](const Group&) {
     torch::set_num_threads(1);
@@ -133,16 +136,17 @@ TEST(ExportedModuleTest, AModelInBFloat16IsComputedFromFloat32Shards) {
   });
 }
 
-TEST(ExportedModuleTest, ActivationsDieWithTheirLastUse) {
-  auto model = load_exported(exported_case("mlp"));
+TEST_F(ExportedModuleTest, ActivationsDieWithTheirLastUse) {
+  const Reference reference("chain"); // 8 nodes of 4 MiB each
+  auto model = load_exported(exported_case("chain"));
   const torch::NoGradGuard no_grad;
-  at::Tensor input = torch::randn({5, 6});
-  const auto before = input.use_count();
-  model->forward(input);
-  EXPECT_EQ(input.use_count(), before);
+  model->forward(reference["args"][0].tensor());
+  testing::MemoryMeter meter;
+  model->forward(reference["args"][0].tensor());
+  EXPECT_LT(meter.peak_bytes(), size_t{9} << 20); // two of them
 }
 
-TEST(ExportedModuleTest, TheModelMayGoBeforeBackward) {
+TEST_F(ExportedModuleTest, TheModelMayGoBeforeBackward) {
   const Reference reference("rotary");
   at::Tensor loss;
   at::Tensor weight;
@@ -157,7 +161,7 @@ TEST(ExportedModuleTest, TheModelMayGoBeforeBackward) {
       torch::equal(weight.grad(), reference["grads"]["norm.weight"].tensor()));
 }
 
-TEST(ExportedModuleTest, DeferredWeightsAreReadWhenTheyAreNeeded) {
+TEST_F(ExportedModuleTest, DeferredWeightsAreReadWhenTheyAreNeeded) {
   const Reference reference("rotary");
   auto model =
       load_exported(exported_case("rotary"), ExportedOptions().deferred(true));
@@ -173,7 +177,21 @@ TEST(ExportedModuleTest, DeferredWeightsAreReadWhenTheyAreNeeded) {
       reference["leaves"][0].tensor()));
 }
 
-TEST(ExportedModuleTest, DeferredWeightsAreShardedAsTheyAreRead) {
+TEST_F(ExportedModuleTest, ADeferredInitAroundTheCallDefersTheWeights) {
+  const Reference reference("views");
+  Exported model(nullptr);
+  {
+    const DeferredInit deferred;
+    model = load_exported(exported_case("views"));
+  }
+  EXPECT_TRUE(is_deferred(model->parameters().front()));
+  materialize(model);
+  EXPECT_TRUE(torch::equal(
+      model->forward(reference["args"][0].tensor()),
+      reference["leaves"][0].tensor()));
+}
+
+TEST_F(ExportedModuleTest, DeferredWeightsAreShardedAsTheyAreRead) {
   const Reference reference("rotary_steps");
   on_ranks(2, [&](const Group&) {
     torch::set_num_threads(1);

@@ -13,6 +13,8 @@
 namespace tessera {
 namespace {
 
+using ExportedRecomputeTest = testing::ExportedCases;
+
 using ::testing::ElementsAre;
 using testing::exported_case;
 using ::testing::HasSubstr;
@@ -21,7 +23,6 @@ using testing::on_ranks;
 using testing::Reference;
 
 void step(Exported& model, const Reference& reference) {
-  torch::set_num_threads(1); // as Python had
   torch::manual_seed(11);
   const at::Tensor loss = loss_of(model->forward(reference.args()));
   EXPECT_TRUE(torch::equal(loss, reference["loss"].tensor()));
@@ -44,7 +45,7 @@ void expect_step(Exported& model, const Reference& reference) {
   }
 }
 
-TEST(ExportedRecomputeTest, BlocksProducePyTorchValues) {
+TEST_F(ExportedRecomputeTest, BlocksProducePyTorchValues) {
   for (const char* name : {"rotary", "rotary_dynamic"}) {
     SCOPED_TRACE(name);
     auto model = load_exported(exported_case(name));
@@ -55,26 +56,26 @@ TEST(ExportedRecomputeTest, BlocksProducePyTorchValues) {
   }
 }
 
-TEST(ExportedRecomputeTest, PartsOfPartsProducePyTorchValues) {
+TEST_F(ExportedRecomputeTest, PartsOfPartsProducePyTorchValues) {
   auto model = load_exported(exported_case("rotary"));
   apply_activation_checkpointing(
       model, choose_by_path("layers\\.\\d+(\\.norm\\d)?"));
   expect_step(model, Reference("rotary"));
 }
 
-TEST(ExportedRecomputeTest, DropoutDropsTheSameTwice) {
+TEST_F(ExportedRecomputeTest, DropoutDropsTheSameTwice) {
   auto model = load_exported(exported_case("dropout"));
   apply_activation_checkpointing(model, choose_by_class({"Dropout"}));
   expect_step(model, Reference("dropout"));
 }
 
-TEST(ExportedRecomputeTest, BatchNormCountsABatchOnce) {
+TEST_F(ExportedRecomputeTest, BatchNormCountsABatchOnce) {
   auto model = load_exported(exported_case("conv"));
   apply_activation_checkpointing(model, choose_by_class({"BatchNorm2d"}));
   expect_step(model, Reference("conv"));
 }
 
-TEST(
+TEST_F(
     ExportedRecomputeTest,
     BatchNormCountsABatchOnceIfTheWholeModelIsRecomputed) {
   for (const char* name : {"conv", "buffers", "buffers_decomposed"}) {
@@ -94,7 +95,7 @@ TEST(
   }
 }
 
-TEST(ExportedRecomputeTest, AClonedModelIsRecomputedToo) {
+TEST_F(ExportedRecomputeTest, AClonedModelIsRecomputedToo) {
   auto model = load_exported(exported_case("rotary"));
   apply_activation_checkpointing(model, choose_by_path("layers\\.\\d+"));
   Exported copy(std::dynamic_pointer_cast<ExportedImpl>(model->clone()));
@@ -116,7 +117,7 @@ size_t num_nodes(const at::Tensor& tensor) {
   return seen.size();
 }
 
-TEST(ExportedRecomputeTest, OneNodeStandsForABlock) {
+TEST_F(ExportedRecomputeTest, OneNodeStandsForABlock) {
   const Reference reference("rotary");
   auto model = load_exported(exported_case("rotary"));
   const size_t plain = num_nodes(model->forward(reference["args"][0].tensor()));
@@ -125,7 +126,7 @@ TEST(ExportedRecomputeTest, OneNodeStandsForABlock) {
   EXPECT_LT(fewer, plain / 3);
 }
 
-TEST(ExportedRecomputeTest, ShardedBlocksProducePyTorchValues) {
+TEST_F(ExportedRecomputeTest, ShardedBlocksProducePyTorchValues) {
   const Reference reference("rotary_steps");
   on_ranks(2, [&](const Group&) {
     torch::set_num_threads(1);
@@ -147,7 +148,7 @@ TEST(ExportedRecomputeTest, ShardedBlocksProducePyTorchValues) {
   });
 }
 
-TEST(ExportedRecomputeTest, RefusesAModuleThatChangesAValueOfItsParent) {
+TEST_F(ExportedRecomputeTest, RefusesAModuleThatChangesAValueOfItsParent) {
   auto model = load_exported(exported_case("interleaved"));
   std::string found = "no error";
   try {
@@ -160,6 +161,20 @@ TEST(ExportedRecomputeTest, RefusesAModuleThatChangesAValueOfItsParent) {
       HasSubstr(
           "the nodes of module \"outer\" change a value in place that was made before them. Choose the modules inside it, or the module around it."));
   expect_step(model, Reference("interleaved")); // nothing changed
+}
+
+TEST_F(ExportedRecomputeTest, RefusesAModuleWithoutNodes) {
+  auto model = load_exported(exported_case("rotary"));
+  std::string found = "no error";
+  try {
+    apply_activation_checkpointing(model, choose_by_path("layers"));
+  } catch (const c10::Error& error) {
+    found = error.what_without_backtrace();
+  }
+  EXPECT_THAT(
+      found,
+      HasSubstr(
+          "no node of the program is of module \"layers\", so there is nothing to recompute."));
 }
 
 } // namespace

@@ -7,6 +7,8 @@
 namespace tessera {
 namespace {
 
+using ExportedRejectsTest = testing::ExportedCases;
+
 using testing::exported_case;
 using ::testing::HasSubstr;
 using testing::on_ranks;
@@ -44,19 +46,19 @@ std::filesystem::path with_text(
   return path;
 }
 
-TEST(ExportedRejectsTest, AnInputOfTheWrongRank) {
+TEST_F(ExportedRejectsTest, AnInputOfTheWrongRank) {
   EXPECT_EQ(
       forward_error("mlp", {torch::randn({5, 6, 1})}),
       "[forward] the input \"x\" is a float32 tensor of shape [5, 6, 1], but the model was exported with a float32 tensor of shape [5, 6].");
 }
 
-TEST(ExportedRejectsTest, AShapeOfAnotherSize) {
+TEST_F(ExportedRejectsTest, AShapeOfAnotherSize) {
   EXPECT_EQ(
       forward_error("mlp", {torch::randn({5, 7})}),
       "[forward] the input \"x\" is a float32 tensor of shape [5, 7], but the model was exported with a float32 tensor of shape [5, 6].");
 }
 
-TEST(ExportedRejectsTest, AShapeOutsideTheExportedRange) {
+TEST_F(ExportedRejectsTest, AShapeOutsideTheExportedRange) {
   const auto ids = [](int64_t batch, int64_t length) {
     return torch::zeros({batch, length}, torch::kLong);
   };
@@ -69,7 +71,7 @@ TEST(ExportedRejectsTest, AShapeOutsideTheExportedRange) {
   EXPECT_EQ(forward_error("rotary_dynamic", {ids(16, 16)}), "no error");
 }
 
-TEST(ExportedRejectsTest, SizesThatDoNotGoTogether) {
+TEST_F(ExportedRejectsTest, SizesThatDoNotGoTogether) {
   EXPECT_THAT(
       forward_error(
           "symbolic", {torch::randn({6, 4}), torch::randn({13, 2}), 3}),
@@ -77,13 +79,13 @@ TEST(ExportedRejectsTest, SizesThatDoNotGoTogether) {
           "\\[forward\\] the input \"doubled\" is a float32 tensor of shape \\[13, 2\\], but the model was exported with a float32 tensor of shape \\[2\\*s[0-9]+, 2\\]\\. With the other inputs, 2\\*s[0-9]+ is 12 here\\."));
 }
 
-TEST(ExportedRejectsTest, AnotherDtype) {
+TEST_F(ExportedRejectsTest, AnotherDtype) {
   EXPECT_EQ(
       forward_error("rotary", {torch::zeros({3, 7}, torch::kInt)}),
       "[forward] the input \"ids\" is an int32 tensor of shape [3, 7], but the model was exported with an int64 tensor of shape [3, 7]. Convert it with to(), or export the model for this dtype.");
 }
 
-TEST(ExportedRejectsTest, AMissingAnUnknownAndADoubleInput) {
+TEST_F(ExportedRejectsTest, AMissingAnUnknownAndADoubleInput) {
   EXPECT_EQ(
       forward_error("mlp", {}),
       "[forward] the input \"x\" is missing: a float32 tensor of shape [5, 6].");
@@ -100,7 +102,7 @@ TEST(ExportedRejectsTest, AMissingAnUnknownAndADoubleInput) {
       "[forward] 2 positional arguments were given, but the model takes 1 arguments.");
 }
 
-TEST(ExportedRejectsTest, AnotherFormOfInput) {
+TEST_F(ExportedRejectsTest, AnotherFormOfInput) {
   const testing::Reference reference("forms");
   const ExportedValue& x = reference["args"][0];
   const ExportedValue& pair = reference["args"][1];
@@ -124,7 +126,7 @@ TEST(ExportedRejectsTest, AnotherFormOfInput) {
       "[forward] the input \"scale\" is the float 3, but the model was exported with the float 2.5. This value is part of the program: export the model again for another one.");
 }
 
-TEST(ExportedRejectsTest, InputsThatBreakAGuard) {
+TEST_F(ExportedRejectsTest, InputsThatBreakAGuard) {
   EXPECT_EQ(
       forward_error("even", {torch::randn({7, 3}), torch::randn({9})}),
       "[forward] the inputs do not fulfil a condition of the exported program: (L['x'].size()[0] % 2) == 0. Export the model for such inputs.");
@@ -133,7 +135,7 @@ TEST(ExportedRejectsTest, InputsThatBreakAGuard) {
       "no error");
 }
 
-TEST(ExportedRejectsTest, AGuardThatIsNotUnderstood) {
+TEST_F(ExportedRejectsTest, AGuardThatIsNotUnderstood) {
   const auto path = with_text("even", " % 2) == 0", " @ 2) == 0");
   const auto error = error_of([&] { load_exported(path); });
   std::filesystem::remove(path);
@@ -143,13 +145,24 @@ TEST(ExportedRejectsTest, AGuardThatIsNotUnderstood) {
           "the expression \"(L['x'].size()[0] @ 2) == 0\" is not understood: \")\" is expected before \"@\"."));
 }
 
-TEST(ExportedRejectsTest, AnAssertionOfTheProgram) {
+TEST_F(ExportedRejectsTest, AnAssertionOfTheProgram) {
   EXPECT_THAT(
       forward_error("chosen", {torch::randn({5, 3}), torch::tensor(6)}),
       HasSubstr("Runtime assertion failed for expression u0 <="));
 }
 
-TEST(ExportedRejectsTest, TheOtherModeOfAFileWithOneProgram) {
+TEST_F(ExportedRejectsTest, AnOperatorThatFailsWithItsNodeAndItsLine) {
+  EXPECT_THAT(
+      forward_error("rotary", {torch::full({3, 7}, 99)}),
+      ::testing::AllOf(
+          HasSubstr("index out of range"),
+          HasSubstr(
+              "in node \"embedding\" of torch.ops.aten.embedding.default, module \"embed\", File \""),
+          HasSubstr("export_cases.py\", line "),
+          HasSubstr("x = self.drop(self.embed(ids))")));
+}
+
+TEST_F(ExportedRejectsTest, TheOtherModeOfAFileWithOneProgram) {
   auto model = load_exported(exported_case("dropout"));
   model->eval();
   EXPECT_THAT(
@@ -163,7 +176,7 @@ TEST(ExportedRejectsTest, TheOtherModeOfAFileWithOneProgram) {
   EXPECT_EQ(plain->forward(torch::randn({5, 6})).size(1), 4);
 }
 
-TEST(ExportedRejectsTest, SeveralResultsAsOneTensor) {
+TEST_F(ExportedRejectsTest, SeveralResultsAsOneTensor) {
   const testing::Reference reference("loops");
   auto model = load_exported(exported_case("loops"));
   EXPECT_THAT(
@@ -174,28 +187,28 @@ TEST(ExportedRejectsTest, SeveralResultsAsOneTensor) {
       HasSubstr("this is a tuple of 4, not a tensor."));
 }
 
-TEST(ExportedRejectsTest, AConversionToIntegers) {
+TEST_F(ExportedRejectsTest, AConversionToIntegers) {
   auto model = load_exported(exported_case("mlp"));
   EXPECT_THAT(
       error_of([&] { model->to(torch::kLong); }),
       HasSubstr("can be converted to a floating dtype, not to int64."));
 }
 
-TEST(ExportedRejectsTest, AModuleThatIsNotThere) {
+TEST_F(ExportedRejectsTest, AModuleThatIsNotThere) {
   auto model = load_exported(exported_case("rotary"));
   EXPECT_THAT(
       error_of([&] { model->module_at("layer.0"); }),
       HasSubstr("there is no module \"layer.0\". Did you mean \"layers.0\"?"));
 }
 
-TEST(ExportedRejectsTest, AllOperatorsThatAreMissing) {
+TEST_F(ExportedRejectsTest, AllOperatorsThatAreMissing) {
   const auto path = with_text("mlp", "aten.gelu.default", "aten.geluu.defaul");
   const auto second = error_of([&] { load_exported(path); });
   std::filesystem::remove(path);
   EXPECT_THAT(second, HasSubstr("this LibTorch has no operator aten::geluu"));
 }
 
-TEST(ExportedRejectsTest, AFileThatIsNotThereOnEveryRank) {
+TEST_F(ExportedRejectsTest, AFileThatIsNotThereOnEveryRank) {
   on_ranks(2, [](const Group& world) {
     const std::string path = world.rank() == 0 ? exported_case("mlp").string()
                                                : "/nowhere/model.pt2";
@@ -206,7 +219,7 @@ TEST(ExportedRejectsTest, AFileThatIsNotThereOnEveryRank) {
   });
 }
 
-TEST(ExportedRejectsTest, AFileThatIsCutOffOnEveryRank) {
+TEST_F(ExportedRejectsTest, AFileThatIsCutOffOnEveryRank) {
   on_ranks(2, [](const Group& world) {
     const auto path = std::filesystem::temp_directory_path() /
         ("tessera_cut_" + std::to_string(getpid()) + ".pt2");

@@ -34,7 +34,8 @@ void expect_near(const at::Tensor& found, const at::Tensor& wanted) {
       1e-9);
 }
 
-class ExportedTrainingTest : public ::testing::TestWithParam<Trial> {};
+class ExportedTrainingTest : public testing::ExportedCases,
+                             public ::testing::WithParamInterface<Trial> {};
 
 TEST_P(ExportedTrainingTest, FiveStepsOfAdamWProducePyTorchValues) {
   const Trial& trial = GetParam();

@@ -14,12 +14,8 @@ using testing::leaves_of;
 using testing::loss_of;
 using testing::Reference;
 
-class ExportedValuesTest : public ::testing::TestWithParam<const char*> {
- protected:
-  void SetUp() override {
-    torch::set_num_threads(1);
-  }
-};
+class ExportedValuesTest : public testing::ExportedCases,
+                           public ::testing::WithParamInterface<const char*> {};
 
 /// Python runs scan() with other kernels than those of the graph, and the model
 /// with others than those of its decomposed program, which cannot be trained in
@@ -33,6 +29,9 @@ bool runs_other_kernels() {
 void expect_same(const ExportedValue& found, const ExportedValue& wanted) {
   ASSERT_EQ(found.kind(), wanted.kind())
       << found.describe() << " in place of " << wanted.describe();
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    expect_same(found[i], wanted[i]);
+  }
   if (wanted.is_tensor()) {
     EXPECT_EQ(found.tensor().scalar_type(), wanted.tensor().scalar_type());
     EXPECT_TRUE(
@@ -78,6 +77,10 @@ void expect_python(Exported& model, const Reference& reference) {
     }
   }
   EXPECT_EQ(with_gradient, reference["grads"].size());
+  for (size_t i = 0; i < reference["args"].size(); ++i) {
+    SCOPED_TRACE("argument " + std::to_string(i));
+    expect_same(reference["args"][i], reference["args_after"][i]);
+  }
   for (const auto& buffer : model->named_buffers()) {
     if (reference["after"].contains(buffer.key())) {
       SCOPED_TRACE(buffer.key());
@@ -129,6 +132,8 @@ INSTANTIATE_TEST_SUITE_P(
         "buffers",
         "buffers_decomposed",
         "even",
+        "input_changed",
+        "input_changed_decomposed",
         "interleaved",
         "views"),
     [](const auto& name) { return std::string(name.param); });

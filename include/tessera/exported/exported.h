@@ -149,7 +149,8 @@ struct TESSERA_API ExportedOptions {
   TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;
   /// Make parameters and buffers deferred, as under DeferredInit: fully_shard()
   /// or materialize() reads them, one at a time, so that no rank ever holds a
-  /// model that fits nowhere. The file must stay where it is until then.
+  /// model that fits nowhere. The file must stay where it is until then. A
+  /// DeferredInit around load_exported() does the same.
   TORCH_ARG(bool, deferred) = false;
   /// Accept a file whose weights are missing, because it was exported with fake
   /// tensors: they are filled with NaN (integers with 0) until state is loaded.

@@ -5,6 +5,7 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include "comm/diagnostics/describe.h"
 #include "comm/shm/reduce_kernels.h"
 
 namespace tessera::comm {
