@@ -156,8 +156,10 @@ class Writer {
       for (const auto& [name, tensor] : engine::list_parameters(module_)) {
         add_plain(name, tensor, false);
       }
-      for (const auto& [name, tensor] : named_buffers(module_)) {
-        add_plain(name, tensor, true);
+      for (const StateEntry& entry : state_entries(module_)) {
+        if (entry.is_buffer) {
+          add_plain(entry.name, entry.tensor, true);
+        }
       }
       return result;
     }

@@ -1,4 +1,5 @@
 // State dicts of models and optimizers: what they hold, what they refuse.
+#include <tessera/engine/transient_buffers.h>
 #include <tessera/error.h>
 #include <tessera/optim/adam.h>
 #include <tessera/optim/named_optimizer.h>
@@ -49,6 +50,36 @@ TEST_P(StateOfTest, EveryTypeComesBackAsItWas) {
               optim::state_dict(other_optim), optim::state_dict(optim)),
           "");
     }
+  });
+}
+
+/// A module with a table that it computes.
+struct WithTable : torch::nn::Module, HasTransientBuffers {
+  WithTable() {
+    register_parameter("weight", torch::ones({4}));
+    register_buffer("seen", torch::zeros({2}));
+    register_buffer("table", torch::ones({3}));
+  }
+  bool is_persistent(const std::string& buffer) const override {
+    return buffer != "table";
+  }
+};
+
+TEST(StateTest, ABufferThatIsNotPersistentIsNotPartOfIt) {
+  on_ranks(2, [](const Group&) {
+    WithTable module;
+    fully_shard(module);
+    for (const auto type :
+         {StateDictType::FullStateDict,
+          StateDictType::LocalStateDict,
+          StateDictType::ShardedStateDict}) {
+      const StateDictTypeGuard guard(module, type);
+      const StateDict state = state_dict(module);
+      EXPECT_EQ(state.keys(), (std::vector<StateKey>{"weight", "seen"}));
+      const auto keys = load_state_dict(module, state.clone());
+      EXPECT_TRUE(keys.missing.empty() && keys.unexpected.empty());
+    }
+    EXPECT_FALSE(get_model_state_dict(module, kFull).contains("table"));
   });
 }
 

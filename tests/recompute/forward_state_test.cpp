@@ -59,6 +59,21 @@ class Autocast {
   }
 };
 
+TEST(RecomputeTest, AFunctionKnowsWhetherItRunsAgain) {
+  std::vector<bool> runs;
+  const auto x = torch::ones({2}).requires_grad_();
+  const auto inner = [&](const at::Tensor& in) {
+    runs.push_back(is_recomputing());
+    return in * in;
+  };
+  const auto y =
+      recompute([&](const at::Tensor& in) { return recompute(inner, in); }, x);
+  EXPECT_FALSE(is_recomputing());
+  y.sum().backward();
+  EXPECT_THAT(runs, ElementsAre(false, true, true));
+  EXPECT_FALSE(is_recomputing());
+}
+
 TEST(RecomputeTest, AutocastIsAsItWasInForward) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     for (const bool caches : {true, false}) {
