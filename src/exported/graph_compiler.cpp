@@ -3,6 +3,7 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <span>
 #include <utility>
 
 #include "exported/nested_steps.h"
@@ -40,6 +41,50 @@ bool is_written(
 
 size_t num_values(const Operand& operand) {
   return operand.form < Operand::Form::Tensors ? 1 : operand.elements.size();
+}
+
+size_t num_values(std::span<const Operand> operands) {
+  size_t result = 0;
+  for (const Operand& operand : operands) {
+    result += num_values(operand);
+  }
+  return result;
+}
+
+void expect_fit(bool fits) {
+  if (!fits) {
+    throw RefusedNode("does not fit its graphs");
+  }
+}
+
+/// Sets what a loop carries; throws unless the values that a node gives its
+/// graphs are as many as the graphs take.
+void check_nested(const Node& node, NestedStep& step) {
+  const std::span<const Operand> operands = step.operands;
+  const size_t num_inputs = num_values(operands);
+  const size_t first_inputs = step.first.inputs.size();
+  if (dynamic_cast<CondStep*>(&step) != nullptr) {
+    expect_fit(
+        num_inputs == first_inputs + 1 &&
+        first_inputs == step.second.inputs.size() &&
+        step.first.outputs.size() == step.second.outputs.size());
+    return;
+  }
+  expect_fit(num_inputs == first_inputs);
+  if (auto* loop = dynamic_cast<WhileStep*>(&step)) {
+    expect_fit(!operands.empty() && num_inputs == step.second.inputs.size());
+    loop->num_carried = num_values(operands[0]);
+    expect_fit(
+        step.first.outputs.size() == 1 &&
+        step.second.outputs.size() == loop->num_carried);
+  } else if (auto* scan = dynamic_cast<ScanStep*>(&step)) {
+    const size_t rows = node.target.ends_with("scan") ? 1 : 0;
+    expect_fit(operands.size() > rows);
+    scan->num_carried = rows == 0 ? 0 : num_values(operands[0]);
+    scan->num_rows = num_values(operands[rows]);
+    expect_fit(
+        scan->num_rows > 0 && step.first.outputs.size() >= scan->num_carried);
+  }
 }
 
 } // namespace
@@ -117,8 +162,13 @@ Code GraphCompiler::compile() {
       }
     }
   }
-  for (const Argument& output : graph_.outputs) {
-    code_.outputs.push_back(arguments_.operand(output));
+  try {
+    for (const Argument& output : graph_.outputs) {
+      code_.outputs.push_back(arguments_.operand(output));
+    }
+  } catch (const RefusedNode& refused) {
+    refusals_.nodes.insert(
+        fmt::format("the end of a graph {}.", refused.what()));
   }
   mark_last_uses(code_);
   return std::move(code_);
@@ -155,8 +205,9 @@ std::unique_ptr<Step> GraphCompiler::make_function(const Node& node) {
   for (const NamedArgument& input : node.inputs) {
     step->operands.push_back(arguments_.operand(input.argument));
   }
-  if (node.outputs.size() != 1) {
-    throw RefusedNode("gives several values");
+  if (node.outputs.size() != 1 ||
+      step->operands.size() < num_operands(node.target)) {
+    throw RefusedNode("has another number of arguments or results");
   }
   return step;
 }
@@ -277,18 +328,7 @@ std::unique_ptr<Step> GraphCompiler::make_nested(const Node& node) {
   for (size_t i = first_operand; i < node.inputs.size(); ++i) {
     step->operands.push_back(arguments_.operand(node.inputs[i].argument));
   }
-  const auto& operands = step->operands;
-  if (auto* loop = dynamic_cast<WhileStep*>(step.get())) {
-    loop->num_carried = num_values(operands.at(0));
-  }
-  if (auto* scan = dynamic_cast<ScanStep*>(step.get())) {
-    const bool carries = name == "scan";
-    scan->num_carried = carries ? num_values(operands.at(0)) : 0;
-    scan->num_rows = num_values(operands.at(carries ? 1 : 0));
-    if (scan->num_rows == 0) {
-      throw RefusedNode("has no rows");
-    }
-  }
+  check_nested(node, *step);
   return step;
 }
 

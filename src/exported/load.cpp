@@ -3,6 +3,9 @@
 #include <tessera/error.h>
 #include <tessera/exported/exported.h>
 
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
 #include <set>
 #include <utility>
 
@@ -178,8 +181,14 @@ Exported load_exported(
   if (failed) {
     try {
       std::rethrow_exception(failed);
-    } catch (const checkpoint::FileError& error) {
+    } catch (const c10::Error&) {
+      throw;
+    } catch (const checkpoint::FileError& error) { // names the file
       raise({.call = exported::kLoadCall}, error.what());
+    } catch (const std::exception& error) {
+      raise(
+          {.call = exported::kLoadCall, .path = path.native()},
+          fmt::format("the program does not fit together ({}).", error.what()));
     }
   }
   return Exported(std::make_shared<ExportedImpl>(std::move(model)));

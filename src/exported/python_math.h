@@ -16,6 +16,9 @@ using PythonFunction = c10::IValue (*)(std::span<const c10::IValue>);
 /// "torch.sym_max", "torch.ops.aten.sym_size.int". Null if there is none.
 PythonFunction find_node_function(std::string_view target);
 
+/// How many arguments the function of a node needs.
+size_t num_operands(std::string_view target);
+
 /// The function that an expression of a shape or a guard names: "Mul",
 /// "FloorDiv", "Max". Null if there is none.
 PythonFunction find_formula_function(std::string_view name);

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <unordered_map>
 
@@ -69,6 +71,29 @@ PythonFunction find_node_function(std::string_view target) {
       table,
       target.starts_with("operator.") ? "_" + std::string(target)
                                       : std::string(target));
+}
+
+size_t num_operands(std::string_view target) {
+  using namespace python; // NOLINT: a list of them
+  static constexpr PythonFunction kUnary[] = {
+      neg,
+      pos,
+      absolute,
+      logical_not,
+      trunc_to_int,
+      ceil_to_int,
+      floor_to_int,
+      round_to_int,
+      to_float,
+      square_root,
+      sym_sizes,
+      sym_numel,
+      sym_storage_offset};
+  const PythonFunction function = find_node_function(target);
+  const bool is_unary =
+      std::find(std::begin(kUnary), std::end(kUnary), function) !=
+      std::end(kUnary);
+  return is_unary ? 1 : function == choose ? 3 : 2;
 }
 
 PythonFunction find_formula_function(std::string_view name) {

@@ -66,6 +66,11 @@ std::shared_ptr<const ReadyProgram> Model::make_ready(
   made->code = compile(
       program.program, program.weights, placement, file_->path.native());
   made->outputs = outputs_of(program, *file_);
+  if (made->outputs.size() != made->code.outputs.size()) {
+    raise<c10::NotImplementedError>(
+        {.call = "load_exported", .path = file_->path.native()},
+        "the program gives another number of results than it says. Export the model again.");
+  }
   const Writes writes = writes_of(made->code);
   made->written_weights.assign(writes.weights.begin(), writes.weights.end());
   for (const ReadyProgram::Output& output : made->outputs) {

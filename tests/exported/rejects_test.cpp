@@ -208,6 +208,26 @@ TEST_F(ExportedRejectsTest, AllOperatorsThatAreMissing) {
   EXPECT_THAT(second, HasSubstr("this LibTorch has no operator aten::geluu"));
 }
 
+TEST_F(ExportedRejectsTest, ProgramsThatDoNotFitTogether) {
+  const auto load_error =
+      [](const char* name, const std::string& from, const std::string& to) {
+        const auto path = with_text(name, from, to);
+        const auto error = error_of([&] { load_exported(path); });
+        std::filesystem::remove(path);
+        return error;
+      };
+  EXPECT_THAT(
+      load_error("cond_left", "higher_order.cond", "higher_order.conf"),
+      HasSubstr(
+          "torch.ops.higher_order.conf is a higher-order operator, which is not supported"));
+  EXPECT_THAT(
+      load_error("loops", "higher_order.while_loop", "higher_order.cond______"),
+      HasSubstr("not supported"));
+  EXPECT_THAT(
+      load_error("symbolic", "_operator.floordiv", "torch.sym_ite     "),
+      HasSubstr("torch.sym_ite"));
+}
+
 TEST_F(ExportedRejectsTest, AFileThatIsNotThereOnEveryRank) {
   on_ranks(2, [](const Group& world) {
     const std::string path = world.rank() == 0 ? exported_case("mlp").string()
