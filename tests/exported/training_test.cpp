@@ -1,5 +1,6 @@
 // Exported models, trained on several ranks as Python trains them on one.
 #include <tessera/engine/parameters.h>
+#include <tessera/exported/units.h>
 #include <tessera/fsdp/fully_shard.h>
 #include <tessera/optim/adamw.h>
 #include <tessera/transfer/model_state.h>
@@ -23,6 +24,7 @@ struct Trial {
   std::vector<std::string> units; // paths
   int size;
   ShardLayout layout;
+  const char* recomputed = ""; // paths
 };
 
 void expect_near(const at::Tensor& found, const at::Tensor& wanted) {
@@ -44,6 +46,9 @@ TEST_P(ExportedTrainingTest, FiveStepsOfAdamWProducePyTorchValues) {
     torch::set_num_threads(1);
     auto model =
         load_exported(exported_case(std::string(trial.name) + "_steps"));
+    if (*trial.recomputed != '\0') {
+      apply_activation_checkpointing(model, choose_by_path(trial.recomputed));
+    }
     const auto options = FullyShardOptions().layout(trial.layout);
     for (const std::string& path : trial.units) {
       fully_shard(model->module_at(path), options);
@@ -78,6 +83,13 @@ std::vector<Trial> trials() {
       result.push_back({"conv", {"conv1", "conv2"}, size, layout});
       result.push_back({"lstm", {"rnn"}, size, layout});
       result.push_back({"mlp", {}, size, layout});
+      result.push_back(
+          {"rotary",
+           {"layers.0", "layers.1", "layers.2"},
+           size,
+           layout,
+           "layers\\.\\d"});
+      result.push_back({"conv", {"conv1", "conv2"}, size, layout, "bn\\d"});
     }
   }
   return result;
@@ -90,7 +102,8 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& each) {
       return std::string(each.param.name) + "_" +
           (each.param.layout == ShardLayout::Flat ? "Flat" : "Dim0") + "_" +
-          std::to_string(each.param.size);
+          std::to_string(each.param.size) +
+          (*each.param.recomputed == '\0' ? "" : "_Recomputed");
     });
 
 } // namespace
