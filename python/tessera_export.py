@@ -663,7 +663,7 @@ def _write_programs(archive, programs, report):
     leave_out = {option: False for option in ("serialize_state_dict", "serialize_constants", "serialize_example_inputs")
                  if option in inspect.signature(serialize).parameters}
     weights = _Payloads(archive, layout.WEIGHTS_DIR, layout.WEIGHT_FILENAME_PREFIX)
-    tensors = _Payloads(archive, layout.CONSTANTS_DIR, layout.TENSOR_CONSTANT_FILENAME_PREFIX)
+    tensors = _Payloads(archive, layout.CONSTANTS_DIR, layout.TENSOR_CONSTANT_FILENAME_PREFIX, made_anew=True)
     for name, program in programs.items():
         for constant, value in program.constants.items():
             if not isinstance(value, torch.Tensor):
@@ -702,12 +702,13 @@ def _shorten_origins(graph_module):
 
 class _Payloads:
     """Tensors of the archive, each storage once: tied weights and the weights of the second
-    program name the payload of the first. A fake tensor has a payload of no bytes."""
+    program name the payload of the first. A fake tensor has a payload of no bytes.
+    made_anew: each export makes the tensors anew, so that they are compared by name too."""
 
-    def __init__(self, archive, folder, prefix):
-        self.archive, self.folder, self.prefix = archive, folder, prefix
+    def __init__(self, archive, folder, prefix, made_anew=False):
+        self.archive, self.folder, self.prefix, self.made_anew = archive, folder, prefix, made_anew
         self.written = {}  # storage, dtype -> payload
-        self.by_name = {}  # name -> payload and bytes, for constants that are made anew by each export
+        self.by_name = {}  # name, dtype -> payload and values
         self.count = self.bytes = 0
         self.absent = False  # whether a tensor was fake
         self.alive = []  # storages whose addresses are keys
@@ -734,21 +735,23 @@ class _Payloads:
         self.absent = self.absent or fake
         values = b"" if fake else storage.cpu()
         known = self.by_name.get((name, tensor.dtype))
-        if known is not None and known[1] == len(values) and self.same(known[2], values):
+        if known is not None and self.same(known[1], values):
             self.written[key] = known[0]
         else:
             self.written[key] = f"{self.prefix}{self.count}"
             self.count += 1
             self.bytes += len(values)
             self.archive.archive_file.write_record(self.folder + self.written[key], values, len(values))
-            self.by_name[name, tensor.dtype] = (self.written[key], len(values), values)
+            if self.made_anew or fake:
+                self.by_name[name, tensor.dtype] = (self.written[key], values)
         self.alive.append(storage)
         return self.written[key]
 
     @staticmethod
     def same(one, other):
-        return len(one) == 0 or torch.equal(torch.tensor([], dtype=torch.uint8).set_(one),
-                                            torch.tensor([], dtype=torch.uint8).set_(other))
+        if len(one) != len(other) or len(one) == 0:
+            return len(one) == len(other)
+        return torch.equal(*(torch.tensor([], dtype=torch.uint8).set_(values) for values in (one, other)))
 
 
 # ---- Command line -------------------------------------------------------------------
