@@ -25,6 +25,8 @@ import torch
 import transformers
 from tessera_export import export, without_weights
 
+torch.set_num_threads(1)  # several add gradients of experts in any order
+
 SMALL = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              intermediate_size=48, max_position_embeddings=64)
 SIZES = ({0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=2, max=64)},)
@@ -73,7 +75,7 @@ class HuggingFace(unittest.TestCase):
                 model = transformers.MixtralForCausalLM(config).to(dtype)
                 model.set_experts_implementation("eager")
                 report = export(model, (self.ids,), None, SIZES, self.path, outputs=["logits"])
-                self.assertLess(max(report.difference.values()), 1e-6)  # threads add gradients in any order
+                self.assertEqual(report.difference, {"model": 0, "eval": 0})
                 self.assertEqual(model.get_experts_implementation(), {"": "eager"})
                 self.assertNotEqual(nodes_of(torch.export.load(self.path), implementation), [])
 
