@@ -346,6 +346,8 @@ ADVICE = (
      "forward uses torch.vmap, which does not serialize. Write the batch dimension out, or give the model the mask that "
      "it makes with vmap as an input."),
     ("torch.utils.checkpoint", "switch activation checkpointing off for the export; in C++, recompute does it by path."),
+    ("Couldn't swap", "forward converts parameters of a module (self.layer.to(dtype)): convert them before the export, or "
+     "convert the inputs."),
     ("flex_attention", "use the attention implementation 'sdpa' for the export (config._attn_implementation)."),
     ("DynamicCache", "the model returns or takes a cache: call it with use_cache=False."),
     ("fake tensor in the exported program constant's list",

@@ -22,7 +22,7 @@ def table(results, seconds):
     import transformers
 
     rows = [row(results, line) for line in results.models]
-    passed = sum(" passes " in line for line in rows)
+    passed = sum("| passes" in line for line in rows)
     lines = [
         f"{passed} of {len(rows)} models pass. torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}, "
         f"{os.cpu_count()} cores ({platform.machine()}), {datetime.date.today()}: `make zoo`, {seconds / 60:.0f} minutes.",
@@ -36,8 +36,10 @@ def table(results, seconds):
 
 def row(results, line):
     kind = line["family"] + (", plain torch" if line["source"] == "torch" else "")
+    what = line["what"] + (", tied" if line["name"].endswith("_tied") else "")
     if "why" in line:
-        return f"| {line['what']} | {kind} | | | does not export: {sentence(line['why'])} |"
+        why = line["why"].split(" does not export: ", 1)[-1]
+        return f"| {what} | {kind} | | | does not export: {sentence(why)} |"
     outcomes = results.checks[line["name"]]
     failed = {key: outcome for key, outcome in outcomes.items()
               if any(wrong for _, wrong in results.case_of(line["name"], *key, outcome))}
@@ -54,7 +56,7 @@ def row(results, line):
             said += " in float32; Python itself cannot run it in double"
         if line["difference"]:
             said += f"; the export itself differs from Python's eager mode by {line['difference']:.0e}"
-    return f"| {line['what']} | {kind} | {line['nodes']:,} | {line['parameters']:,} | {said} |"
+    return f"| {what} | {kind} | {line['nodes']:,} | {line['parameters']:,} | {said} |"
 
 
 def sentence(text):
