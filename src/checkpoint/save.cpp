@@ -39,7 +39,7 @@ class AsyncSave::Impl {
       : staged_bytes_(staged_bytes),
         thread_(
             [this, job = std::move(job), peers = std::move(peers)]() mutable {
-              run(std::move(job), std::move(peers));
+              run(std::move(job), peers);
             }) {}
 
   ~Impl() {

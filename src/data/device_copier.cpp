@@ -24,7 +24,7 @@ DeviceCopier::DeviceCopier(at::Device device) : device_(device) {
     refuse("this LibTorch was built without such devices.");
   }
   const c10::impl::VirtualGuardImpl guard(device.type());
-  const int count = guard.deviceCount();
+  const c10::DeviceIndex count = guard.deviceCount();
   if (count == 0 || device.index() >= count) {
     refuse("LibTorch finds " + std::to_string(count) + " of them.");
   }

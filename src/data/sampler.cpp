@@ -99,7 +99,9 @@ Position position_in(const StateDict& state) {
 
 } // namespace
 
-DistributedSampler::DistributedSampler(int64_t size, SamplerOptions options)
+DistributedSampler::DistributedSampler(
+    int64_t size,
+    const SamplerOptions& options)
     : DistributedSampler(order_together(size, options), options) {}
 
 DistributedSampler::DistributedSampler(

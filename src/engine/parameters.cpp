@@ -141,10 +141,9 @@ void set_requires_grad(const at::Tensor& parameter, bool on) {
     unit->params().set_requires_grad(parameter.unsafeGetTensorImpl(), on);
     return;
   }
-  at::Tensor plain = parameter;
-  plain.set_requires_grad(on);
+  parameter.set_requires_grad(on);
   if (!on) {
-    plain.mutable_grad().reset();
+    parameter.mutable_grad().reset();
   }
 }
 

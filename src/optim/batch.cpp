@@ -57,7 +57,7 @@ bool has(const StateDict& state, const StateField& field) {
 
 } // namespace
 
-void Batch::add(Owner owner, at::Tensor gradient) {
+void Batch::add(Owner owner, const at::Tensor& gradient) {
   params.push_back(as_real(owner.dense));
   gradients.push_back(as_real(laid_out_like(gradient, owner.dense)));
   owners_.push_back(std::move(owner));

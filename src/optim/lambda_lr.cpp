@@ -76,7 +76,7 @@ void read_lambdas(size_t count, const StateDict& state, const char* call) {
 
 LambdaLR::LambdaLR(
     torch::optim::Optimizer& optimizer,
-    LRLambda lr_lambda,
+    const LRLambda& lr_lambda,
     int64_t last_epoch)
     : LambdaLR(optimizer, for_all_groups(lr_lambda, optimizer), last_epoch) {}
 
@@ -109,7 +109,7 @@ void LambdaLR::read_more(const StateDict& state) {
 
 MultiplicativeLR::MultiplicativeLR(
     torch::optim::Optimizer& optimizer,
-    LRLambda lr_lambda,
+    const LRLambda& lr_lambda,
     int64_t last_epoch)
     : MultiplicativeLR(
           optimizer,

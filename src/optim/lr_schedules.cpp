@@ -49,9 +49,9 @@ std::vector<double> StepLR::get_lr() const {
 
 std::vector<double> StepLR::closed_form_lr() const {
   need_base_lrs();
-  const double factor = std::pow(
-      options_.gamma(),
-      static_cast<double>(last_epoch() / options_.step_size()));
+  const int64_t num_cuts = last_epoch() / options_.step_size(); // whole ones
+  const double factor =
+      std::pow(options_.gamma(), static_cast<double>(num_cuts));
   std::vector<double> lrs = base_lrs();
   for (double& lr : lrs) {
     lr *= factor;

@@ -42,9 +42,9 @@ std::unique_ptr<torch::optim::OptimizerOptions> OwnAccess::read_options(
   const auto fields = options.fields();
   read_fields(fields, group, site, where);
   for (const auto& [key, value] : group) {
-    const bool is_field =
-        std::any_of(fields.begin(), fields.end(), [&](const auto& field) {
-          return key == StateKey(field.key);
+    const bool is_field = std::any_of(
+        fields.begin(), fields.end(), [&own = key](const auto& field) {
+          return own == StateKey(field.key);
         });
     if (!is_field && !(key == StateKey("params"))) {
       options.extra().set(key, value.clone());

@@ -29,7 +29,8 @@ std::vector<autograd::Node*> nodes_of(
     }
   };
   std::for_each(roots.begin(), roots.end(), follow);
-  for (size_t i = 0; i < nodes.size(); ++i) { // grows
+  // NOLINTNEXTLINE(modernize-loop-convert): `nodes` grows.
+  for (size_t i = 0; i < nodes.size(); ++i) {
     const autograd::edge_list& edges = nodes[i]->next_edges();
     std::for_each(edges.begin(), edges.end(), follow);
   }

@@ -150,7 +150,7 @@ struct CsvLog::Impl {
 
 CsvLog::CsvLog(
     const fs::path& path,
-    std::vector<std::string> columns,
+    const std::vector<std::string>& columns,
     const CsvLogOptions& options) {
   check_columns(columns);
   impl_ = std::make_unique<Impl>(path, header_of(columns), options);

@@ -291,6 +291,7 @@ GradientAccumulation::GradientAccumulation(
          fmt::format("scaler {}", options.scaler() != nullptr),
          fmt::format("sync_each_batch {}", options.sync_each_batch())});
   }
+  // NOLINTNEXTLINE(modernize-make-unique): which takes no designated fields.
   impl_ = std::unique_ptr<Impl>(new Impl{
       .model = averaged,
       .optimizers = std::move(optimizers),

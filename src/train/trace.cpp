@@ -103,7 +103,7 @@ struct StepTrace::Impl {
 };
 
 StepTrace::StepTrace(
-    std::filesystem::path folder,
+    const std::filesystem::path& folder,
     int64_t first_step,
     int64_t last_step)
     : impl_(std::make_unique<Impl>(folder, first_step, last_step)) {

@@ -86,11 +86,7 @@ StateDictTypeGuard::StateDictTypeGuard(
     std::optional<StateDictConfig> config,
     std::optional<OptimStateDictConfig> optim_config)
     : module_(module),
-      before_(set_state_dict_type(
-          module,
-          type,
-          std::move(config),
-          std::move(optim_config))) {}
+      before_(set_state_dict_type(module, type, config, optim_config)) {}
 
 StateDictTypeGuard::~StateDictTypeGuard() {
   for (const auto& unit : engine::units_in(module_)) {

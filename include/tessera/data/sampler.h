@@ -96,7 +96,7 @@ class TESSERA_API DistributedSampler : public checkpoint::Stateful {
   /// c10::ValueError on all ranks for a batch size below 1, and if
   /// EpochEnd::Drop would drop whole epochs; DisagreementError if ranks pass
   /// different orders or options. Collective over the group.
-  explicit DistributedSampler(int64_t size, SamplerOptions options = {});
+  explicit DistributedSampler(int64_t size, const SamplerOptions& options = {});
   explicit DistributedSampler(
       std::shared_ptr<const Order> order,
       SamplerOptions options = {});

@@ -21,7 +21,7 @@ class TESSERA_API LambdaLR : public EpochSchedule {
   /// if their number is another, and for an empty function.
   LambdaLR(
       torch::optim::Optimizer& optimizer,
-      LRLambda lr_lambda,
+      const LRLambda& lr_lambda,
       int64_t last_epoch = -1);
   LambdaLR(
       torch::optim::Optimizer& optimizer,
@@ -44,7 +44,7 @@ class TESSERA_API MultiplicativeLR : public EpochSchedule {
   /// See LambdaLR.
   MultiplicativeLR(
       torch::optim::Optimizer& optimizer,
-      LRLambda lr_lambda,
+      const LRLambda& lr_lambda,
       int64_t last_epoch = -1);
   MultiplicativeLR(
       torch::optim::Optimizer& optimizer,

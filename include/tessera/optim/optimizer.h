@@ -64,7 +64,7 @@ class TESSERA_API Batch {
     at::Tensor dense;
     StateDict* state;
   };
-  void add(Owner owner, at::Tensor gradient);
+  void add(Owner owner, const at::Tensor& gradient);
   void write_back() const;
 
   std::vector<Owner> owners_;

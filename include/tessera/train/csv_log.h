@@ -52,7 +52,7 @@ class TESSERA_API CsvLog {
   /// name is empty or has a comma, a quote or a line end, or if there are none.
   CsvLog(
       const std::filesystem::path& path,
-      std::vector<std::string> columns,
+      const std::vector<std::string>& columns,
       const CsvLogOptions& options = {});
   ~CsvLog();
   CsvLog(const CsvLog&) = delete;

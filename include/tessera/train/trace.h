@@ -30,7 +30,7 @@ class TESSERA_API StepTrace {
   /// Both steps included. Throws c10::ValueError if they are in the wrong
   /// order.
   StepTrace(
-      std::filesystem::path folder,
+      const std::filesystem::path& folder,
       int64_t first_step,
       int64_t last_step);
   /// Writes the trace so far, if steps are being traced.
