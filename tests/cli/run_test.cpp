@@ -113,8 +113,8 @@ TEST(CommandTest, NamesTheCommandsThatThereAre) {
   EXPECT_EQ(
       result.output,
       "tessera: there is no command \"repot\". Did you mean \"report\"? There "
-      "are ckpt, doctor, plan, report, run; `tessera COMMAND --help` says "
-      "more.\n");
+      "are ckpt, completion, doctor, man, plan, report, run; `tessera COMMAND "
+      "--help` says more.\n");
   result = run_command({tessera_program()});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.output, HasSubstr("doctor"));
