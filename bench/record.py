@@ -33,6 +33,7 @@ PEERS = {
     "ddp": "Python DDP",
     "dcp": "Python's dcp",
     "fsdp1": "Python FSDP1",
+    "eager": "Python, eager",
     "fsdp2": "Python FSDP2",
     "gather_all": "gathering all",
     "gloo": "Gloo",

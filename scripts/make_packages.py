@@ -62,9 +62,14 @@ def stage(build, root, torch_version):
     config = root / "lib" / "cmake" / "Tessera" / "TesseraConfig.cmake"
     torch_root = (build.parent / "torch-root").read_text().strip()
     config.write_text(config.read_text().replace(torch_root, "${PACKAGE_PREFIX_DIR}/../torch"))
-    for path in root.rglob("*"):
-        if path.is_file() and not path.is_symlink() and torch_root.encode() in path.read_bytes():
+    # Programs may name headers of this host in the places of their errors, but load nothing from it.
+    for path in root.rglob("*.cmake"):
+        if torch_root in path.read_text():
             sys.exit(f"make_packages: {path.relative_to(root)} names {torch_root}, a folder of this host")
+    for path in (library, program):
+        places = subprocess.run(["patchelf", "--print-rpath", path], check=True, capture_output=True, text=True)
+        if not places.stdout.startswith("$ORIGIN"):
+            sys.exit(f"make_packages: {path.relative_to(root)} looks for libraries in {places.stdout.strip()}")
     launcher = root / "bin" / "tessera"
     launcher.write_text(template("tessera.sh", torch_version))
     make_executable(launcher)
