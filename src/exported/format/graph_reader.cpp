@@ -44,7 +44,7 @@ NamedArgument read_named_argument(const JsonAt& at, const OddPaths& odd_paths) {
   return argument;
 }
 
-// Takes only what is used here from the metadata; anyone may add to the metadata.
+// Takes from the metadata only what is used here; anyone may add to it.
 void read_metadata(const JsonAt& at, const OddPaths& odd_paths, Node* node) {
   at.for_each_field([&](const std::string& name, const JsonAt& value) {
     const auto& text = value.string();
