@@ -7,7 +7,7 @@ namespace tessera {
 
 std::string format_error(const ErrorSite& site, std::string_view what) {
   std::string place;
-  auto add = [&place](std::string part) {
+  auto add = [&place](const std::string& part) {
     place += place.empty() ? "" : ", ";
     place += part;
   };
