@@ -50,7 +50,7 @@ fi
 # Sources that this build has: not those of another backend, nor of other projects.
 known="$(sed -n "s|^ *\"file\": \"$PWD/\(.*\)\",\{0,1\}$|\1|p" "$database/compile_commands.json" | sort -u)"
 if [[ "$unity" == ON ]]; then # not what the build generates
-  mapfile -t files < <(grep -E "^src/|/Unity/" <<<"$known")
+  mapfile -t files < <(grep -E "^src/|/src/CMakeFiles/.*/Unity/" <<<"$known")
 else
   mapfile -t files < <(printf '%s\n' "${files[@]}" | grep -Fx "$known" || true)
 fi

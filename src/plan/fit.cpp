@@ -8,7 +8,6 @@
 namespace tessera::plan {
 namespace {
 
-constexpr int64_t kMost = int64_t{1} << 40;
 /// Numbers of ranks that are tried one by one where more ranks may need more
 /// memory.
 constexpr int64_t kTriedOneByOne = 512;
@@ -49,7 +48,7 @@ std::optional<int64_t> largest_batch(
     const GptSubject& subject,
     const TrainingSetup& setup,
     Limit limit) {
-  return largest(kMost, [&](int64_t batch) {
+  return largest(kMostOfASize, [&](int64_t batch) {
     GptSubject other = subject;
     other.run.batch = batch;
     return fits(other, setup, limit);
@@ -73,7 +72,8 @@ std::optional<GptShape> largest_gpt(
     }
     return other;
   };
-  const int64_t most = grows == Grows::Layers ? kMostLayers : kMost / head_size;
+  const int64_t most =
+      grows == Grows::Layers ? kMostLayers : kMostOfASize / head_size;
   const auto size = largest(most, [&](int64_t candidate) {
     return fits(grown(candidate), setup, limit);
   });

@@ -50,12 +50,11 @@ Param param(std::string name, engine::Shape shape) {
 } // namespace
 
 void check(const GptShape& shape) {
-  constexpr int64_t kMost = int64_t{1} << 40;
   check_size("layers", shape.layers, kMostLayers);
-  check_size("width", shape.width, kMost);
-  check_size("heads", shape.heads, kMost);
-  check_size("vocabulary", shape.vocabulary, kMost);
-  check_size("length", shape.length, kMost);
+  check_size("width", shape.width, kMostOfASize);
+  check_size("heads", shape.heads, kMostOfASize);
+  check_size("vocabulary", shape.vocabulary, kMostOfASize);
+  check_size("length", shape.length, kMostOfASize);
   if (shape.width % shape.heads != 0) {
     throw PlanError(
         "width " + std::to_string(shape.width) + " is not a multiple of " +

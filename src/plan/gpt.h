@@ -12,6 +12,8 @@
 namespace tessera::plan {
 
 constexpr int64_t kMostLayers = 10000;
+/// Of width, heads, vocabulary, length and batch.
+constexpr int64_t kMostOfASize = int64_t{1} << 40;
 
 struct GptShape {
   int64_t layers = 12;

@@ -163,8 +163,9 @@ class TorchSource : public Source {
   }
 
   void add_tensor(const Value& value, const format::Tensor& tensor, Keys keys) {
+    const std::string name = joined(keys);
     StoredTensor stored{
-        .name = joined(keys),
+        .name = name,
         .keys = std::move(keys),
         .dtype = tensor.dtype,
         .sizes = tensor.sizes,

@@ -42,8 +42,8 @@ class Verifier {
     attempt([&] { take_checksums(); });
     progress_.begin(total_bytes());
     if (sums_) {
-      for (const auto& [name, sums] : sums_->files) {
-        attempt([&] { compare(name, sums); });
+      for (const auto& file : sums_->files) {
+        attempt([&] { compare(file.first, file.second); });
       }
     }
     if (source_) {
