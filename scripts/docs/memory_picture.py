@@ -3,7 +3,8 @@
 
     scripts/docs/memory_picture.py build/release/bin/tessera > docs/img/memory.svg
 
-The bytes are those of `tessera plan`, which tests compare with measured runs.
+The bytes are planned, not measured: those of `tessera plan`. Tests compare plans of
+the CPU with measured runs; docs/plan.md has two runs on a GPU beside their plans.
 """
 
 import json

@@ -46,10 +46,9 @@ enum class EpochEnd {
   Pad,
   /// They are divided as evenly as their number allows. Nothing is repeated;
   /// a rank may have a sample, and a batch, less than other ranks: see Join.
-  /// When some ranks have no batch any more and others have their last one, all
-  /// are at the beginning of the next epoch: a checkpoint of that moment
-  /// resumes
-  /// there.
+  /// When some ranks have no batch left and others have their last one, all
+  /// ranks are at the beginning of the next epoch, and a checkpoint of that
+  /// moment resumes there.
   Uneven,
   /// The next epoch fills the batch. All batches are full and no sample is left
   /// out or repeated; an epoch does not end for the caller. For loops over

@@ -40,7 +40,7 @@ class JsonAt {
   double number() const;
   const std::string& string() const;
 
-  /// Of an array or an object.
+  /// How many items an array has, or members an object.
   size_t size() const;
   /// The item of an array.
   JsonAt at(size_t index) const&;
