@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Gathers in .launchers/ what the tests start ranks with and nobody wants to
-# install for that: Slurm with munge, and MPICH. Debian's packages are downloaded
+# install for that: Slurm with munge, and MPICH, with its headers and library for
+# the program of docs/mpi.md. Debian's packages are downloaded
 # and unpacked, not installed, so nothing outside of this folder changes, no
 # daemon starts, and no root is needed. Silent when there is nothing to do.
 set -euo pipefail
@@ -9,7 +10,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # With the libraries that a small system may lack.
 packages=(
   munge libmunge2 slurmctld slurmd slurm-client slurm-wlm-basic-plugins libslurm38
-  liblua5.1-0 mpich libhwloc15 libnuma1)
+  liblua5.1-0 mpich libhwloc15 libnuma1 libmpich12 libmpich-dev libucx0 libibverbs1
+  librdmacm1 libgfortran5 libquadmath0 libnl-3-200 libnl-route-3-200)
 
 # The list is written last, so a folder that has it is whole.
 list=.launchers/packages.txt
@@ -40,7 +42,10 @@ fi
 for deb in "$work"/debs/*.deb; do
   dpkg-deb -x "$deb" "$work/tree"
 done
-rm -rf "$work"/tree/{etc,lib,var} "$work/tree/usr/share"
+# Libraries of a small system are in /lib; Fortran's and what links statically stays out.
+find "$work/tree/lib" -name 'lib*.so*' -exec mv -t "$(dirname "$work"/tree/usr/lib/*/slurm-wlm)" {} +
+rm -rf "$work"/tree/{etc,lib,var} "$work/tree/usr/share" "$work"/tree/usr/lib/*/fortran
+find "$work/tree/usr/lib" -name '*.a' -delete
 (cd "$work/debs" && printf '%s\n' *.deb | sort) >"$work/tree/packages.txt"
 chmod -R u+w,a+rX "$work/tree"
 rm -rf .launchers

@@ -73,6 +73,22 @@ TEST_P(CudaGroupTest, CollectivesOfDeviceTensors) {
       auto swapped = torch::zeros({2}, options);
       world.all_to_all(swapped, torch::full({2}, world.rank() + 1, options));
       EXPECT_EQ(swapped.sum().item<double>(), 3);
+      const bool is_root = world.rank() == 1;
+      const auto mine = torch::full({5}, world.rank() + 1, options);
+      auto collected = torch::zeros({2, 5}, options);
+      world.gather(is_root ? collected : at::Tensor(), mine, 1);
+      EXPECT_EQ(collected.sum().item<double>(), is_root ? 15 : 0);
+      auto part = torch::zeros({5}, options);
+      world.scatter(part, is_root ? collected : at::Tensor(), 1);
+      EXPECT_EQ(part.sum().item<double>(), 5 * (world.rank() + 1));
+      auto total = mine.clone();
+      world.reduce(total, 1);
+      EXPECT_EQ(total.sum().item<double>(), is_root ? 15 : 5);
+      auto message = torch::zeros({5}, options);
+      auto send = world.send_async(mine, 1 - world.rank(), 6);
+      world.recv(message, 1 - world.rank(), 6);
+      send.wait();
+      EXPECT_EQ(message.sum().item<double>(), 5 * (2 - world.rank()));
     }
     auto mean = torch::full({4}, 1.0f + 2.0f * world.rank(), kDevice);
     auto work = world.all_reduce_async(mean, ReduceOp::Avg);

@@ -343,6 +343,56 @@ TEST_P(BackendFaultTest, ARankThatNeverComesIsNamedAtTheTimeout) {
   }
 }
 
+/// Rank 0 names rank 1 first hand, rank 2 by what rank 0 said.
+void expect_rank_1_to_be_named(
+    const std::vector<CommandResult>& results,
+    const std::string& call) {
+  for (size_t rank : {0, 2}) {
+    EXPECT_EQ(results[rank].exit_code, 3);
+    EXPECT_THAT(
+        results[rank].output,
+        AllOf(
+            HasSubstr("ERROR peer lost: "),
+            HasSubstr("rank " + std::to_string(rank) + "/3: "),
+            HasSubstr("rank 1"),
+            Not(HasSubstr("timed out"))));
+  }
+  EXPECT_THAT(
+      results[0].output,
+      AllOf(HasSubstr("[" + call + "]"), HasSubstr("rank 1, tag ")));
+  EXPECT_THAT(results[2].output, HasSubstr("rank 0 gave this group up"));
+}
+
+TEST_P(BackendFaultTest, ARankThatDiesBeforeItSendsIsNamedByThoseWhoWait) {
+  ProbeRun run(3, probe("message_dies", 1));
+  run.start_all();
+  const auto results = run.wait();
+  EXPECT_EQ(results[1].exit_code, 128 + SIGKILL);
+  expect_rank_1_to_be_named(results, "recv");
+  EXPECT_THAT(results[0].output, HasSubstr("\"halo\""));
+}
+
+TEST_P(BackendFaultTest, ARankThatDiesWhileItReceivesIsNamedByTheSender) {
+  ProbeRun run(3, probe("receiver_dies", 1));
+  run.start_all();
+  const auto results = run.wait();
+  EXPECT_EQ(results[1].exit_code, 128 + SIGKILL);
+  expect_rank_1_to_be_named(results, "send");
+}
+
+TEST_P(BackendFaultTest, ARankThatNeverSendsIsNamedAtTheTimeout) {
+  ProbeRun run(2, probe("message_skips", 1));
+  run.start_all();
+  const auto results = run.wait(1); // rank 1 sleeps on
+  EXPECT_EQ(results[0].exit_code, 3);
+  EXPECT_THAT(
+      results[0].output,
+      AllOf(
+          HasSubstr("ERROR timeout: [recv] rank 0/2: timed out after 8."),
+          HasSubstr("rank 1 did not come"),
+          HasSubstr("from rank 1, tag 3")));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Backends,
     BackendFaultTest,

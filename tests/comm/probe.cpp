@@ -195,6 +195,49 @@ void skips(const Group& world, const Arguments& arguments) {
   sum_of(world);
 }
 
+/// The rank dies, or never comes, while rank 0 waits for a message from it and
+/// the others for one from rank 0.
+void wait_for_message(const Group& world, const Arguments&) {
+  auto tensor = at::full({8}, 1.0);
+  world.recv(tensor, world.rank() == 0 ? 1 : 0, 3, "halo");
+}
+
+void message_dies(const Group& world, const Arguments& arguments) {
+  world.barrier();
+  if (world.rank() == arguments.rank) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    kill(getpid(), SIGKILL);
+  }
+  wait_for_message(world, arguments);
+}
+
+void message_skips(const Group& world, const Arguments& arguments) {
+  world.barrier();
+  if (world.rank() == arguments.rank) {
+    std::this_thread::sleep_for(std::chrono::minutes(10));
+  }
+  wait_for_message(world, arguments);
+}
+
+/// The rank dies while rank 0 sends it more than any buffer on the way holds.
+void receiver_dies(const Group& world, const Arguments& arguments) {
+  world.barrier();
+  auto tensor = at::full({1 << 22}, 1.0);
+  if (world.rank() == arguments.rank) {
+    std::thread([] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      kill(getpid(), SIGKILL);
+    }).detach();
+    while (true) {
+      world.recv(tensor, 0);
+    }
+  }
+  while (world.rank() == 0) {
+    world.send(tensor, arguments.rank);
+  }
+  wait_for_message(world, arguments);
+}
+
 int fail(const char* kind, const std::exception& error) {
   say(std::string("ERROR ") + kind + ": " + error.what());
   // As a program that does not unwind: groups are not destroyed.
@@ -216,7 +259,10 @@ int main(int argc, char** argv) {
               {"shapes", shapes},
               {"operators", operators},
               {"throws", throws},
-              {"skips", skips}};
+              {"skips", skips},
+              {"message_dies", message_dies},
+              {"message_skips", message_skips},
+              {"receiver_dies", receiver_dies}};
   Arguments arguments;
   arguments.mode = argc > 1 ? argv[1] : "all_reduce";
   arguments.rank = argc > 2 ? std::atoi(argv[2]) : -1;

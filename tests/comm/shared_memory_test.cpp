@@ -14,6 +14,31 @@ using tessera::testing::on_ranks;
 using tessera::testing::RanksOptions;
 using ::testing::HasSubstr;
 
+TEST(SharedMemoryTest, ReductionsAddInTheOrderOfTheRanksWhateverTheirSize) {
+  for (int size : {2, 3, 4}) {
+    on_ranks(size, [](const Group& world) {
+      // Around the size from which ranks share the work, and around a slot.
+      for (int64_t count : {1, 2048, 2049, 2050, 5000, 262'145, 700'001}) {
+        const auto of = [&](int rank) {
+          torch::manual_seed(rank);
+          return torch::randn({count});
+        };
+        auto expected = of(0);
+        for (int rank = 1; rank < world.size(); ++rank) {
+          expected += of(rank);
+        }
+        auto all = of(world.rank());
+        world.all_reduce(all);
+        EXPECT_TRUE(at::equal(all, expected)) << count;
+        auto one = of(world.rank());
+        world.reduce(one, world.size() - 1);
+        const bool is_root = world.rank() == world.size() - 1;
+        EXPECT_TRUE(at::equal(one, is_root ? expected : of(world.rank())));
+      }
+    });
+  }
+}
+
 TEST(SharedMemoryTest, IsTheDefaultOnOneHost) {
   on_ranks(2, [](const Group& world) {
     EXPECT_EQ(world.backend(), "shm");

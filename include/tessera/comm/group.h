@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-/// A collective in flight. It keeps its tensors alive; their contents are
+/// An operation in flight. It keeps its tensors alive; their contents are
 /// defined only after wait(). If it is dropped, the operation continues as long
 /// as the group is held, but its output must not be read.
 class [[nodiscard]] TESSERA_API Work {
@@ -153,6 +153,88 @@ class TESSERA_API Group {
   void all_to_all(
       const std::vector<std::vector<at::Tensor>>& outputs,
       const std::vector<std::vector<at::Tensor>>& inputs,
+      std::string_view label = {}) const;
+
+  /// `root` gets each rank's input: its output has size() times the elements of
+  /// input, rank r's as r-th part; the root's input may be its part of output.
+  /// Other ranks pass no output. This call and the next two are compared over
+  /// every backend, and an output or input that only `root` has and that does
+  /// not fit is an error on every rank. Over Gloo and NCCL the comparison is
+  /// made when the call is made, so there the asynchronous forms of the three
+  /// wait until all ranks have made the call.
+  void gather(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      int root,
+      std::string_view label = {}) const;
+  Work gather_async(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      int root,
+      std::string_view label = {}) const;
+
+  /// Rank r gets the r-th part of the root's input, which has size() times the
+  /// elements of output; the root's output may be its part of input. Other
+  /// ranks pass no input.
+  void scatter(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      int root,
+      std::string_view label = {}) const;
+  Work scatter_async(
+      const at::Tensor& output,
+      const at::Tensor& input,
+      int root,
+      std::string_view label = {}) const;
+
+  /// The tensor of `root` becomes the reduction of all ranks' tensors; over
+  /// shared memory it gets the bits that all_reduce gives. Other ranks' tensors
+  /// stay as they are.
+  void reduce(
+      const at::Tensor& tensor,
+      int root,
+      ReduceOp op = ReduceOp::Sum,
+      std::string_view label = {}) const;
+  Work reduce_async(
+      const at::Tensor& tensor,
+      int root,
+      ReduceOp op = ReduceOp::Sum,
+      std::string_view label = {}) const;
+
+  /// A message to rank `to`, which calls recv(..., rank(), tag). Not
+  /// collective. Messages of one tag between two ranks arrive in the order in
+  /// which they are sent; those of different tags may be received in any order.
+  /// Tags are 0 to 2^28 - 1. Dtype, number of elements and label must be those
+  /// of the recv: else both sides throw a DisagreementError, nothing is
+  /// received, and both may go on.
+  ///
+  /// send() returns when the receiver has called recv() and the tensor may be
+  /// written to again. So two ranks that both send first and then receive wait
+  /// for each other until their timeout: let one of them use send_async().
+  /// CUDA tensors are sent through host memory.
+  void send(
+      const at::Tensor& tensor,
+      int to,
+      int tag = 0,
+      std::string_view label = {}) const;
+  /// Progresses also if nobody waits for it. The time of the timeout begins
+  /// when the messages of this tag before it are done.
+  Work send_async(
+      const at::Tensor& tensor,
+      int to,
+      int tag = 0,
+      std::string_view label = {}) const;
+
+  /// The next message of `tag` from rank `from`; see send(). Not collective.
+  void recv(
+      const at::Tensor& tensor,
+      int from,
+      int tag = 0,
+      std::string_view label = {}) const;
+  Work recv_async(
+      const at::Tensor& tensor,
+      int from,
+      int tag = 0,
       std::string_view label = {}) const;
 
   /// Returns when all ranks have called it.

@@ -39,7 +39,8 @@ class CannotShareMemory : public c10::DistBackendError {
 CarrierPtr make_shm_backend(const BackendConfig& config);
 
 /// The backend of a rank whose peers do not exist: gathers repeat this rank's
-/// input, reductions leave the input as it is.
+/// input, reductions leave the input as it is, and so do broadcasts, scatters
+/// and messages from the others.
 CarrierPtr make_fake_backend(const BackendConfig& config);
 
 /// Whether this build has NCCL. Without NCCL make_nccl_backend() throws an

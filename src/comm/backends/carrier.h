@@ -34,7 +34,7 @@ struct Capabilities {
       c10d::ProcessGroup::BackendType::CUSTOM;
 };
 
-/// The collectives of a group, over one backend. Each takes the call that it
+/// The operations of a group, over one backend. Each takes the call that it
 /// stands for; `async` is c10d's asyncOp. Tensors are contiguous.
 class Carrier {
  public:
@@ -81,6 +81,43 @@ class Carrier {
       bool async) = 0;
   virtual WorkPtr barrier(const Call& call, bool async) = 0;
 
+  /// `output`: the inputs of all ranks; undefined on ranks other than `root`.
+  virtual WorkPtr gather(
+      const Call& call,
+      at::Tensor output,
+      at::Tensor input,
+      int root,
+      bool async) = 0;
+  /// `input`: a part for each rank; undefined on ranks other than `root`.
+  virtual WorkPtr scatter(
+      const Call& call,
+      at::Tensor output,
+      at::Tensor input,
+      int root,
+      bool async) = 0;
+  /// In place on `root`; the tensors of other ranks stay as they are.
+  virtual WorkPtr reduce(
+      const Call& call,
+      at::Tensor tensor,
+      int root,
+      const c10d::ReduceOp& op,
+      bool async) = 0;
+
+  /// Messages between two ranks, which are compared by both. Tensors of the
+  /// CPU; only of the carrier that serves the CPU.
+  virtual WorkPtr send(
+      const Call& call,
+      const at::Tensor& tensor,
+      int to,
+      int tag,
+      bool async);
+  virtual WorkPtr recv(
+      const Call& call,
+      const at::Tensor& tensor,
+      int from,
+      int tag,
+      bool async);
+
   /// all_to_all() with the part of each rank in pieces; done on return. Only if
   /// the backend shares memory.
   virtual WorkPtr all_to_all_pieces(
@@ -97,9 +134,5 @@ class Carrier {
 };
 
 using CarrierPtr = std::shared_ptr<Carrier>;
-
-/// A carrier for a backend that takes nothing but c10d's own arguments: the
-/// call is not passed on.
-CarrierPtr carry_over(BackendPtr backend, const Capabilities& capabilities);
 
 } // namespace tessera::comm

@@ -1,4 +1,5 @@
 #include "comm/backends/backends.h"
+#include "comm/backends/c10d_carrier.h"
 #include "comm/backends/done_work.h"
 
 namespace tessera::comm {
@@ -68,18 +69,68 @@ class FakeBackend : public c10d::Backend {
     return done(c10d::OpType::BARRIER, {});
   }
 
+  WorkPtr gather(
+      std::vector<Tensors>& outputs,
+      Tensors& inputs,
+      const c10d::GatherOptions&) override {
+    Tensors parts = outputs.empty() ? Tensors{} : outputs.front();
+    for (at::Tensor& part : parts) {
+      part.copy_(inputs.at(0));
+    }
+    return done(c10d::OpType::GATHER, std::move(parts));
+  }
+
+  WorkPtr scatter(
+      Tensors& outputs,
+      std::vector<Tensors>& inputs,
+      const c10d::ScatterOptions&) override {
+    if (!inputs.empty()) {
+      outputs.at(0).copy_(inputs.front().at(static_cast<size_t>(getRank())));
+    }
+    return done(c10d::OpType::SCATTER, outputs);
+  }
+
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions&) override {
+    return done(c10d::OpType::REDUCE, tensors);
+  }
+
+  WorkPtr send(Tensors& tensors, int, int) override {
+    return done(c10d::OpType::SEND, tensors);
+  }
+
+  WorkPtr recv(Tensors& tensors, int, int) override {
+    return done(c10d::OpType::RECV, tensors);
+  }
+
  private:
   static WorkPtr done(c10d::OpType type, Tensors outputs) {
     return c10::make_intrusive<DoneWork>(type, std::move(outputs));
   }
 };
 
+/// Messages are taken, and what is received is what was there before.
+class FakeCarrier : public C10dCarrier {
+ public:
+  using C10dCarrier::C10dCarrier;
+
+  WorkPtr send(const Call&, const at::Tensor& tensor, int to, int tag, bool)
+      override {
+    Tensors tensors{std::move(tensor)};
+    return backend()->send(tensors, to, tag);
+  }
+  WorkPtr recv(const Call&, const at::Tensor& tensor, int from, int tag, bool)
+      override {
+    Tensors tensors{std::move(tensor)};
+    return backend()->recv(tensors, from, tag);
+  }
+};
+
 } // namespace
 
 CarrierPtr make_fake_backend(const BackendConfig& config) {
-  return carry_over(
+  return std::make_shared<FakeCarrier>(
       c10::make_intrusive<FakeBackend>(config.rank, config.size()),
-      {.takes_every_dtype = true});
+      Capabilities{.takes_every_dtype = true});
 }
 
 } // namespace tessera::comm

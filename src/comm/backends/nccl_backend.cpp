@@ -1,6 +1,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "comm/backends/backends.h"
+#include "comm/backends/c10d_carrier.h"
 
 namespace tessera::comm {
 
@@ -14,10 +15,10 @@ CarrierPtr make_nccl_backend(const BackendConfig& config) {
   for (int rank : config.global_ranks) {
     options->global_ranks_in_group.push_back(static_cast<uint64_t>(rank));
   }
-  return carry_over(
+  return std::make_shared<C10dCarrier>(
       c10::make_intrusive<c10d::ProcessGroupNCCL>(
           config.store, config.rank, config.size(), options),
-      {.c10d_type = c10d::ProcessGroup::BackendType::NCCL});
+      Capabilities{.c10d_type = c10d::ProcessGroup::BackendType::NCCL});
 }
 
 } // namespace tessera::comm

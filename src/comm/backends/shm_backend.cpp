@@ -13,9 +13,9 @@
 
 #include "base/cores.h"
 #include "comm/backends/done_work.h"
+#include "comm/backends/queued_work.h"
 #include "comm/backends/shared_mapping.h"
 #include "comm/backends/shm_tensors.h"
-#include "comm/backends/shm_work.h"
 #include "comm/diagnostics/traced.h"
 
 namespace tessera::comm {
@@ -62,7 +62,8 @@ ShmBackend::ShmBackend(const BackendConfig& config)
   SharedMapping shared = map_together(config, "shm", [&config] {
     const size_t bytes = slot_bytes_setting(config.size());
     return std::pair(
-        shm::Channel::bytes_needed(config.size(), bytes),
+        shm::Channel::bytes_needed(config.size(), bytes) +
+            shm::Pipes::bytes_needed(config.size()),
         std::to_string(bytes));
   });
   segment_ = std::move(shared.segment);
@@ -80,19 +81,26 @@ ShmBackend::ShmBackend(const BackendConfig& config)
           .size = config.size(),
           .names = config.global_ranks,
           .slot_bytes = slot_bytes,
-          .timeout = config.timeout,
-          .spin = cores_are_short ? std::chrono::microseconds{0} : kSpin,
+          .patience =
+              {.spin = cores_are_short ? std::chrono::microseconds{0} : kSpin,
+               .timeout = config.timeout},
           .is_alive = [this](int peer) { return peers_->is_alive(peer); }});
   collectives_ = std::make_unique<shm::Collectives>(
       *channel_, [buffers = buffers_](uint64_t id, uint64_t offset) {
         return buffers->at(id, offset);
       });
+  pipes_ = std::make_unique<shm::Pipes>(
+      segment_.data() + shm::Channel::bytes_needed(config.size(), slot_bytes),
+      *channel_);
+  messenger_ = std::make_unique<Messenger>(
+      *pipes_, config.rank, config.global_ranks, /*traces_calls=*/true);
   queue_ = std::make_shared<shm::OpQueue>();
 }
 
 ShmBackend::~ShmBackend() {
   channel_->abort(
       "its process dropped the group while an operation was waiting");
+  messenger_.reset();
   queue_->stop();
 }
 
@@ -135,17 +143,12 @@ WorkPtr ShmBackend::run(
     bool async,
     Tensors outputs,
     std::function<void()> operation) {
-  if (at::hasCallbacks()) { // there may be a profiler
-    operation = [operation = std::move(operation), name = trace_name(call)] {
-      const TracedRange range([&] { return name; });
-      operation();
-    };
-  }
+  operation = traced(call, std::move(operation));
   if (!async) {
     queue_->run_now(operation);
     return c10::make_intrusive<DoneWork>(type, std::move(outputs));
   }
-  auto work = c10::make_intrusive<ShmWork>(type, std::move(outputs), queue_);
+  auto work = c10::make_intrusive<QueuedWork>(type, std::move(outputs), queue_);
   work->start(std::move(operation));
   return work;
 }
@@ -240,6 +243,83 @@ WorkPtr ShmBackend::barrier(const Call& call, bool async) {
   return run(call, c10d::OpType::BARRIER, async, {}, [this, call] {
     collectives_->barrier(call);
   });
+}
+
+WorkPtr ShmBackend::gather(
+    const Call& call,
+    at::Tensor output,
+    at::Tensor input,
+    int root,
+    bool async) {
+  return run(
+      call,
+      c10d::OpType::GATHER,
+      async,
+      {output.defined() ? output : input},
+      [this, call, output, input, root] {
+        collectives_->gather(
+            call,
+            const_bytes_of(input),
+            output.defined() ? bytes_of(output) : nullptr,
+            input.nbytes(),
+            root);
+      });
+}
+
+WorkPtr ShmBackend::scatter(
+    const Call& call,
+    at::Tensor output,
+    at::Tensor input,
+    int root,
+    bool async) {
+  return run(
+      call,
+      c10d::OpType::SCATTER,
+      async,
+      {output},
+      [this, call, output, input, root] {
+        collectives_->scatter(
+            call,
+            input.defined() ? const_bytes_of(input) : nullptr,
+            bytes_of(output),
+            output.nbytes(),
+            root);
+      });
+}
+
+WorkPtr ShmBackend::reduce(
+    const Call& call,
+    at::Tensor tensor,
+    int root,
+    const c10d::ReduceOp& op,
+    bool async) {
+  return run(
+      call,
+      c10d::OpType::REDUCE,
+      async,
+      {tensor},
+      [this, call, tensor, root, reduction = reduction_of(tensor, op)] {
+        collectives_->reduce(
+            call, bytes_of(tensor), tensor.nbytes(), reduction, root);
+      });
+}
+
+WorkPtr ShmBackend::send(
+    const Call& call,
+    const at::Tensor& tensor,
+    int to,
+    int tag,
+    bool async) {
+  return messenger_->send(call, tensor, to, tag, async);
+}
+
+WorkPtr ShmBackend::recv(
+    const Call& call,
+    const at::Tensor& tensor,
+    int from,
+    int tag,
+    bool async) {
+  return messenger_->receive(call, tensor, from, tag, async);
 }
 
 WorkPtr ShmBackend::all_to_all(

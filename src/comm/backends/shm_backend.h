@@ -10,18 +10,20 @@
 #include <vector>
 
 #include "comm/backends/backends.h"
+#include "comm/backends/messenger.h"
 #include "comm/shm/channel.h"
 #include "comm/shm/collectives.h"
 #include "comm/shm/op_queue.h"
 #include "comm/shm/peers.h"
+#include "comm/shm/pipes.h"
 #include "comm/shm/segment.h"
 #include "comm/shm/shared_buffers.h"
 
 namespace tessera::comm {
 
-/// Collectives on CPU tensors through memory that all ranks map: all-gather,
-/// reduce-scatter, all-reduce, broadcast, all-to-all and barrier. Every other
-/// collective goes to a Gloo backend that is made when first needed.
+/// Operations on CPU tensors through memory that all ranks map. What only c10d
+/// asks for goes to a Gloo backend that is made when first needed: lists of
+/// tensors, and messages, which have c10d's own rules there.
 ///
 /// Groups use the Carrier; its collectives take the call that the ranks
 /// compare. c10d uses the Backend, whose calls are described by their tensors
@@ -71,6 +73,36 @@ class ShmBackend : public c10d::Backend, public Carrier {
       std::vector<int64_t> input_splits,
       bool async) override;
   WorkPtr barrier(const Call& call, bool async) override;
+  WorkPtr gather(
+      const Call& call,
+      at::Tensor output,
+      at::Tensor input,
+      int root,
+      bool async) override;
+  WorkPtr scatter(
+      const Call& call,
+      at::Tensor output,
+      at::Tensor input,
+      int root,
+      bool async) override;
+  WorkPtr reduce(
+      const Call& call,
+      at::Tensor tensor,
+      int root,
+      const c10d::ReduceOp& op,
+      bool async) override;
+  WorkPtr send(
+      const Call& call,
+      const at::Tensor& tensor,
+      int to,
+      int tag,
+      bool async) override;
+  WorkPtr recv(
+      const Call& call,
+      const at::Tensor& tensor,
+      int from,
+      int tag,
+      bool async) override;
   WorkPtr all_to_all_pieces(
       const Call& call,
       const std::vector<Tensors>& outputs,
@@ -149,12 +181,14 @@ class ShmBackend : public c10d::Backend, public Carrier {
   std::shared_ptr<shm::SharedBuffers> buffers_;
   std::unique_ptr<shm::Channel> channel_;
   std::unique_ptr<shm::Collectives> collectives_;
+  std::unique_ptr<shm::Pipes> pipes_;
 
   // Shared with the works that were handed out; stopped by the destructor,
   // while the members that operations use still exist. Has its own lock.
   std::shared_ptr<shm::OpQueue> queue_;
 
   // Touched by the one thread that uses the group.
+  std::unique_ptr<Messenger> messenger_;
   BackendPtr gloo_; // made by the first call that needs it
   uint64_t sequence_ = 0; // of calls by c10d
   uint64_t num_allocations_ = 0;

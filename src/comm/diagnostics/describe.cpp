@@ -56,4 +56,16 @@ Call describe_call(
   return call;
 }
 
+Call describe_message(
+    std::string_view operation,
+    const at::Tensor& tensor,
+    std::string_view suffix,
+    std::string_view label) {
+  Call call = describe_call(operation, tensor, suffix, label);
+  call.digest = mix_digest(
+      mix_digest(0, std::string_view(c10::toString(tensor.scalar_type()))),
+      label);
+  return call;
+}
+
 } // namespace tessera::comm

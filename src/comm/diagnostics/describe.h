@@ -23,4 +23,12 @@ Call describe_call(
     std::string_view suffix = {},
     std::string_view label = {});
 
+/// The call of a message, whose digest covers what sender and receiver must
+/// agree on: dtype and label. Its bytes are compared too.
+Call describe_message(
+    std::string_view operation,
+    const at::Tensor& tensor,
+    std::string_view suffix,
+    std::string_view label);
+
 } // namespace tessera::comm

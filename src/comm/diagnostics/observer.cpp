@@ -68,7 +68,12 @@ const char* verb_of(const Call& call) {
       {"reduce_scatter", "reduce"},
       {"all_reduce", "reduce"},
       {"broadcast", "broadcast"},
-      {"barrier", "barrier"}};
+      {"barrier", "barrier"},
+      {"gather", "gather"},
+      {"scatter", "scatter"},
+      {"reduce", "reduce"},
+      {"send", "send"},
+      {"recv", "receive"}};
   const std::string_view operation = call.operation;
   for (const auto& [prefix, verb] : kVerbs) {
     if (operation.starts_with(prefix)) {

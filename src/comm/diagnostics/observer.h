@@ -49,7 +49,8 @@ uint64_t next_watched_call();
 /// Does nothing for a call of id 0.
 void tell(const CallEvent& event);
 
-/// "gather", "reduce", "broadcast", "exchange" or "barrier".
+/// "gather", "reduce", "broadcast", "scatter", "send", "receive", "exchange" or
+/// "barrier".
 const char* verb_of(const Call& call);
 /// What a call is for: a unit's name (without the number that labels have),
 /// else the label, else the operation.

@@ -3,7 +3,9 @@
 
 #include <ATen/record_function.h>
 
+#include <functional>
 #include <string>
+#include <utility>
 
 #include "comm/diagnostics/call.h"
 #include "comm/diagnostics/observer.h"
@@ -29,5 +31,18 @@ class TracedRange {
  private:
   at::RecordFunction range_;
 };
+
+/// `operation` in the range of its call, on the thread that will run it.
+inline std::function<void()> traced(
+    const Call& call,
+    std::function<void()> operation) {
+  if (!at::hasCallbacks()) { // no profiler
+    return operation;
+  }
+  return [operation = std::move(operation), name = trace_name(call)] {
+    const TracedRange range([&] { return name; });
+    operation();
+  };
+}
 
 } // namespace tessera::comm

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "comm/shm/message.h"
+
 namespace tessera::comm {
 namespace {
 
@@ -127,6 +129,24 @@ void check_root(const GroupImpl& group, const char* call, int root) {
             "root is {}, but this group has ranks 0 to {}. Roots count within the group.",
             root,
             group.size() - 1));
+  }
+}
+
+void check_peer(const GroupImpl& group, const char* call, int peer, int tag) {
+  if (peer < 0 || peer >= group.size() || peer == group.rank()) {
+    group.raise_error<c10::ValueError>(
+        call,
+        fmt::format(
+            "the peer is rank {}, but this is rank {} of a group with ranks 0 to {}. A message goes to another rank of the group; peers count within the group.",
+            peer,
+            group.rank(),
+            group.size() - 1));
+  }
+  if (tag < 0 || tag > shm::kLastTag) {
+    group.raise_error<c10::ValueError>(
+        call,
+        fmt::format(
+            "tag {} is not a number from 0 to {}.", tag, shm::kLastTag));
   }
 }
 

@@ -41,6 +41,9 @@ void check_parts(
 
 void check_root(const GroupImpl& group, const char* call, int root);
 
+/// `peer` must be another rank of the group, and `tag` one that can be sent.
+void check_peer(const GroupImpl& group, const char* call, int peer, int tag);
+
 /// `splits` in bytes. They are sizes on dim 0, which must add up to the tensor.
 std::vector<int64_t> bytes_of_splits(
     const GroupImpl& group,

@@ -17,6 +17,8 @@ namespace {
 
 /// How long the survivors of a failure wait to learn who else survived.
 constexpr Milliseconds kRollCall{2000};
+/// How long a rank that refuses a step waits for the others to refuse it too.
+constexpr Milliseconds kRefusals{5000};
 /// How often a waiting rank checks whether a peer has failed.
 constexpr Milliseconds kLookout{200};
 constexpr const char* kAnyFailed = "roll_call/any";
@@ -47,6 +49,15 @@ bool says_connection_broke(const std::string& message) {
       {"onnection", "ocket", "roken pipe", "y peer", "Read error", "recv"});
 }
 
+/// Returns when `done` says so, or after `limit`.
+template <class Done>
+void poll_for(Milliseconds limit, const Done& done) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  while (!done() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(Milliseconds(25));
+  }
+}
+
 } // namespace
 
 /// A rank that does not report within kRollCall is not in this operation: every
@@ -61,16 +72,10 @@ std::vector<int> GroupImpl::find_missing(const Call& call) {
   const auto answered = [this](int peer) {
     return store_->check({"roll_call_answered/" + std::to_string(peer)});
   };
-  const auto poll_for_a_moment = [](const auto& done) {
-    const auto deadline = std::chrono::steady_clock::now() + kRollCall;
-    while (!done() && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(Milliseconds(25));
-    }
-  };
   store_->set("roll_call/" + std::to_string(rank_), call.describe());
   std::vector<int> missing;
   std::vector<int> present;
-  poll_for_a_moment([&] {
+  poll_for(kRollCall, [&] {
     missing.clear();
     present.clear();
     for (int peer = 0; peer < size(); ++peer) {
@@ -80,8 +85,9 @@ std::vector<int> GroupImpl::find_missing(const Call& call) {
   });
   try {
     store_->set("roll_call_answered/" + std::to_string(rank_), "1");
-    poll_for_a_moment(
-        [&] { return std::all_of(present.begin(), present.end(), answered); });
+    poll_for(kRollCall, [&] {
+      return std::all_of(present.begin(), present.end(), answered);
+    });
   } catch (const std::exception&) {
     // The store is gone, and with it every rank that could need an answer.
   }
@@ -151,6 +157,56 @@ void GroupImpl::give_up(const std::string& reason) {
   }
 }
 
+void GroupImpl::die(const Call& call, const std::string& reason) {
+  if (!dead_reason_.empty()) {
+    return; // of several operations under way, the first that failed counts
+  }
+  dead_reason_ = reason;
+  if (cpu_->can.shares_memory) {
+    return; // peers that share memory learn of it there
+  }
+  const std::string mine = fmt::format(
+      "{}{} gave this group up: {}",
+      kGaveUp,
+      rank_list({&world_->rank, 1}),
+      dead_reason_);
+  const std::string first = announce_failure(mine);
+  cpu_->backend()->abort();
+  if (first != mine && first.starts_with(kGaveUp)) {
+    dead_reason_ = first.substr(std::strlen(kGaveUp));
+  }
+  wait_for_readers(call);
+}
+
+bool GroupImpl::refuse(const std::string& step, const std::string& reason) {
+  if (size() == 1) {
+    return true;
+  }
+  if (!dead_reason_.empty()) {
+    return false;
+  }
+  bool all_refused = !store_; // fake peers do as this rank does
+  if (store_) {
+    try {
+      std::vector<std::string> refusals;
+      for (int peer = 0; peer < size(); ++peer) {
+        refusals.push_back(fmt::format("refused/{}/{}", step, peer));
+      }
+      store_->set(refusals[static_cast<size_t>(rank_)], "1");
+      poll_for(kRefusals, [&] {
+        all_refused = store_->check(refusals);
+        return all_refused || store_->check({kAnyFailed});
+      });
+    } catch (const std::exception&) {
+      // Without a store nobody can be asked: the group is given up.
+    }
+  }
+  if (!all_refused) {
+    give_up(reason);
+  }
+  return all_refused;
+}
+
 void GroupImpl::fail(const Call& call, std::exception_ptr error) {
   const std::string what_call = call.describe();
   try {
@@ -166,15 +222,20 @@ void GroupImpl::fail(const Call& call, std::exception_ptr error) {
       case shm::ChannelError::Kind::Mismatch:
         raise_error<DisagreementError>(call.operation, channel.what());
       case shm::ChannelError::Kind::Timeout:
-        dead_reason_ = channel.what();
+        die(call, channel.what());
         raise_error<TimeoutError>(call.operation, what);
       case shm::ChannelError::Kind::PeerLost:
       case shm::ChannelError::Kind::Aborted:
-        dead_reason_ = channel.what();
-        raise_error<PeerLostError>(call.operation, what);
+        die(call, channel.what());
+        raise_error<PeerLostError>(
+            call.operation, dead_reason_ + " (in " + what_call + ")");
     }
     throw;
   } catch (const std::exception& other) {
+    if (!dead_reason_.empty()) { // the peers have been told, and why
+      raise_error<PeerLostError>(
+          call.operation, dead_reason_ + " (in " + what_call + ")");
+    }
     const std::string message = first_line(other.what());
     if (!says_timeout(message) && !says_connection_broke(message)) {
       announce_failure(message);

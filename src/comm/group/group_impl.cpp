@@ -162,19 +162,56 @@ Work GroupImpl::launch(
     const at::Tensor& input,
     const Start& start,
     std::function<void()> finish) {
-  Call call =
-      describe_call(request.operation, input, request.suffix, request.label);
+  const auto device =
+      input.defined() ? input.device().type() : c10::DeviceType::CPU;
+  const bool is_on_cuda = cuda_ && device != c10::DeviceType::CPU;
+  // A rank with a tensor of the CPU would wait in another backend.
+  Call call = is_on_cuda
+      ? describe_call(
+            request.operation,
+            input,
+            std::string(request.suffix) + " on CUDA",
+            request.label)
+      : describe_call(request.operation, input, request.suffix, request.label);
   call.sequence = sequence_++;
+  const CarrierPtr& carrier = this->carrier(device);
+  const bool compares = (world_->compare_calls || request.always_compared) &&
+      !carrier->can.compares_calls;
+  return begin(
+      call,
+      request.async,
+      compares ? Compared::Yes : Compared::No,
+      carrier,
+      start,
+      std::move(finish));
+}
+
+Work GroupImpl::launch_message(
+    Call call,
+    bool async,
+    const Start& start,
+    std::function<void()> finish) {
+  call.sequence = num_messages_++;
+  return begin(call, async, Compared::No, cpu_, start, std::move(finish));
+}
+
+void GroupImpl::require_alive(const Call& call) const {
   if (!dead_reason_.empty()) {
     raise_error<PeerLostError>(
-        request.operation,
+        call.operation,
         "this group failed earlier and cannot be used again: " + dead_reason_ +
             " Start again, or shut down and call init() on every rank.");
   }
-  const auto device =
-      input.defined() ? input.device().type() : c10::DeviceType::CPU;
-  const CarrierPtr& carrier = this->carrier(device);
+}
 
+Work GroupImpl::begin(
+    const Call& call,
+    bool async,
+    Compared compared,
+    const CarrierPtr& carrier,
+    const Start& start,
+    std::function<void()> finish) {
+  require_alive(call);
   note_call_begins(call, name_.c_str());
   const bool on_host = carrier != cuda_;
   const uint64_t id = next_watched_call();
@@ -185,12 +222,12 @@ Work GroupImpl::launch(
     if (!carrier->can.traces_calls) {
       range.emplace([&] { return trace_name(call); });
     }
-    const WatchedWait waiting(request.async ? 0 : id, call, !on_host);
-    if (world_->compare_calls && !carrier->can.compares_calls) {
+    const WatchedWait waiting(async ? 0 : id, call, !on_host);
+    if (compared == Compared::Yes) {
       compare_calls(call);
     }
-    work = start(*carrier, call, request.async);
-    if (request.async) {
+    work = start(*carrier, call, async);
+    if (async) {
       note_call_ends(); // begins again in wait()
     }
   } catch (...) {

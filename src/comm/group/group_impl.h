@@ -87,6 +87,9 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
     std::string_view label;
     std::string_view suffix; // of the description: "SUM", "root 2"
     bool async = false;
+    /// The ranks compare this call over every backend, not only where they
+    /// were asked to.
+    bool always_compared = false;
   };
   /// Starts the operation that `call` describes. `async` is c10d's asyncOp.
   using Start =
@@ -101,6 +104,15 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
       const Start& start,
       std::function<void()> finish);
 
+  /// The same for a message to or from one peer. The ranks do not count it
+  /// among their calls, and nobody but the two compares it. `call.sequence` is
+  /// set here. The CPU's carrier takes it.
+  Work launch_message(
+      Call call,
+      bool async,
+      const Start& start,
+      std::function<void()> finish);
+
   /// Throws `error` as an error of `call`. The group is dead afterwards, unless
   /// only the arguments were at fault.
   [[noreturn]] void fail(const Call& call, std::exception_ptr error);
@@ -109,6 +121,13 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   /// those fail at once, on this rank and on the peers, and the group is dead.
   /// Peers throw a PeerLostError with this rank and the reason.
   void give_up(const std::string& reason);
+
+  /// For a rank that refuses to begin a step that its peers may have begun, and
+  /// that made no collective of this step yet. Returns true if all ranks refuse
+  /// the step within some seconds: the group is as before. Otherwise gives the
+  /// group up, and returns false. `step` names the step, alike on all ranks,
+  /// and no two steps of a group have one name.
+  bool refuse(const std::string& step, const std::string& reason);
 
   /// Blocks until `work` is done. Checks now and then whether a peer has given
   /// the group up: a backend notices that only on the connections that it waits
@@ -127,7 +146,17 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   }
 
  private:
+  enum class Compared { No, Yes };
+
   CarrierPtr make_cpu_carrier(const BackendConfig& config) const;
+  void require_alive(const Call& call) const;
+  Work begin(
+      const Call& call,
+      bool async,
+      Compared compared,
+      const CarrierPtr& carrier,
+      const Start& start,
+      std::function<void()> finish);
   /// For the copy of the group in a forked child, which is not a rank. The
   /// carriers of the copy share memory and sockets with the rank's and have no
   /// threads, so they are never destroyed.
@@ -140,6 +169,10 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   /// Ends the waits of peers in wait_for(). Returns the reason that the first
   /// rank to fail gave.
   std::string announce_failure(const std::string& reason) const;
+  /// An operation failed, so the group is dead, unless it is already. Peers
+  /// that share no memory with this rank are told; if another rank failed
+  /// first, its reason becomes the group's.
+  void die(const Call& call, const std::string& reason);
 
   // Constant after construction.
   const pid_t owner_ = getpid();
@@ -154,7 +187,8 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   std::string registered_name_;
 
   // Touched by the one thread that uses the group.
-  uint64_t sequence_ = 0;
+  uint64_t sequence_ = 0; // of collectives, the same on all ranks
+  uint64_t num_messages_ = 0;
   int num_splits_ = 0;
   std::string dead_reason_; // not empty: the group is dead
 };

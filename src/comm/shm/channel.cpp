@@ -1,35 +1,22 @@
 #include "comm/shm/channel.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <utility>
 
+#include "comm/shm/waiting.h"
+
 namespace tessera::comm::shm {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr std::chrono::milliseconds kSleepSlice{50};
 constexpr size_t kPage = 4096;
 constexpr size_t kCacheLine = 64;
-constexpr int kYields = 24;
-constexpr int kPausesBetweenClockReads = 32;
 
 enum State : uint32_t { kActive = 0, kFailing = 1, kFailed = 2, kLeft = 3 };
 
 size_t round_up(size_t value, size_t unit) {
   return (value + unit - 1) / unit * unit;
-}
-
-void pause_briefly() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 Channel::Config with_names(Channel::Config config) {
@@ -103,12 +90,8 @@ void Channel::publish(const Call* call) {
   if (call != nullptr) {
     mine.calls[step_ % 2] = *call;
   }
-  // Sequentially consistent, as is the waiter's side: either we see the
-  // sleeper, or the sleeper sees the new step before it sleeps.
   mine.published.store(step_, std::memory_order_seq_cst);
-  if (mine.sleepers.load(std::memory_order_seq_cst) != 0) {
-    futex_wake_all(mine.published);
-  }
+  wake_sleepers(mine.published, mine.sleepers);
 }
 
 const std::byte* Channel::wait_for(int peer) {
@@ -172,104 +155,103 @@ std::string Channel::name_of(std::span<const int> peers) const {
 }
 
 void Channel::wait_published(int peer, uint32_t step) {
-  if (reached(peer, step)) {
-    return;
+  Control& theirs = control(peer);
+  const bool came = wait_until(
+      theirs.published,
+      theirs.sleepers,
+      config_.patience,
+      [&] { return reached(peer, step); },
+      [&] { throw_if_hopeless(step); });
+  if (!came) {
+    throw_timeout(step);
   }
-  if (config_.spin.count() > 0) {
-    const auto end = Clock::now() + config_.spin;
-    do {
-      for (int i = 0; i < kPausesBetweenClockReads; ++i) {
-        pause_briefly();
-        if (reached(peer, step)) {
-          return;
-        }
-      }
-    } while (Clock::now() < end);
-  } else {
-    for (int i = 0; i < kYields; ++i) {
-      sched_yield();
-      if (reached(peer, step)) {
-        return;
-      }
-    }
-  }
-  sleep_until_published(peer, step);
 }
 
-void Channel::sleep_until_published(int peer, uint32_t step) {
-  Control& theirs = control(peer);
-  const auto start = Clock::now();
-  while (true) {
-    throw_if_hopeless(step);
-    theirs.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const uint32_t seen = theirs.published.load(std::memory_order_seq_cst);
-    if (static_cast<int32_t>(seen - step) < 0) {
-      futex_wait(theirs.published, seen, kSleepSlice);
-    }
-    theirs.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    if (reached(peer, step)) {
-      return;
-    }
-    const auto waited = Clock::now() - start;
-    if (waited >= config_.timeout) {
-      throw_timeout(step, std::chrono::duration<double>(waited).count());
-    }
+std::optional<std::string> Channel::why_gone(int peer) const {
+  const Control& theirs = control(peer);
+  switch (theirs.state.load(std::memory_order_acquire)) {
+    case kFailed:
+      return name_of({&peer, 1}) + " gave this group up: " + theirs.reason;
+    case kLeft:
+      return name_of({&peer, 1}) +
+          " has left the group (its process ended, or it destroyed the group) while this rank waits for it. See that rank's own output for the reason.";
+    default:
+      return std::nullopt;
   }
+}
+
+bool Channel::is_dead(int peer) const {
+  return config_.is_alive && !config_.is_alive(peer);
+}
+
+std::string Channel::describe_death(std::span<const int> peers) const {
+  return name_of(peers) +
+      " died (process gone) while this rank waits. See the launcher's report or that rank's output; SIGKILL without a word is often the out-of-memory killer.";
 }
 
 void Channel::throw_if_hopeless(uint32_t step) {
   if (aborted_.load()) {
+    const Control& mine = control(config_.rank);
+    const bool is_known = mine.state.load(std::memory_order_acquire) == kFailed;
     fail(
         ChannelError::Kind::Aborted,
-        "the group was given up while an operation was waiting");
+        is_known ? std::string("this group was given up: ") + mine.reason
+                 : "the group was given up while an operation was waiting");
   }
   std::vector<int> dead;
   for (int peer = 0; peer < config_.size; ++peer) {
     if (peer == config_.rank || reached(peer, step)) {
       continue;
     }
-    const Control& theirs = control(peer);
-    switch (theirs.state.load(std::memory_order_acquire)) {
-      case kFailed:
-        fail(
-            ChannelError::Kind::PeerLost,
-            name_of({&peer, 1}) + " gave this group up: " + theirs.reason);
-      case kLeft:
-        fail(
-            ChannelError::Kind::PeerLost,
-            name_of({&peer, 1}) +
-                " has left the group (its process ended, or it destroyed the group) while this rank waits for it. See that rank's own output for the reason.");
-      default:
-        break;
+    if (const auto gone = why_gone(peer)) {
+      fail(ChannelError::Kind::PeerLost, *gone);
     }
-    if (config_.is_alive && !config_.is_alive(peer)) {
+    if (is_dead(peer)) {
       dead.push_back(peer);
     }
   }
+  // A last look: the peer may have published just before it died.
+  std::erase_if(dead, [&](int peer) { return reached(peer, step); });
   if (!dead.empty()) {
-    // A last look: the peer may have published just before it died.
-    std::erase_if(dead, [&](int peer) { return reached(peer, step); });
-  }
-  if (!dead.empty()) {
-    fail(
-        ChannelError::Kind::PeerLost,
-        name_of(dead) +
-            " died (process gone) while this rank waits. See the launcher's report or that rank's output; SIGKILL without a word is often the out-of-memory killer.");
+    fail(ChannelError::Kind::PeerLost, describe_death(dead));
   }
 }
 
-void Channel::throw_timeout(uint32_t step, double seconds) {
+std::optional<ChannelError> Channel::why_hopeless(int peer) const {
+  const Control& mine = control(config_.rank);
+  if (mine.state.load(std::memory_order_acquire) == kFailed) {
+    return ChannelError(
+        ChannelError::Kind::Aborted,
+        std::string("this group was given up: ") + mine.reason);
+  }
+  auto gone = why_gone(peer);
+  if (!gone && is_dead(peer)) {
+    gone = describe_death({&peer, 1});
+  }
+  return gone ? std::optional(ChannelError(ChannelError::Kind::PeerLost, *gone))
+              : std::nullopt;
+}
+
+std::string Channel::time_is_up() const {
+  char waited[48];
+  std::snprintf(
+      waited,
+      sizeof waited,
+      "timed out after %.1f s: ",
+      std::chrono::duration<double>(config_.patience.timeout).count());
+  return waited;
+}
+
+void Channel::throw_timeout(uint32_t step) {
   std::vector<int> missing;
   for (int peer = 0; peer < config_.size; ++peer) {
     if (!reached(peer, step)) {
       missing.push_back(peer);
     }
   }
-  char waited[32];
-  std::snprintf(waited, sizeof waited, "%.1f s", seconds);
   fail(
       ChannelError::Kind::Timeout,
-      "timed out after " + std::string(waited) + ": " + name_of(missing) +
+      time_is_up() + name_of(missing) +
           " did not come. Alive but elsewhere: look for a branch that skips this call there, or raise the timeout if that rank is only slow.");
 }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "comm/diagnostics/call.h"
 #include "comm/shm/futex.h"
+#include "comm/shm/waiting.h"
 
 namespace tessera::comm::shm {
 
@@ -53,12 +55,11 @@ class ChannelError : public std::runtime_error {
 /// Each rank has one futex word, its own `published`: a waiter knows which
 /// rank it waits for, so a timeout can name it.
 ///
-/// A waiting rank spins briefly, then sleeps in slices of 50 ms, and between
-/// slices checks whether a peer has died, left or failed. Where a host has more
-/// ranks than cores the rank yields instead of spinning, since the peer needs
-/// the core.
+/// A waiting rank (wait_until() in waiting.h) checks now and then whether a
+/// peer has died, left or failed.
 ///
-/// Thread safety: one thread at a time, except abort(), which any may call.
+/// Thread safety: one thread at a time makes steps. Constant functions, but for
+/// call_of() and check_calls(), and abort() may be called by any thread.
 class Channel {
  public:
   struct Config {
@@ -67,8 +68,7 @@ class Channel {
     /// How messages call the ranks; empty: by their number here.
     std::vector<int> names;
     size_t slot_bytes = 0;
-    std::chrono::milliseconds timeout{0};
-    std::chrono::microseconds spin{20}; // zero where cores are short
+    Patience patience;
     /// False once the peer's process is gone. Empty: peers never die.
     std::function<bool(int peer)> is_alive;
   };
@@ -95,6 +95,17 @@ class Channel {
   size_t slot_bytes() const {
     return config_.slot_bytes;
   }
+  const Patience& patience() const {
+    return config_.patience;
+  }
+  /// "ranks 1, 3", as messages call them.
+  std::string name_of(std::span<const int> peers) const;
+  /// How the text of a timeout begins.
+  std::string time_is_up() const;
+  /// Why `peer` need not be waited for any longer: this rank has given the
+  /// channel up, or the peer has died, left or failed. Nothing while there is
+  /// hope.
+  std::optional<ChannelError> why_hopeless(int peer) const;
 
   /// Opens the next step; returns this rank's slot, free to be written.
   std::byte* begin_step();
@@ -123,11 +134,12 @@ class Channel {
   Control& control(int rank) const;
   std::byte* slot(int rank) const;
   bool reached(int peer, uint32_t step) const;
-  std::string name_of(std::span<const int> peers) const;
+  std::optional<std::string> why_gone(int peer) const;
+  bool is_dead(int peer) const;
+  std::string describe_death(std::span<const int> peers) const;
   void wait_published(int peer, uint32_t step);
-  void sleep_until_published(int peer, uint32_t step);
   void throw_if_hopeless(uint32_t step);
-  [[noreturn]] void throw_timeout(uint32_t step, double seconds);
+  [[noreturn]] void throw_timeout(uint32_t step);
   [[noreturn]] void fail(ChannelError::Kind kind, const std::string& reason);
   void tell_peers(const std::string& reason);
 

@@ -4,23 +4,10 @@
 #include <cstring>
 #include <utility>
 
+#include "comm/shm/copying.h"
+
 namespace tessera::comm::shm {
 namespace {
-
-constexpr size_t kAlign = 64;
-/// Up to this size every rank reduces everything itself: one wait instead of
-/// two.
-constexpr size_t kOnePhaseBytes = 32 * 1024;
-
-void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
-  if (to != from && bytes != 0) {
-    std::memcpy(to, from, bytes);
-  }
-}
-
-size_t round_up(size_t value, size_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 /// How a rank sends parts of different sizes through its slot: each step has a
 /// piece for every peer that gets anything, or one for all if they get the
@@ -221,115 +208,6 @@ void Collectives::reduce_scatter(
   if (sources.any_direct) {
     wait_until_inputs_are_read();
   }
-}
-
-void Collectives::all_reduce(
-    const Call& call,
-    std::byte* data,
-    size_t bytes,
-    const Reduction& reduction) {
-  if (channel_.size() <= 2 || bytes <= kOnePhaseBytes) {
-    all_reduce_in_one_phase(call, data, bytes, reduction);
-  } else {
-    all_reduce_in_two_phases(call, data, bytes, reduction);
-  }
-}
-
-void Collectives::all_reduce_in_one_phase(
-    const Call& call,
-    std::byte* data,
-    size_t bytes,
-    const Reduction& reduction) {
-  const auto size = static_cast<size_t>(channel_.size());
-  std::vector<const void*> inputs(size);
-  size_t done = 0;
-  do {
-    const size_t count = std::min(bytes - done, channel_.slot_bytes());
-    copy_bytes(channel_.begin_step(), data + done, count);
-    channel_.publish(done == 0 ? &call : nullptr);
-    if (done == 0) {
-      exchange_calls();
-    }
-    for (size_t peer = 0; peer < size; ++peer) {
-      inputs[peer] = channel_.wait_for(static_cast<int>(peer));
-    }
-    reduction.kernel(
-        data + done,
-        inputs.data(),
-        channel_.size(),
-        count / reduction.element_bytes);
-    done += count;
-  } while (done < bytes);
-}
-
-void Collectives::all_reduce_in_two_phases(
-    const Call& call,
-    std::byte* data,
-    size_t bytes,
-    const Reduction& reduction) {
-  const auto me = static_cast<size_t>(channel_.rank());
-  const auto size = static_cast<size_t>(channel_.size());
-  std::vector<const void*> inputs(size);
-  size_t done = 0;
-  while (done < bytes) {
-    const size_t count = std::min(bytes - done, channel_.slot_bytes());
-    const size_t piece = round_up((count + size - 1) / size, kAlign);
-    // Rank r reduces [r * piece, (r + 1) * piece) of this chunk.
-    auto begin_of = [&](size_t rank) { return std::min(count, rank * piece); };
-    auto bytes_of = [&](size_t rank) {
-      return begin_of(rank + 1) - begin_of(rank);
-    };
-
-    copy_bytes(channel_.begin_step(), data + done, count);
-    channel_.publish(done == 0 ? &call : nullptr);
-    if (done == 0) {
-      exchange_calls();
-    }
-    for (size_t peer = 0; peer < size; ++peer) {
-      inputs[peer] = channel_.wait_for(static_cast<int>(peer)) + begin_of(me);
-    }
-
-    // The result goes straight into the slot of the second step.
-    std::byte* reduced = channel_.begin_step();
-    reduction.kernel(
-        reduced,
-        inputs.data(),
-        channel_.size(),
-        bytes_of(me) / reduction.element_bytes);
-    channel_.publish();
-    for (size_t i = 0; i < size; ++i) {
-      const size_t peer = (me + i) % size;
-      copy_bytes(
-          data + done + begin_of(peer),
-          channel_.wait_for(static_cast<int>(peer)),
-          bytes_of(peer));
-    }
-    done += count;
-  }
-}
-
-void Collectives::broadcast(
-    const Call& call,
-    std::byte* data,
-    size_t bytes,
-    int root) {
-  const bool sends = channel_.rank() == root;
-  size_t done = 0;
-  do {
-    const size_t count = std::min(bytes - done, channel_.slot_bytes());
-    std::byte* slot = channel_.begin_step();
-    if (sends) {
-      copy_bytes(slot, data + done, count);
-    }
-    channel_.publish(done == 0 ? &call : nullptr);
-    if (done == 0) {
-      exchange_calls();
-    }
-    if (!sends) {
-      copy_bytes(data + done, channel_.wait_for(root), count);
-    }
-    done += count;
-  } while (done < bytes);
 }
 
 void Collectives::all_to_all(

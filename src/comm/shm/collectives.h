@@ -27,9 +27,9 @@ struct Reduction {
 /// again. Each first exchanges the `call`s and throws Mismatch on all ranks,
 /// before any data has moved, when they differ.
 ///
-/// An input inside shared memory (call.segment) is read by the peers where it
-/// lies: one copy less, one wait more. Not for all_reduce, which writes its
-/// input.
+/// An input of all_gather or reduce_scatter that is inside shared memory
+/// (call.segment) is read by the peers where it lies: one copy less, one wait
+/// more.
 class Collectives {
  public:
   /// Address in this process of `offset` in shared segment `segment`.
@@ -61,7 +61,34 @@ class Collectives {
       size_t bytes,
       const Reduction& reduction);
 
+  /// `data` of `root` becomes what all_reduce() would give; other ranks' is
+  /// left as it is.
+  void reduce(
+      const Call& call,
+      std::byte* data,
+      size_t bytes,
+      const Reduction& reduction,
+      int root);
+
   void broadcast(const Call& call, std::byte* data, size_t bytes, int root);
+
+  /// out: size * bytes on `root`, where `in` may be the root's part of it; not
+  /// used elsewhere.
+  void gather(
+      const Call& call,
+      const std::byte* in,
+      std::byte* out,
+      size_t bytes,
+      int root);
+
+  /// in: size * bytes on `root`, where `out` may be the root's part of it; not
+  /// used elsewhere.
+  void scatter(
+      const Call& call,
+      const std::byte* in,
+      std::byte* out,
+      size_t bytes,
+      int root);
 
   /// The bytes of in[r], one span after another, go to rank r, into the spans
   /// of its out[this rank]. Both must have the same number of bytes.
@@ -86,16 +113,25 @@ class Collectives {
   };
 
   Sources exchange_calls();
-  void all_reduce_in_one_phase(
+  /// `receives`: this rank's data becomes the result.
+  void reduce_for(
       const Call& call,
       std::byte* data,
       size_t bytes,
-      const Reduction& reduction);
-  void all_reduce_in_two_phases(
+      const Reduction& reduction,
+      bool receives);
+  void reduce_in_one_phase(
       const Call& call,
       std::byte* data,
       size_t bytes,
-      const Reduction& reduction);
+      const Reduction& reduction,
+      bool receives);
+  void reduce_in_two_phases(
+      const Call& call,
+      std::byte* data,
+      size_t bytes,
+      const Reduction& reduction,
+      bool receives);
   void wait_until_inputs_are_read();
 
   // Constant after construction.

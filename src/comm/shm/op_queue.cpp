@@ -40,12 +40,18 @@ OpQueue::TaskPtr OpQueue::submit(
   {
     const MutexLock lock(mutex_);
     tasks_.push_back(task);
+    last_ = task;
     if (!worker_.joinable()) {
       worker_ = std::thread([this] { work(); });
     }
   }
   filled_.notify_one();
   return task;
+}
+
+bool OpQueue::is_idle() {
+  const MutexLock lock(mutex_);
+  return !last_ || last_->done();
 }
 
 void OpQueue::run_now(const std::function<void()>& run) {

@@ -61,6 +61,9 @@ class OpQueue {
   /// Returns when `task` is done, having run it here if it had not begun.
   void finish(const TaskPtr& task);
 
+  /// Whether all operations that were submitted are done.
+  bool is_idle();
+
   /// Ends the background thread. Operations that have not begun fail; the one
   /// that is running is waited for: make it return first (Channel::abort).
   void stop();
@@ -77,6 +80,7 @@ class OpQueue {
   Mutex mutex_;
   std::condition_variable filled_; // with mutex_
   std::deque<TaskPtr> tasks_ TESSERA_GUARDED_BY(mutex_);
+  TaskPtr last_ TESSERA_GUARDED_BY(mutex_); // the last that was submitted
   bool stopping_ TESSERA_GUARDED_BY(mutex_) = false;
   std::thread worker_ TESSERA_GUARDED_BY(mutex_); // started by the first submit
 };

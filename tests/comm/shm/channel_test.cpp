@@ -54,7 +54,7 @@ TEST(ChannelTest, EveryRankReadsEveryStepOfEveryPeer) {
 
 TEST(ChannelTest, SpinningRanksAgreeToo) {
   auto config = ThreadRanks::default_config();
-  config.spin = std::chrono::microseconds(200);
+  config.patience.spin = std::chrono::microseconds(200);
   std::atomic<int> sum{0};
   ThreadRanks(2, 4096, config).run([&](Channel& channel) {
     for (int step = 0; step < 200; ++step) {
@@ -69,7 +69,7 @@ TEST(ChannelTest, SpinningRanksAgreeToo) {
 
 TEST(ChannelTest, TimeoutNamesTheMissingRank) {
   auto config = ThreadRanks::default_config();
-  config.timeout = milliseconds(150);
+  config.patience.timeout = milliseconds(150);
   config.names = {4, 5, 6};
   std::latch timed_out(2);
   ThreadRanks(3, 4096, config).run([&](Channel& channel) {
@@ -90,7 +90,7 @@ TEST(ChannelTest, TimeoutNamesTheMissingRank) {
 
 TEST(ChannelTest, ALateRankLearnsThatTheOthersGaveUp) {
   auto config = ThreadRanks::default_config();
-  config.timeout = milliseconds(100);
+  config.patience.timeout = milliseconds(100);
   std::latch gave_up(1);
   std::latch learned(1);
   ThreadRanks(2, 4096, config).run([&](Channel& channel) {
@@ -122,7 +122,7 @@ TEST(ChannelTest, ALateRankLearnsThatTheOthersGaveUp) {
 
 TEST(ChannelTest, ADeadChannelRefusesFurtherSteps) {
   auto config = ThreadRanks::default_config();
-  config.timeout = milliseconds(50);
+  config.patience.timeout = milliseconds(50);
   const ThreadRanks ranks(2, 4096, config);
   const auto channel = ranks.channel(0);
   std::string what;

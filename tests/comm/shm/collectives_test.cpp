@@ -132,6 +132,49 @@ TEST_P(CollectivesTest, BroadcastGivesTheRootsDataEverywhere) {
   }
 }
 
+TEST_P(CollectivesTest, ReduceGivesTheSumToTheRootAlone) {
+  for (int root = 0; root < size(); ++root) {
+    run([this, root](Collectives& collectives, int rank) {
+      auto data = values(rank, count());
+      collectives.reduce({}, bytes(data), count() * sizeof(int), kSum, root);
+      for (size_t i = 0; i < count(); ++i) {
+        ASSERT_EQ(
+            data[i], rank == root ? sum_over_ranks(size(), i) : value(rank, i));
+      }
+    });
+  }
+}
+
+TEST_P(CollectivesTest, GatherGivesEveryRanksPartToTheRoot) {
+  for (int root = 0; root < size(); ++root) {
+    run([this, root](Collectives& collectives, int rank) {
+      auto in = values(rank, count());
+      std::vector<int> out(
+          rank == root ? count() * static_cast<size_t>(size()) : 0);
+      collectives.gather(
+          {}, bytes(in), bytes(out), count() * sizeof(int), root);
+      for (size_t i = 0; i < out.size(); ++i) {
+        ASSERT_EQ(out[i], value(static_cast<int>(i / count()), i % count()));
+      }
+    });
+  }
+}
+
+TEST_P(CollectivesTest, ScatterGivesEachRankItsPartOfTheRoots) {
+  for (int root = 0; root < size(); ++root) {
+    run([this, root](Collectives& collectives, int rank) {
+      auto in = values(
+          root, rank == root ? count() * static_cast<size_t>(size()) : 0);
+      std::vector<int> out(count());
+      collectives.scatter(
+          {}, bytes(in), bytes(out), count() * sizeof(int), root);
+      for (size_t i = 0; i < count(); ++i) {
+        ASSERT_EQ(out[i], value(root, static_cast<size_t>(rank) * count() + i));
+      }
+    });
+  }
+}
+
 /// Rank r sends count * ((r + to) % 3) elements to rank `to`: some nothing.
 TEST_P(CollectivesTest, AllToAllDeliversPartsOfDifferentSizes) {
   const auto part = [this](int from, int to) {

@@ -26,8 +26,9 @@ class ThreadRanks {
 
   static Channel::Config default_config() {
     return {
-        .timeout = std::chrono::seconds(20),
-        .spin = std::chrono::microseconds(0)};
+        .patience = {
+            .spin = std::chrono::microseconds(0),
+            .timeout = std::chrono::seconds(20)}};
   }
 
   std::unique_ptr<Channel> channel(int rank) const {

@@ -1,4 +1,4 @@
-// An operation on shared memory, as a c10d::Work.
+// An operation of an OpQueue, as a c10d::Work.
 #pragma once
 
 #include <ATen/core/jit_type.h>
@@ -14,10 +14,10 @@
 
 namespace tessera::comm {
 
-/// An operation of the queue as c10d sees it.
-class ShmWork : public c10d::Work {
+/// Waiting for it may run it, see [Note: who runs an operation].
+class QueuedWork : public c10d::Work {
  public:
-  ShmWork(
+  QueuedWork(
       c10d::OpType type,
       std::vector<at::Tensor> outputs,
       std::shared_ptr<shm::OpQueue> queue)
@@ -27,7 +27,7 @@ class ShmWork : public c10d::Work {
 
   void start(std::function<void()> operation) {
     // The task keeps this work alive until it is done.
-    auto self = c10::intrusive_ptr<ShmWork>::reclaim_copy(this);
+    auto self = c10::intrusive_ptr<QueuedWork>::reclaim_copy(this);
     task_ = queue_->submit(
         std::move(operation), [self = std::move(self)] { self->complete(); });
   }
