@@ -147,7 +147,7 @@ void add_model_flags(CLI::App& command, Settings& settings) {
 }
 
 void add_setup_flags(CLI::App& command, plan::Request& request) {
-  command.add_option("--world", request.world, "Ranks (default 1)");
+  command.add_option("-n,--world", request.world, "Ranks (default 1)");
   command.add_option("--mesh", request.mesh, "Hybrid: copies x shards, 8x2048");
   command
       .add_option(

@@ -175,6 +175,18 @@ std::string units_table(
   return text;
 }
 
+std::string words_text(const Plan& plan, const Style& style) {
+  std::string text = heading_line(style, "words") +
+      "  at the peak: when all kinds together are largest; at most: the largest that the kind itself becomes\n";
+  if (!plan.units.empty()) {
+    text +=
+        "  unit: parameters that are gathered together; the root has those that no other unit has\n";
+  }
+  return text +
+      "  tensors: the tensors as a whole; rank sends: what one rank sends of them\n"
+      "  1 GB is 10^9 bytes\n";
+}
+
 std::string suggestions_table(
     const plan::FitAnswer& fit,
     int64_t peak,
@@ -260,6 +272,7 @@ std::string plan_text(const plan::Answer& answer, const Style& style) {
   if (answer.fit) {
     text += fit_text(answer, style);
   }
+  text += words_text(plan, style);
   text += heading_line(style, "assumed");
   for (const std::string& note : answer.notes) {
     text += "  " + note + "\n";

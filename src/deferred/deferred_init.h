@@ -3,6 +3,10 @@
 
 #include <tessera/deferred/deferred_init.h>
 
+#include <optional>
+
+#include "deferred/tape.h"
+
 namespace tessera::engine {
 
 /// A new tensor with the values that `deferred` stands for, by repeating only
@@ -11,6 +15,14 @@ namespace tessera::engine {
 /// drop the rest. The result has no gradient history and is on the intended
 /// device; the random generators are unchanged afterwards.
 at::Tensor replay(const at::Tensor& deferred);
+
+/// Elements [begin, begin + numel) of what `deferred` stands for, flattened,
+/// without making the others. Nothing if that cannot be done: use replay()
+/// then.
+std::optional<ReplayedPart> replay_part(
+    const at::Tensor& deferred,
+    int64_t begin,
+    int64_t numel);
 
 /// The device that `deferred` will have.
 at::Device intended_device(const at::Tensor& deferred);

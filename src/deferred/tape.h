@@ -32,6 +32,8 @@ struct TensorRef {
   bool is_conj = false;
   bool is_neg = false;
 
+  bool operator==(const TensorRef&) const = default;
+
   static TensorRef of(const at::Tensor& tensor, StorageId storage);
 };
 
@@ -69,6 +71,22 @@ void put(
     std::span<c10::IValue> values,
     const Place& place,
     const at::Tensor& tensor);
+
+/// [Note: elements overloads]
+///
+/// An operator that makes a tensor may be able to make some of its elements
+/// without the others: one that reads a file, for example. Such an operator has
+/// an overload named "elements", with two more arguments at the end:
+///
+///   (..., int begin, int numel) -> (Tensor, int?)
+///
+/// It gives these elements of the flattened tensor, and a digest of the whole
+/// tensor, or None if the digest is not known. Two calls that have one digest
+/// make equal tensors.
+struct ReplayedPart {
+  at::Tensor elements; // flat
+  std::optional<uint64_t> digest_of_whole;
+};
 
 /// An operator that made or wrote deferred tensors.
 struct Record {
@@ -119,6 +137,15 @@ class Tape {
   /// tape. All `refs` must have one storage, which the results share.
   std::vector<at::Tensor> replay(std::span<const TensorRef> refs);
 
+  /// Elements [begin, begin + numel) of the flattened tensor that `ref` names,
+  /// without the other elements. Nothing unless an operator with an overload
+  /// for them made the tensor, and conversions alone followed. See
+  /// [Note: elements overloads].
+  std::optional<ReplayedPart> replay_part(
+      const TensorRef& ref,
+      int64_t begin,
+      int64_t numel);
+
   /// Call it before numbers are really drawn: puts the generator into the state
   /// it would have if all operators on the tape had run.
   void catch_up(const at::Generator& generator);
@@ -130,6 +157,7 @@ class Tape {
     std::vector<size_t> writers; // records, ascending; the first made it
   };
 
+  const Record* only_writer(const TensorRef& ref, size_t before) const;
   void push_writer(StorageId storage, size_t before, std::vector<size_t>& heap)
       const;
   std::vector<size_t> records_for(std::vector<size_t> heap) const;

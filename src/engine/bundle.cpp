@@ -12,6 +12,16 @@
 #include "libtorch/compat.h"
 
 namespace tessera::engine {
+namespace {
+
+/// The same memory as integers: a sum with zeros keeps every bit of what one
+/// rank has, as it does not keep the sign of a floating-point zero.
+at::Tensor as_integers(const at::Tensor& whole) {
+  return whole.view(at::kInt);
+}
+
+} // namespace
+
 Bundle::Bundle(
     Layout layout,
     at::Tensor shard,
@@ -63,23 +73,33 @@ void Bundle::start_gather(std::string_view label) {
   }
   // Not into the storage that faces view: a raw pointer to it would see a
   // gather that is not finished.
-  const int64_t shard_numel = layout_.shard_numel();
-  gathered_ = pool_.take({layout_.num_ranks(), shard_numel}, full_.options());
-  const at::Tensor& target = gathered_;
+  gathered_ = pool_.take({layout_.travel_numel()}, full_.options());
+  if (layout_.travel() == Layout::Travel::Whole) {
+    place_among_zeros(shard_, gathered_);
+    note_offload_copy();
+    gather_ = groups_.shard.all_reduce_async(
+        as_integers(gathered_), ReduceOp::Sum, label);
+    return;
+  }
   at::Tensor mine = shard_;
   if (shard_.scalar_type() != full_.scalar_type() ||
       shard_.device() != full_.device()) {
     // Copies directly into this rank's part of the result.
-    mine = target.view({-1}).narrow(
-        0, groups_.shard.rank() * shard_numel, shard_numel);
+    const int64_t shard_numel = layout_.shard_numel();
+    mine = gathered_.narrow(0, groups_.shard.rank() * shard_numel, shard_numel);
     mine.copy_(shard_, /*non_blocking=*/true);
-    if (shard_.is_pinned() && !device_.is_cpu()) {
-      offload_copied_.emplace(device_.type());
-      offload_copied_->record(
-          c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
-    }
+    note_offload_copy();
   }
-  gather_ = groups_.shard.all_gather_into_async(target, mine, label);
+  gather_ = groups_.shard.all_gather_into_async(gathered_, mine, label);
+}
+
+/// The shard was copied to the device, perhaps not yet to its end.
+void Bundle::note_offload_copy() {
+  if (shard_.is_pinned() && !device_.is_cpu()) {
+    offload_copied_.emplace(device_.type());
+    offload_copied_->record(
+        c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  }
 }
 
 void Bundle::before_write() {
@@ -95,14 +115,13 @@ void Bundle::finish_gather() {
     return;
   }
   const at::Tensor gathered = std::exchange(gathered_, at::Tensor());
-  if (layout_.kind() == Layout::Kind::Dim0) {
+  if (layout_.travel() == Layout::Travel::Chunks) {
     give_bytes();
     unpack(full_, gathered);
     pool_.give(gathered);
     return;
   }
-  // The shards, one after another, are the full buffer: the memory is moved,
-  // not copied.
+  // What travelled is the full buffer: the memory is moved, not copied.
   c10::StorageImpl* from = storage_of(gathered);
   const size_t bytes = from->nbytes();
   show_bytes(from->set_data_ptr(c10::DataPtr(nullptr, from->device())), bytes);
@@ -124,17 +143,50 @@ void Bundle::free_full(const std::string& reason) {
 #endif
 }
 
-/// Dim0: from each rank's chunks to whole parameters.
+/// Puts this rank's part of each parameter, which has the layout of the shard,
+/// to its place in `whole`, and zeros elsewhere. `part` may be of another dtype
+/// or device.
+void Bundle::place_among_zeros(const at::Tensor& part, const at::Tensor& whole)
+    const {
+  whole.zero_();
+  std::vector<at::Tensor> to;
+  std::vector<at::Tensor> from;
+  for (size_t index = 0; index < layout_.num_params(); ++index) {
+    const Run run = layout_.run(index, groups_.shard.rank());
+    if (run.numel > 0) {
+      to.push_back(whole.narrow(
+          0, layout_.full_offset(index) + run.param_begin, run.numel));
+      from.push_back(part.narrow(0, run.shard_begin, run.numel));
+    }
+  }
+  if (!to.empty()) {
+    at::_foreach_copy_(to, from, /*non_blocking=*/true);
+  }
+}
+
+/// From each rank's chunks to whole parameters: whole chunks at once, then the
+/// last, shorter one.
 void Bundle::unpack(const at::Tensor& full, const at::Tensor& gathered) const {
   std::vector<at::Tensor> to;
   std::vector<at::Tensor> from;
-  const int64_t ranks = layout_.num_ranks();
+  const at::Tensor by_rank = gathered.view({layout_.num_ranks(), -1});
   for (size_t index = 0; index < layout_.num_params(); ++index) {
     const int64_t chunk = layout_.chunk_numel(index);
-    if (chunk > 0) {
-      to.push_back(full.narrow(0, layout_.full_offset(index), chunk * ranks)
-                       .view({ranks, chunk}));
-      from.push_back(gathered.narrow(1, layout_.chunk_offset(index), chunk));
+    if (chunk == 0) {
+      continue;
+    }
+    const int64_t numel = layout_.numel(index);
+    const int64_t whole = numel / chunk;
+    const at::Tensor param = full.narrow(0, layout_.full_offset(index), numel);
+    const at::Tensor chunks =
+        by_rank.narrow(1, layout_.chunk_offset(index), chunk);
+    if (whole > 0) {
+      to.push_back(param.narrow(0, 0, whole * chunk).view({whole, chunk}));
+      from.push_back(chunks.narrow(0, 0, whole));
+    }
+    if (const int64_t rest = numel - whole * chunk; rest > 0) {
+      to.push_back(param.narrow(0, whole * chunk, rest));
+      from.push_back(chunks[whole].narrow(0, 0, rest));
     }
   }
   if (!to.empty()) {
@@ -144,16 +196,21 @@ void Bundle::unpack(const at::Tensor& full, const at::Tensor& gathered) const {
 
 at::Tensor Bundle::gather_copy(const at::Tensor& part, std::string_view label)
     const {
-  at::Tensor gathered = at::empty(
-      {layout_.num_ranks(), layout_.shard_numel()},
+  const at::Tensor gathered = at::empty(
+      {layout_.travel_numel()},
       part.options().device(device_).pinned_memory(false));
   if (layout_.num_ranks() == 1) {
-    gathered.view({-1}).copy_(part);
-    return gathered.view({-1});
+    gathered.copy_(part);
+    return gathered;
+  }
+  if (layout_.travel() == Layout::Travel::Whole) {
+    place_among_zeros(part.to(device_), gathered);
+    groups_.shard.all_reduce(as_integers(gathered), ReduceOp::Sum, label);
+    return gathered;
   }
   groups_.shard.all_gather_into(gathered, part.to(device_), label);
-  if (layout_.kind() == Layout::Kind::Flat) {
-    return gathered.view({-1});
+  if (layout_.travel() == Layout::Travel::Shards) {
+    return gathered;
   }
   at::Tensor full = at::empty({layout_.full_numel()}, gathered.options());
   unpack(full, gathered);

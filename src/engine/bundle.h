@@ -101,6 +101,8 @@ class Bundle {
  private:
   void show_bytes(c10::DataPtr data, size_t bytes);
   void give_bytes();
+  void note_offload_copy();
+  void place_among_zeros(const at::Tensor& part, const at::Tensor& whole) const;
   void unpack(const at::Tensor& full, const at::Tensor& gathered) const;
 
   // Constant after construction.
@@ -116,7 +118,7 @@ class Bundle {
 
   // A gather in flight.
   std::optional<c10::Event> offload_copied_; // from host memory
-  at::Tensor gathered_; // (ranks, shard_numel)
+  at::Tensor gathered_; // (travel_numel)
   Work gather_;
 
   BundleGradients gradients_;

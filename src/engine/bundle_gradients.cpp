@@ -2,6 +2,7 @@
 
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <exception>
 #include <utility>
@@ -25,14 +26,33 @@ BundleGradients::BundleGradients(
       pool_(pool),
       used_(layout_.num_params(), false) {}
 
-/// Where the gradient of a parameter goes, padding left out: one range in Flat,
-/// a column of (ranks, chunk) in Dim0.
+/// Where the gradient of a parameter goes, padding left out: one range, or a
+/// column of (ranks, chunk) where chunks travel.
 at::Tensor BundleGradients::slot(const at::Tensor& buffer, size_t index) const {
-  return layout_.kind() == Layout::Kind::Flat
-      ? buffer.view({-1}).narrow(
-            0, layout_.full_offset(index), layout_.numel(index))
-      : buffer.narrow(
-            1, layout_.chunk_offset(index), layout_.chunk_numel(index));
+  return layout_.travel() != Layout::Travel::Chunks
+      ? buffer.narrow(0, layout_.full_offset(index), layout_.numel(index))
+      : buffer.view({layout_.num_ranks(), -1})
+            .narrow(1, layout_.chunk_offset(index), layout_.chunk_numel(index));
+}
+
+/// From whole gradients to what this rank has of each, in the layout of the
+/// shard.
+void BundleGradients::keep_own_part(
+    const at::Tensor& whole,
+    const at::Tensor& part) const {
+  std::vector<at::Tensor> to;
+  std::vector<at::Tensor> from;
+  for (size_t index = 0; index < layout_.num_params(); ++index) {
+    const Run run = layout_.run(index, groups_.shard.rank());
+    if (run.numel > 0) {
+      to.push_back(part.narrow(0, run.shard_begin, run.numel));
+      from.push_back(whole.narrow(
+          0, layout_.full_offset(index) + run.param_begin, run.numel));
+    }
+  }
+  if (!to.empty()) {
+    at::_foreach_copy_(to, from);
+  }
 }
 
 at::ScalarType BundleGradients::reduce_dtype() const {
@@ -47,8 +67,8 @@ void BundleGradients::add(
   const auto options = full_options_.dtype(reduce_dtype());
   // On one rank it becomes the gradient of the leaves and does not come back.
   at::Tensor buffer = layout_.num_ranks() == 1
-      ? at::empty({1, layout_.shard_numel()}, options)
-      : pool_.take({layout_.num_ranks(), layout_.shard_numel()}, options);
+      ? at::empty({layout_.shard_numel()}, options)
+      : pool_.take({layout_.travel_numel()}, options);
   if (options_.one_leaf) {
     buffer.zero_(); // its padding is part of the leaf's gradient
   } // else what lies between parameters is never read
@@ -70,7 +90,7 @@ void BundleGradients::add(
     const at::Tensor gradient = gradients[index].is_sparse()
         ? gradients[index].to_dense()
         : gradients[index];
-    if (layout_.kind() == Layout::Kind::Flat) {
+    if (layout_.travel() != Layout::Travel::Chunks) {
       copy(target.view(gradient.sizes()), gradient);
       continue;
     }
@@ -111,7 +131,7 @@ void BundleGradients::start_reduction(bool all_reduce, std::string_view label) {
     return;
   }
   if (layout_.num_ranks() == 1) {
-    reduced_ = std::exchange(gradients_, at::Tensor()).view({-1});
+    reduced_ = std::exchange(gradients_, at::Tensor());
     if (groups_.replicate.valid() && all_reduce) {
       if (partial_.defined()) {
         reduced_.add_(std::exchange(partial_, at::Tensor()));
@@ -119,6 +139,12 @@ void BundleGradients::start_reduction(bool all_reduce, std::string_view label) {
       reduction_ =
           groups_.replicate.all_reduce_async(reduced_, ReduceOp::Avg, label);
     }
+    return;
+  }
+  if (layout_.travel() == Layout::Travel::Whole) {
+    reduced_ = at::zeros({layout_.shard_numel()}, gradients_.options());
+    reduction_ =
+        groups_.shard.all_reduce_async(gradients_, ReduceOp::Avg, label);
     return;
   }
   reduced_ = at::empty({layout_.shard_numel()}, gradients_.options());
@@ -130,7 +156,10 @@ BundleGradients::Reduced BundleGradients::finish_reduction(
     std::string_view label) {
   std::exchange(reduction_, Work()).wait();
   at::Tensor mean = std::exchange(reduced_, at::Tensor());
-  if (gradients_.defined()) { // what was scattered
+  if (gradients_.defined()) { // what travelled
+    if (layout_.travel() == Layout::Travel::Whole) {
+      keep_own_part(gradients_, mean);
+    }
     pool_.give(std::exchange(gradients_, at::Tensor()));
   }
   if (groups_.replicate.valid()) {

@@ -64,6 +64,7 @@ class BundleGradients {
 
  private:
   at::Tensor slot(const at::Tensor& buffer, size_t index) const;
+  void keep_own_part(const at::Tensor& whole, const at::Tensor& part) const;
 
   // Constant after construction.
   const Layout layout_;
@@ -73,7 +74,7 @@ class BundleGradients {
   const UnitOptions options_;
   BufferPool& pool_;
 
-  at::Tensor gradients_; // (ranks, shard_numel) in the reduce dtype
+  at::Tensor gradients_; // (travel_numel) in the reduce dtype
   at::Tensor reduced_; // (shard_numel)
   at::Tensor partial_; // (shard_numel): averaged over the shard group only
   std::vector<bool> used_; // by index: got a gradient

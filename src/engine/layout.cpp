@@ -8,6 +8,10 @@
 namespace tessera::engine {
 namespace {
 
+/// The full buffer is summed as 32-bit integers, which 4 elements of any dtype
+/// are a whole number of; a few more suit vector instructions.
+constexpr int64_t kWholeUnit = 16;
+
 int64_t round_up(int64_t value, int64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
@@ -67,9 +71,15 @@ void Layout::lay_out_dim0() {
     chunk_numels_.push_back(chunk);
     chunk_offsets_.push_back(shard_numel_);
     shard_numel_ = round_up(shard_numel_ + chunk, alignment_.param);
-    // Room for the last chunk's padding, so that a copy-out takes whole chunks.
     full_offsets_.push_back(full_numel_);
-    full_numel_ = round_up(full_numel_ + chunk * num_ranks_, alignment_.param);
+    full_numel_ = round_up(full_numel_ + numels_[param], alignment_.param);
+  }
+  travel_ = Travel::Chunks;
+  // A sum sends each byte twice.
+  const int64_t whole_numel = round_up(full_numel_, kWholeUnit);
+  if (num_ranks_ > 1 && shard_numel_ * num_ranks_ > 2 * whole_numel) {
+    travel_ = Travel::Whole;
+    full_numel_ = whole_numel;
   }
 }
 

@@ -30,9 +30,27 @@ struct Run {
 ///          copy-out; in exchange every rank has whole rows.
 ///
 /// In both, a rank's part of a parameter is one Run.
+///
+/// [Note: more ranks than rows]
+///
+/// Collectives give every rank a part of the same size. With Dim0 and more
+/// ranks than rows, ranks that hold nothing would send padding, and the shards
+/// of all ranks together would grow with the number of ranks. So where more
+/// than half of what the shards would bring is padding, the shards do not
+/// travel. The full buffer itself travels, as a sum: a rank puts its rows
+/// among zeros, and the sum over the ranks is the whole. Gradients are averaged
+/// whole, and each rank keeps its rows. A sum sends each byte twice, a gather
+/// once: so with either way a rank sends and holds at most about twice what
+/// there is, whatever the number of ranks.
 class Layout {
  public:
   enum class Kind { Flat, Dim0 };
+  /// What travels when parameters are gathered and gradients reduced.
+  enum class Travel {
+    Shards, // Flat: one after another they are the full buffer
+    Chunks, // Dim0: shards, whose chunks are copied to their places
+    Whole, // Dim0: the full buffer, see [Note: more ranks than rows]
+  };
 
   /// In elements. The defaults suit vector instructions: 64 bytes of float32.
   struct Alignment {
@@ -67,8 +85,17 @@ class Layout {
     return numels_[param];
   }
 
+  Travel travel() const {
+    return travel_;
+  }
+  /// Elements of the buffer that a gather fills and a reduction starts from:
+  /// full_numel() or shard_numel() times ranks.
+  int64_t travel_numel() const {
+    return travel_ == Travel::Whole ? full_numel_ : shard_numel_ * num_ranks_;
+  }
+
   /// Elements of the full buffer, padding included: shard_numel() times ranks
-  /// in Flat.
+  /// in Flat. In Dim0 only what aligns parameters is padding.
   int64_t full_numel() const {
     return full_numel_;
   }
@@ -99,6 +126,7 @@ class Layout {
   void lay_out_dim0();
 
   Kind kind_;
+  Travel travel_ = Travel::Shards;
   std::vector<Shape> shapes_;
   int num_ranks_;
   Alignment alignment_;

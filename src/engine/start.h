@@ -20,6 +20,10 @@ class Unit;
 /// because state was loaded into it, is left out: the values that it began with
 /// are gone.
 ///
+/// A parameter that is read from a file in parts has the digest that the file's
+/// reader gives, since no rank has all of its bytes; see
+/// [Note: elements overloads] in deferred/tape.h.
+///
 /// One 64-bit digest per parameter: XXH3 of the bytes in host memory. On a
 /// device 1,024 sums of the bits, which a kernel makes in one pass, are hashed
 /// on the host.

@@ -111,24 +111,41 @@ void Unit::make_bundles(
     const at::Tensor shard = at::zeros({layout.shard_numel()}, memory);
     for (size_t index = 0; index < positions.size(); ++index) {
       const Run run = layout.run(index, groups().shard.rank());
-      const NamedParam& param = params[positions[index]];
-      at::Tensor whole = is_deferred(param.tensor) ? replay(param.tensor)
-                                                   : param.tensor.detach();
-      if (options().sync_from_rank0) {
-        whole = whole.contiguous();
-        groups().all.broadcast(whole, 0, param.name);
-      }
-      if (start_) {
-        start_->names.push_back(param.name);
-        start_->digests.push_back(digest_of(whole));
-      }
       shard.narrow(0, run.shard_begin, run.numel)
-          .copy_(whole.reshape({-1}).narrow(0, run.param_begin, run.numel));
+          .copy_(part_of(params[positions[index]], run));
     }
     bundles_.emplace_back(
         std::move(layout), shard, device, groups(), options(), pool);
     set_owner(bundles_.back().storage(), {this, false});
     set_owner(storage_of(shard), {this, true});
+  }
+}
+
+/// This rank's elements of a parameter, in one dimension.
+at::Tensor Unit::part_of(const NamedParam& param, const Run& run) {
+  const bool is_whole = !is_deferred(param.tensor);
+  if (!is_whole && !options().sync_from_rank0) {
+    const auto part = replay_part(param.tensor, run.param_begin, run.numel);
+    if (part && (part->digest_of_whole || !start_)) {
+      note_start(param.name, part->digest_of_whole.value_or(0));
+      return part->elements;
+    }
+  }
+  at::Tensor whole = is_whole ? param.tensor.detach() : replay(param.tensor);
+  if (options().sync_from_rank0) {
+    whole = whole.contiguous();
+    groups().all.broadcast(whole, 0, param.name);
+  }
+  if (start_) {
+    note_start(param.name, digest_of(whole));
+  }
+  return whole.reshape({-1}).narrow(0, run.param_begin, run.numel);
+}
+
+void Unit::note_start(const std::string& name, uint64_t digest) {
+  if (start_) {
+    start_->names.push_back(name);
+    start_->digests.push_back(digest);
   }
 }
 

@@ -67,7 +67,8 @@ class Unit : public UnitIdentity, public std::enable_shared_from_this<Unit> {
       std::shared_ptr<Schedule> schedule);
   ~Unit();
   /// Shards `params`, which must be leaves of their module and not sharded yet.
-  /// Deferred ones are replayed, one at a time. Once, before anything else.
+  /// Deferred ones are replayed, one at a time; of those that can be read in
+  /// parts, this rank's part alone. Once, before anything else.
   void shard(const std::vector<NamedParam>& params, BufferPool& pool);
 
   /// Who drives this unit: for those who found the unit from a tensor.
@@ -145,6 +146,8 @@ class Unit : public UnitIdentity, public std::enable_shared_from_this<Unit> {
 
  private:
   void make_bundles(const std::vector<NamedParam>& params, BufferPool& pool);
+  at::Tensor part_of(const NamedParam& param, const Run& run);
+  void note_start(const std::string& name, uint64_t digest);
 
   // Constant after shard(), as far as the unit goes: the parts have states of
   // their own.

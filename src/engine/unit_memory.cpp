@@ -33,8 +33,7 @@ size_t shard_bytes(const Unit& unit) {
 size_t gradient_bytes(const Unit& unit) {
   size_t bytes = 0;
   for (const Bundle& bundle : unit.bundles()) {
-    bytes += static_cast<size_t>(
-                 bundle.layout().num_ranks() * bundle.layout().shard_numel()) *
+    bytes += static_cast<size_t>(bundle.layout().travel_numel()) *
         c10::elementSize(bundle.gradients().reduce_dtype());
   }
   return bytes;

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -87,6 +88,65 @@ void broadcast_buffers(torch::nn::Module& module, const Group& group) {
   }
 }
 
+/// Cuts the shards of all units, and gives buffers and ignored parameters
+/// memory.
+void add_units(
+    torch::nn::Module& module,
+    const std::vector<UnitPlan>& plans,
+    const ShardRequest& request) {
+  const Group& all = request.groups.all;
+  std::vector<int> numbers; // also of units that one rank fails to make
+  for (size_t i = 0; i < plans.size(); ++i) {
+    numbers.push_back(next_unit_number(all));
+  }
+  const auto schedule = Schedule::of(all);
+  for (size_t i = 0; i < plans.size(); ++i) {
+    const UnitPlan& plan = plans[i];
+    // A unit has its class's name until a larger module gives it a place.
+    auto unit = schedule->add_unit(
+        plan.module->name(),
+        numbers[i],
+        plan.params,
+        request.groups,
+        request.unit);
+    unit->set_home(plan.module, plan.module->weak_from_this());
+    transfer::set_settings(
+        *unit, StateDictSettings::of(request.state_dict_type));
+    if (!unit->has_params()) {
+      engine::remember(*plan.module, unit);
+    }
+    adopt(*plan.module, unit);
+  }
+  materialize(module);
+}
+
+/// Values of deferred parameters may come from a file that one rank cannot
+/// read. All ranks fail then; where rank 0 sends its values, the others wait
+/// for it inside, and learn that it is gone.
+void shard_together(
+    torch::nn::Module& module,
+    const std::vector<UnitPlan>& plans,
+    const ShardRequest& request) {
+  const Group& all = request.groups.all;
+  if (all.size() == 1 || request.unit.sync_from_rank0) {
+    add_units(module, plans, request);
+    return;
+  }
+  std::optional<std::string> failure;
+  try {
+    add_units(module, plans, request);
+  } catch (const c10::Error& error) {
+    failure = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
+  if (failure) {
+    *failure +=
+        " The model is sharded in part: make it again before the next attempt.";
+  }
+  fail_together(all, request.call, failure);
+}
+
 } // namespace
 
 void shard_module(torch::nn::Module& module, const ShardRequest& request) {
@@ -111,24 +171,7 @@ void shard_module(torch::nn::Module& module, const ShardRequest& request) {
   agree(all, request.call, items);
   fail_together(all, request.call, objection_to(plans, module, request));
 
-  const auto schedule = Schedule::of(all);
-  for (const UnitPlan& plan : plans) {
-    // A unit has its class's name until a larger module gives it a place.
-    auto unit = schedule->add_unit(
-        plan.module->name(),
-        next_unit_number(all),
-        plan.params,
-        request.groups,
-        request.unit);
-    unit->set_home(plan.module, plan.module->weak_from_this());
-    transfer::set_settings(
-        *unit, StateDictSettings::of(request.state_dict_type));
-    if (!unit->has_params()) {
-      engine::remember(*plan.module, unit);
-    }
-    adopt(*plan.module, unit);
-  }
-  materialize(module); // buffers and ignored parameters
+  shard_together(module, plans, request);
   if (request.sync_buffers) {
     broadcast_buffers(module, all);
   }

@@ -201,9 +201,8 @@ void GptProgram::block_backward(Rank& rank, Ledger& ledger, size_t unit) const {
   rank.add_gradient(unit, kOutWeight);
   ledger.add(kind, 3 * states_); // attention
   ledger.drop(kind, 5 * states_ + log_sum_exp_);
-  ledger.add(kind, 3 * states_); // its parts as one
+  ledger.add(kind, 3 * states_); // its parts as one, laid out as qkv was
   ledger.drop(kind, 3 * states_);
-  ledger.touch(kind, 3 * states_); // laid out as qkv was
   ledger.add(kind, states_); // qkv
   rank.add_gradient(unit, kQkvBias);
   rank.add_gradient(unit, kQkvWeight);

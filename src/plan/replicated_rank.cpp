@@ -106,7 +106,7 @@ void ReplicatedRank::end_backward() {
     for (const size_t gradient : bucket) {
       bytes += gradients[gradient].bytes;
     }
-    account_.wire.count(Operation::AllReduce, bytes, setup_.world());
+    account_.wire.count_sum(Operation::AllReduce, bytes, setup_.world());
   }
   account_.wire.count(
       Operation::Agreement,

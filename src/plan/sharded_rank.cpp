@@ -73,10 +73,21 @@ void ShardedRank::start_gather(size_t unit) {
       continue;
     }
     pool_.take(bundle.gathered, Kind::Full);
-    account_.wire.count(
+    count_shards(
         in_backward_ ? Operation::GatherBackward : Operation::GatherForward,
-        bundle.gathered,
-        setup_.shards);
+        bundle,
+        bundle.gathered);
+  }
+}
+
+void ShardedRank::count_shards(
+    Operation operation,
+    const BundleSizes& bundle,
+    int64_t bytes) {
+  if (bundle.travels_whole) {
+    account_.wire.count_sum(operation, bytes, setup_.shards);
+  } else {
+    account_.wire.count(operation, bytes, setup_.shards);
   }
 }
 
@@ -86,10 +97,10 @@ void ShardedRank::finish_gather(size_t unit) {
   }
   units_[unit].state = State::Full;
   for (const BundleSizes& bundle : units_[unit].sizes->bundles) {
-    if (!bundle.shows_shard && setup_.layout == engine::Layout::Kind::Dim0) {
+    if (!bundle.shows_shard && bundle.copies_out) {
       pool_.take(bundle.full, Kind::Full);
       pool_.give(bundle.gathered, Kind::Full);
-    } // Flat: the same memory
+    } // else the same memory
   }
 }
 
@@ -155,10 +166,10 @@ void ShardedRank::start_reduction(size_t unit) {
   for (const BundleSizes& bundle : units_[unit].sizes->bundles) {
     if (setup_.shards > 1) {
       account_.device.add(Kind::Gradients, bundle.reduced);
-      account_.wire.count(
-          Operation::ReduceScatter, bundle.gradients, setup_.shards);
+      count_shards(Operation::ReduceScatter, bundle, bundle.gradients);
     }
-    account_.wire.count(Operation::AllReduce, bundle.reduced, setup_.copies);
+    account_.wire.count_sum(
+        Operation::AllReduce, bundle.reduced, setup_.copies);
   }
 }
 

@@ -37,6 +37,10 @@ class ShardedRank : public Rank {
   };
 
   void start_gather(size_t unit);
+  void count_shards(
+      Operation operation,
+      const BundleSizes& bundle,
+      int64_t bytes);
   void finish_gather(size_t unit);
   void reshard(size_t unit);
   void store_gradients(Unit& unit);

@@ -42,17 +42,18 @@ BundleSizes bundle_of(
   const DType compute = compute_dtype(dtype, setup);
   const DType reduce =
       is_floating(dtype) ? setup.reduce_dtype.value_or(dtype) : dtype;
-  const int64_t padded = layout.shard_numel() * setup.shards;
   BundleSizes sizes{
       .shard = layout.shard_numel() * shard_bytes,
-      .gathered = padded * format::element_bytes(compute),
+      .gathered = layout.travel_numel() * format::element_bytes(compute),
       .full = layout.full_numel() * format::element_bytes(compute),
-      .gradients = padded * format::element_bytes(reduce),
+      .gradients = layout.travel_numel() * format::element_bytes(reduce),
       .reduced = layout.shard_numel() * format::element_bytes(reduce),
       .shard_gradient = layout.shard_numel() * shard_bytes,
       .shows_shard = setup.shards == 1 && compute == dtype && !setup.offload,
       .converts_gradient =
-          reduce != dtype || (setup.offload && setup.device != Device::Cpu)};
+          reduce != dtype || (setup.offload && setup.device != Device::Cpu),
+      .copies_out = layout.travel() == Layout::Travel::Chunks,
+      .travels_whole = layout.travel() == Layout::Travel::Whole};
   for (size_t param = 0; param < layout.num_params(); ++param) {
     const int64_t numel = layout.run(param, 0).numel; // no rank has more
     sizes.own += numel * shard_bytes;

@@ -12,9 +12,9 @@ namespace tessera::plan {
 /// Parameters of one dtype in a unit, like an engine::Bundle; in bytes.
 struct BundleSizes {
   int64_t shard = 0;
-  int64_t gathered = 0; // the output of an all-gather, in the compute dtype
-  int64_t full = 0; // what faces view; with Flat the same memory
-  int64_t gradients = 0; // the input of a reduce-scatter, in the reduce dtype
+  int64_t gathered = 0; // the buffer that a gather fills, in the compute dtype
+  int64_t full = 0; // what faces view; the same memory, unless it copies out
+  int64_t gradients = 0; // what a reduction starts from, in the reduce dtype
   int64_t reduced = 0; // this rank's part of the reduced gradients
   int64_t shard_gradient = 0; // the same in the shard's dtype
   int64_t own = 0; // the shard without padding, on the rank that has most
@@ -23,6 +23,10 @@ struct BundleSizes {
   bool shows_shard = false;
   /// A reduced gradient is copied to become the shard's.
   bool converts_gradient = false;
+  /// A gather ends with a copy from `gathered` to `full`.
+  bool copies_out = false;
+  /// Parameters and gradients travel whole, as sums over the ranks.
+  bool travels_whole = false;
 };
 
 struct UnitSizes {

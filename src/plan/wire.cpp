@@ -53,17 +53,27 @@ void Wire::count(
     int64_t tensor_bytes,
     int64_t ranks,
     int64_t collectives) {
-  if (ranks == 1) {
-    return;
+  if (ranks > 1) {
+    add(operation, collectives, tensor_bytes, others_part(tensor_bytes, ranks));
   }
-  const int64_t once = others_part(tensor_bytes, ranks);
-  const int64_t sent =
-      operation == Operation::AllReduce ? times(once, 2) : once;
+}
+
+void Wire::count_sum(Operation operation, int64_t tensor_bytes, int64_t ranks) {
+  if (ranks > 1) {
+    add(operation, 1, tensor_bytes, times(others_part(tensor_bytes, ranks), 2));
+  }
+}
+
+void Wire::add(
+    Operation operation,
+    int64_t collectives,
+    int64_t tensor_bytes,
+    int64_t sent_bytes) {
   Traffic& traffic = traffic_[static_cast<size_t>(operation)];
   traffic.collectives = plus(traffic.collectives, times(collectives, repeats_));
   traffic.tensor_bytes =
       plus(traffic.tensor_bytes, times(tensor_bytes, repeats_));
-  traffic.sent_bytes = plus(traffic.sent_bytes, times(sent, repeats_));
+  traffic.sent_bytes = plus(traffic.sent_bytes, times(sent_bytes, repeats_));
 }
 
 Traffic Wire::total() const {

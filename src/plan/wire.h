@@ -10,7 +10,7 @@ namespace tessera::plan {
 enum class Operation {
   GatherForward, // all-gathers of full parameters, in forward
   GatherBackward,
-  ReduceScatter, // of gradients
+  ReduceScatter, // of gradients, or a sum of whole ones if rows are few
   AllReduce, // of gradients: over the copies, or of ddp's buckets
   SendParams, // zero: owners send what they stepped
   Agreement, // ranks check that they did the same: a few bytes per backward
@@ -36,8 +36,8 @@ struct Traffic {
   /// The size of the whole tensors that are gathered or reduced, with padding.
   int64_t tensor_bytes = 0;
   /// What each rank sends, and receives, in an algorithm that sends no byte
-  /// twice, such as a ring: (n - 1) / n of the tensors, and twice that in an
-  /// all-reduce.
+  /// twice, such as a ring: (n - 1) / n of the tensors, and twice that where
+  /// every rank gets a sum.
   int64_t sent_bytes = 0;
 };
 
@@ -50,6 +50,8 @@ class Wire {
       int64_t tensor_bytes,
       int64_t ranks,
       int64_t collectives = 1);
+  /// The same for one collective that gives every rank the sum.
+  void count_sum(Operation operation, int64_t tensor_bytes, int64_t ranks);
   /// Everything counted from now on counts `repeats` times.
   void set_repeats(int64_t repeats) {
     repeats_ = repeats;
@@ -63,6 +65,12 @@ class Wire {
   Traffic total() const;
 
  private:
+  void add(
+      Operation operation,
+      int64_t collectives,
+      int64_t tensor_bytes,
+      int64_t sent_bytes);
+
   int64_t repeats_ = 1;
   std::array<Traffic, kNumOperations> traffic_{};
 };

@@ -6,6 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -230,6 +232,51 @@ TEST(BundleTest, AGatherOfACopyLeavesTheFullBufferAlone) {
   });
 }
 
+/// Values whose bits a floating-point sum with zeros may change.
+at::Tensor delicate_values() {
+  return torch::tensor(
+             {std::bit_cast<int32_t>(-0.0F),
+              int32_t{0x7fc12345}, // a NaN with a payload
+              int32_t{1}}, // the smallest number
+             at::kInt)
+      .view(at::kFloat);
+}
+
+TEST(BundleTest, WholeParametersThatTravelAsASumKeepEveryBit) {
+  on_ranks(3, [](const Group& world) {
+    TwoParams params(world, Layout::Kind::Dim0);
+    ASSERT_EQ(params.bundle->layout().travel(), Layout::Travel::Whole);
+    if (world.rank() == 0) { // of the second row, which is the first rank's
+      params.bundle->shard().narrow(0, 3, 3).copy_(delicate_values());
+    }
+    const at::Tensor expected = delicate_values().view(at::kInt);
+    params.gather();
+    EXPECT_TRUE(torch::equal(params.full(0)[1].view(at::kInt), expected));
+    params.free();
+    const at::Tensor copy =
+        params.bundle->gather_copy(params.bundle->shard(), "copy");
+    EXPECT_TRUE(torch::equal(params.view(copy, 0)[1].view(at::kInt), expected));
+  });
+}
+
+TEST(BundleTest, WholeParametersTravelInTheComputeDtype) {
+  on_ranks(3, [](const Group& world) {
+    for (const auto dtype : {at::kBFloat16, at::kDouble}) {
+      TwoParams params(
+          Groups{.all = world, .shard = world},
+          {.layout = Layout::Kind::Dim0, .param_dtype = dtype});
+      ASSERT_EQ(params.bundle->layout().travel(), Layout::Travel::Whole);
+      params.gather();
+      for (size_t index = 0; index < 2; ++index) {
+        EXPECT_TRUE(
+            torch::equal(params.full(index), params.values[index].to(dtype)));
+      }
+      params.free();
+      EXPECT_EQ(params.idle_buffers(), 1U); // moved, not copied
+    }
+  });
+}
+
 TEST(BundleTest, SettlingForgetsAGather) {
   on_ranks(2, [](const Group& world) {
     TwoParams params(world, Layout::Kind::Flat);
@@ -257,6 +304,34 @@ TEST(BundleGradientsTest, EachRankGetsItsPartOfTheAverage) {
           params.in_shard(mean, 1, world.rank()),
           params.part(torch::ones(4), 1, world.rank())));
     }
+  });
+}
+
+TEST(
+    BundleGradientsTest,
+    OfWholeParametersAreAddedAndAveragedInTheReduceDtype) {
+  on_ranks(3, [](const Group& world) {
+    TwoParams params(
+        Groups{.all = world, .shard = world},
+        {.layout = Layout::Kind::Dim0, .reduce_dtype = at::kBFloat16});
+    ASSERT_EQ(params.bundle->layout().travel(), Layout::Travel::Whole);
+    params.add_gradients(7, 7); // what the pool has idle is not zero
+    params.reduce();
+    params.add_gradients(1 + 1e-4, 1); // bfloat16 has no such number
+    params.bundle->gradients().add(
+        {torch::full({5, 3}, 2.),
+         world.rank() == 2 ? torch::full({4}, 3.) : at::Tensor()},
+        {true, true});
+    const at::Tensor mean = params.reduce().mean;
+    EXPECT_EQ(mean.scalar_type(), at::kFloat);
+    EXPECT_EQ(mean.numel(), params.bundle->layout().shard_numel());
+    EXPECT_TRUE(torch::equal(
+        params.in_shard(mean, 0, world.rank()),
+        params.part(torch::full({5, 3}, 3.), 0, world.rank())));
+    EXPECT_TRUE(torch::equal(
+        params.in_shard(mean, 1, world.rank()),
+        params.part(torch::full({4}, 2.), 1, world.rank())));
+    EXPECT_EQ(params.bundle->gradients().bytes_now(), 0U);
   });
 }
 

@@ -23,7 +23,7 @@ Case any_case() {
     }
     result.shapes.push_back(shape);
   }
-  result.num_ranks = *rc::gen::inRange(1, 9);
+  result.num_ranks = *rc::gen::element(1, 2, 3, 4, 5, 6, 7, 8, 100);
   return result;
 }
 
@@ -120,6 +120,44 @@ TEST(LayoutTest, Dim0GivesWholeRowsInChunksOfTheSameSize) {
   EXPECT_EQ(layout.local_shape(1, 2), (Shape{0}));
   EXPECT_EQ(layout.local_shape(2, 0), (Shape{}));
   EXPECT_EQ(layout.local_shape(2, 1), (Shape{0}));
+}
+
+TEST(LayoutTest, Dim0PadsTheFullBufferOnlyToAlignParameters) {
+  check_property([](const Layout& layout) {
+    if (layout.kind() == Layout::Kind::Dim0) {
+      RC_ASSERT(layout.full_numel() < layout.unpadded_numel() + 16);
+    }
+  });
+}
+
+TEST(LayoutTest, Dim0MovesAtMostTwiceWhatThereIs) {
+  check_property([](const Layout& layout) {
+    if (layout.kind() == Layout::Kind::Dim0) {
+      RC_ASSERT(layout.travel_numel() <= 2 * layout.full_numel());
+    }
+  });
+  // A block of a transformer of width 256.
+  const std::vector<Shape> block{
+      {768, 256}, {768}, {256, 256}, {256}, {1024, 256}, {1024}, {256, 1024}};
+  for (const int ranks : {8, 128, 256, 512, 1024, 16384, 1 << 20}) {
+    const Layout layout(Layout::Kind::Dim0, block, ranks);
+    EXPECT_EQ(layout.full_numel(), 788480) << ranks;
+    EXPECT_LE(layout.travel_numel(), 2 * layout.full_numel()) << ranks;
+  }
+}
+
+TEST(LayoutTest, Dim0MovesShardsWhileMostOfThemIsNotPadding) {
+  using Travel = Layout::Travel;
+  const auto travel = [](const Shape& shape, int ranks) {
+    return Layout(Layout::Kind::Dim0, {shape}, ranks).travel();
+  };
+  EXPECT_EQ(travel({64, 64}, 1), Travel::Chunks);
+  EXPECT_EQ(travel({64, 64}, 64), Travel::Chunks);
+  EXPECT_EQ(travel({64, 64}, 128), Travel::Chunks); // a sum sends as much
+  EXPECT_EQ(travel({64, 64}, 129), Travel::Whole);
+  EXPECT_EQ(travel({3, 64}, 4), Travel::Chunks);
+  EXPECT_EQ(travel({1, 64}, 2), Travel::Chunks);
+  EXPECT_EQ(travel({1, 64}, 3), Travel::Whole);
 }
 
 TEST(LayoutTest, LocalShapesHoldTheRunsElements) {

@@ -109,12 +109,13 @@ TEST_P(FullyShardTest, ClipGivesTheNormOfTheUnshardedGradients) {
     loss_of(model, tokens(world.rank(), 0)).backward();
     const double expected =
         torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.1, 2.0, true);
-    EXPECT_NEAR(clip_grad_norm_(*model, 0.1), expected, 1e-9);
-    EXPECT_NEAR(clip_grad_norm_(*model, 0.1), 0.1, 1e-5);
+    EXPECT_NEAR(clip_grad_norm_(*model, 0.1).item<double>(), expected, 1e-9);
+    EXPECT_NEAR(clip_grad_norm_(*model, 0.1).item<double>(), 0.1, 1e-5);
     const double infinity = std::numeric_limits<double>::infinity();
     const double largest =
         torch::nn::utils::clip_grad_norm_(plain->parameters(), 1e9, infinity);
-    EXPECT_NEAR(clip_grad_norm_(*model, 1e9, infinity), largest, 1e-5);
+    EXPECT_NEAR(
+        clip_grad_norm_(*model, 1e9, infinity).item<double>(), largest, 1e-5);
   });
 }
 
@@ -241,6 +242,58 @@ INSTANTIATE_TEST_SUITE_P(
           (test.param.layout == ShardLayout::Flat ? "Flat" : "Dim0");
     });
 
+/// 3 rows, 1 row and a scalar's worth of rows on 4 ranks.
+torch::nn::Sequential make_narrow() {
+  torch::manual_seed(0);
+  torch::nn::Sequential model(
+      torch::nn::Linear(64, 1), torch::nn::Tanh(), torch::nn::Linear(1, 3));
+  model->to(at::kDouble);
+  return model;
+}
+
+at::Tensor narrow_loss(torch::nn::Sequential& model, int first, int last) {
+  const at::Tensor all = torch::linspace(-1, 1, 4 * 64, at::kDouble);
+  return model->forward(all.view({4, 64}).narrow(0, first, last - first))
+      .square()
+      .mean();
+}
+
+TEST(FullyShardGroupsTest, FarFewerRowsThanRanksTrainAsInThePlainModel) {
+  for (const std::string backend : {"shm", "gloo"}) {
+    on_ranks(
+        RanksOptions{.size = 4, .backend = backend}, [](const Group& world) {
+          auto plain = make_narrow();
+          torch::optim::SGD plain_step(plain->parameters(), 0.1);
+          auto model = make_narrow();
+          fully_shard(model, FullyShardOptions().layout(ShardLayout::Dim0));
+          const auto unit = engine::unit_of(model->parameters().front());
+          ASSERT_EQ(
+              unit->bundles().front().layout().travel(),
+              engine::Layout::Travel::Whole);
+          torch::optim::SGD step(parameters(model), 0.1);
+          for (int i = 0; i < 3; ++i) {
+            narrow_loss(plain, 0, 4).backward();
+            narrow_loss(model, world.rank(), world.rank() + 1).backward();
+            EXPECT_NEAR(
+                clip_grad_norm_(model, 0.5).item<double>(),
+                torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.5),
+                1e-12);
+            plain_step.step();
+            step.step();
+            plain_step.zero_grad();
+            step.zero_grad();
+          }
+          auto summoned = summon_full_params(model);
+          for (size_t i = 0; i < plain->parameters().size(); ++i) {
+            EXPECT_TRUE(torch::allclose(
+                model->parameters()[i], plain->parameters()[i], 1e-12, 1e-12))
+                << i;
+          }
+          summoned.close();
+        });
+  }
+}
+
 TEST(FullyShardGroupsTest, UnitsOverSeveralGroupsAreClippedTogether) {
   on_ranks(3, [](const Group& world) {
     auto plain = make_stack();
@@ -254,7 +307,7 @@ TEST(FullyShardGroupsTest, UnitsOverSeveralGroupsAreClippedTogether) {
     loss_of(model, tokens(world.rank(), 0)).backward();
     const double expected =
         torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.1, 2.0, true);
-    EXPECT_NEAR(clip_grad_norm_(*model, 0.1), expected, 1e-9);
+    EXPECT_NEAR(clip_grad_norm_(*model, 0.1).item<double>(), expected, 1e-9);
   });
 }
 

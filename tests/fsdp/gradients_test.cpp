@@ -209,7 +209,8 @@ TEST(FsdpTest, ClipTakesComplexAndRefusesOddNorms) {
         FullyShardOptions().mp_policy(
             MixedPrecisionPolicy().param_dtype(at::kBFloat16)));
     at::real(weight * c10::complex<double>(3, 4)).sum().backward();
-    EXPECT_NEAR(clip_grad_norm_(module, 1e9), 5 * std::sqrt(40), 1e-9);
+    EXPECT_NEAR(
+        clip_grad_norm_(module, 1e9).item<double>(), 5 * std::sqrt(40), 1e-9);
     EXPECT_THAT(
         error_of([&] { clip_grad_norm_(module, 1.0, 0.0); }),
         HasSubstr("expected a positive number or infinity"));
@@ -219,7 +220,8 @@ TEST(FsdpTest, ClipTakesComplexAndRefusesOddNorms) {
         leaf.mutable_grad().mul_(std::nan(""));
       }
     }
-    EXPECT_TRUE(std::isnan(clip_grad_norm_(module, 1.0, infinity)));
+    EXPECT_TRUE(
+        std::isnan(clip_grad_norm_(module, 1.0, infinity).item<double>()));
   });
 }
 

@@ -301,6 +301,7 @@ const Way kWays[] = {
     {"Dim03", 3, "shm", shard_by_layout<ShardLayout::Dim0>},
     {"Dim04", 4, "shm", shard_by_layout<ShardLayout::Dim0>},
     {"Dim0Gloo2", 2, "gloo", shard_by_layout<ShardLayout::Dim0>},
+    {"Dim0Gloo4", 4, "gloo", shard_by_layout<ShardLayout::Dim0>},
     {"Handle2", 2, "shm", shard_by_handle}};
 
 class ModelKindsTest : public ::testing::TestWithParam<std::tuple<Kind, Way>> {

@@ -68,6 +68,51 @@ TEST(OptimStateTest, MissingOptimizerStateIsNamedUnlessToldOtherwise) {
   });
 }
 
+/// One step more, of this rank alone.
+void step_alone(
+    torch::optim::Optimizer& optim,
+    const std::vector<at::Tensor>& params) {
+  for (const at::Tensor& param : params) {
+    param.mutable_grad() = torch::zeros(param.sizes());
+  }
+  optim.step();
+  optim.zero_grad();
+}
+
+TEST(OptimStateTest, StateThatDiffersBetweenRanksIsNamedOnAllOfThem) {
+  on_ranks(2, [](const Group& world) {
+    for (const How how : {How::ShardDim0, How::ShardFlat}) {
+      auto net = make(how);
+      auto optim = train(*net);
+      if (world.rank() == 1) {
+        step_alone(optim, parameters(*net));
+      }
+      EXPECT_THAT(
+          error_of([&] { get_optimizer_state_dict(*net, {optim}); }),
+          AllOf(
+              HasSubstr("ranks 0 and 1 have different state"),
+              HasSubstr("step")));
+    }
+  });
+}
+
+TEST(OptimStateTest, StateThatARankLacksIsNamedOnAllOfThem) {
+  on_ranks(2, [](const Group& world) {
+    auto net = make(How::ShardDim0);
+    auto params = parameters(*net);
+    optim::Adam optim(params, 0.01);
+    if (world.rank() == 1) {
+      params.erase(params.begin());
+    }
+    step_alone(optim, params);
+    EXPECT_THAT(
+        error_of([&] { get_optimizer_state_dict(*net, {optim}); }),
+        AllOf(
+            HasSubstr("\"scale\""),
+            HasSubstr("only ranks 0 have state for it")));
+  });
+}
+
 /// A rank without elements has no state; that must not make it initialize.
 TEST(OptimStateTest, StateOnSomeRanksOnlyIsLeftAlone) {
   on_ranks(2, [](const Group&) {

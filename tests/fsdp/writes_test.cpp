@@ -254,6 +254,9 @@ TEST(RawWriteTest, CollectivesThatWriteToAShardedParameterAreRefused) {
       EXPECT_TRUE(refused(
           [&] { world.reduce_scatter(weight, twelve, ReduceOp::Sum); }));
       EXPECT_TRUE(refused([&] { world.all_to_all(weight, six); }));
+      EXPECT_TRUE(refused([&] { world.reduce(weight, 0); }));
+      EXPECT_TRUE(refused([&] { world.scatter(weight, twelve, 0); }));
+      EXPECT_TRUE(refused([&] { world.recv(weight, 1 - world.rank()); }));
       EXPECT_TRUE(refused(
           [&] { world.all_reduce_async(weight, ReduceOp::Sum).wait(); }));
     }
@@ -269,6 +272,12 @@ TEST(RawWriteTest, ACollectiveThatReadsAShardedParameterGathersIt) {
     world.all_gather_into(all, model->weight);
     EXPECT_TRUE(torch::equal(all[0], expected));
     EXPECT_TRUE(torch::equal(all[1], expected));
+    reshard(*model);
+    const at::Tensor received = torch::zeros({3, 2});
+    auto send = world.send_async(model->weight, 1 - world.rank());
+    world.recv(received, 1 - world.rank());
+    send.wait();
+    EXPECT_TRUE(torch::equal(received, expected));
   });
 }
 

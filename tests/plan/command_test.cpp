@@ -182,6 +182,8 @@ TEST(PlanCommandTest, ExitCodeSaysThatItDoesNotFit) {
       result.output,
       AllOf(
           HasSubstr("DOES NOT FIT"),
+          HasSubstr("unit: parameters that are gathered together"),
+          HasSubstr("1 GB is 10^9 bytes"),
           HasSubstr("largest layers that fits: none, not even 1"),
           HasSubstr("smallest number of ranks: no number is enough")));
 }

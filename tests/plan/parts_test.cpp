@@ -67,7 +67,7 @@ TEST(PoolTest, KeepsNothingWhereAllocatorsDo) {
 TEST(WireTest, RanksSendAllButTheirOwnPart) {
   Wire wire;
   wire.count(Operation::GatherForward, 400, 4);
-  wire.count(Operation::AllReduce, 400, 4);
+  wire.count_sum(Operation::AllReduce, 400, 4);
   wire.count(Operation::ReduceScatter, 400, 1); // nobody to send to
   EXPECT_EQ(wire.of(Operation::GatherForward).sent_bytes, 300);
   EXPECT_EQ(wire.of(Operation::AllReduce).sent_bytes, 600);
@@ -125,6 +125,24 @@ TEST(UnitSizesTest, DtypesHaveBuffersOfTheirOwn) {
   EXPECT_EQ(sizes.bundles.size(), 3);
   EXPECT_EQ(sizes.shard(), 64 + 32 + 128);
   EXPECT_EQ(sizes.full(), 32 + 32 + 128);
+}
+
+TEST(UnitSizesTest, MoreRanksThanRowsMoveWholeParameters) {
+  TrainingSetup setup{.shards = 4, .layout = engine::Layout::Kind::Dim0};
+  const auto sizes = [&] {
+    return sizes_of(kind_of({{8, 16}, {8, 16}}), setup).bundles.at(0);
+  };
+  EXPECT_TRUE(sizes().copies_out);
+  EXPECT_FALSE(sizes().travels_whole);
+  EXPECT_EQ(sizes().gathered, 256 * 4);
+  setup.shards = 16384;
+  EXPECT_FALSE(sizes().copies_out);
+  EXPECT_TRUE(sizes().travels_whole);
+  EXPECT_EQ(sizes().shard, 32 * 4); // of rank 0: a row of each
+  EXPECT_EQ(sizes().gathered, 256 * 4);
+  EXPECT_EQ(sizes().full, 256 * 4);
+  EXPECT_EQ(sizes().gradients, 256 * 4);
+  EXPECT_EQ(sizes().reduced, 32 * 4);
 }
 
 TEST(UnitSizesTest, RejectsWhatOverflows) {

@@ -151,7 +151,13 @@ class TESSERA_API NoSync {
 /// themselves must have equal gradients on all ranks: if their norms differ,
 /// every rank throws DisagreementError with the name of one, and nothing is
 /// scaled. Throws c10::ValueError unless norm_type is positive. Collective.
-TESSERA_API double clip_grad_norm_(
+///
+/// The norm is a scalar in double, where the gradients are, as Python's is: on
+/// a GPU neither norm nor factor is read by the host, which goes on at once
+/// (unless the group has no NCCL and sends through host memory).
+/// Only parameters that are not sharded, beside sharded ones on several ranks,
+/// have their norms read, to be compared.
+TESSERA_API at::Tensor clip_grad_norm_(
     ModuleRef module,
     double max_norm,
     double norm_type = 2.0);
