@@ -3,6 +3,9 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <optional>
+#include <utility>
+
 #include "base/byte_stream.h"
 
 namespace tessera::checkpoint {
@@ -47,47 +50,142 @@ std::vector<format::DcpPath::Key> unpack_keys(ByteReader& wire) {
   return keys;
 }
 
-} // namespace
-
-Bytes pack(const std::vector<Claim>& claims) {
-  ByteWriter wire;
-  wire.number(claims.size());
-  for (const Claim& claim : claims) {
-    wire.text(claim.name);
-    pack_keys(wire, claim.keys);
-    wire.number(static_cast<uint64_t>(claim.kind));
-    wire.number(claim.value_sum);
-    wire.number(claim.value_bytes);
-    wire.number(static_cast<uint64_t>(claim.dtype));
-    wire.numbers(claim.sizes);
-    wire.number(claim.boxes.size());
-    for (const ShardedTensor::Box& box : claim.boxes) {
-      pack_box(wire, box);
-    }
-    wire.number(claim.is_of_any_rank ? 1 : 0);
-    wire.number(claim.is_on_host ? 1 : 0);
-  }
-  return wire.take();
+void pack_head(ByteWriter& wire, const Claim& claim) {
+  wire.text(claim.name);
+  pack_keys(wire, claim.keys);
+  wire.number(static_cast<uint64_t>(claim.kind));
+  wire.number(claim.value_sum);
+  wire.number(claim.value_bytes);
+  wire.number(static_cast<uint64_t>(claim.dtype));
+  wire.numbers(claim.sizes);
+  wire.number(claim.is_of_any_rank ? 1 : 0);
+  wire.number(claim.is_on_host ? 1 : 0);
 }
 
-std::vector<Claim> unpack_claims(std::span<const uint8_t> bytes) {
-  ByteReader wire(bytes);
-  std::vector<Claim> claims(wire.number());
-  for (Claim& claim : claims) {
-    claim.name = wire.text();
-    claim.keys = unpack_keys(wire);
-    claim.kind = static_cast<ClaimKind>(wire.number());
-    claim.value_sum = wire.number();
-    claim.value_bytes = wire.number();
-    claim.dtype = static_cast<format::DType>(wire.number());
-    claim.sizes = wire.numbers();
-    claim.boxes.resize(wire.number());
-    for (ShardedTensor::Box& box : claim.boxes) {
-      box = unpack_box(wire);
-    }
-    claim.is_of_any_rank = wire.number() == 1;
-    claim.is_on_host = wire.number() == 1;
+Claim unpack_head(ByteReader& wire) {
+  Claim claim;
+  claim.name = wire.text();
+  claim.keys = unpack_keys(wire);
+  claim.kind = static_cast<ClaimKind>(wire.number());
+  claim.value_sum = wire.number();
+  claim.value_bytes = wire.number();
+  claim.dtype = static_cast<format::DType>(wire.number());
+  claim.sizes = wire.numbers();
+  claim.is_of_any_rank = wire.number() == 1;
+  claim.is_on_host = wire.number() == 1;
+  return claim;
+}
+
+void pack_boxes(
+    ByteWriter& wire,
+    size_t position,
+    const std::vector<ShardedTensor::Box>& boxes) {
+  wire.number(position);
+  wire.number(boxes.size());
+  for (const ShardedTensor::Box& box : boxes) {
+    pack_box(wire, box);
   }
+}
+
+/// Claims that follow one another, each with its position.
+class PlacedClaims {
+ public:
+  explicit PlacedClaims(std::span<const uint8_t> bytes) : wire_(bytes) {
+    next();
+  }
+  bool is_at(size_t position) const {
+    return position_ == position;
+  }
+  std::vector<ShardedTensor::Box> take_boxes() {
+    auto boxes = read_boxes();
+    next();
+    return boxes;
+  }
+  /// Of those that were packed with their heads.
+  Claim take_claim() {
+    auto boxes = read_boxes();
+    Claim claim = unpack_head(wire_);
+    claim.boxes = std::move(boxes);
+    next();
+    return claim;
+  }
+
+ private:
+  std::vector<ShardedTensor::Box> read_boxes() {
+    std::vector<ShardedTensor::Box> boxes(wire_.count(1));
+    for (ShardedTensor::Box& box : boxes) {
+      box = unpack_box(wire_);
+    }
+    return boxes;
+  }
+  void next() {
+    position_.reset();
+    if (wire_.left() > 0) {
+      position_ = wire_.number();
+    }
+  }
+
+  ByteReader wire_;
+  std::optional<size_t> position_;
+};
+
+} // namespace
+
+PackedClaims pack(const std::vector<Claim>& claims) {
+  ByteWriter heads;
+  ByteWriter boxes;
+  ByteWriter others;
+  size_t num_sharded = 0;
+  for (size_t position = 0; position < claims.size(); ++position) {
+    const Claim& claim = claims[position];
+    if (claim.kind != ClaimKind::Sharded) {
+      pack_boxes(others, position, claim.boxes);
+      pack_head(others, claim);
+      continue;
+    }
+    pack_head(heads, claim);
+    if (!claim.boxes.empty()) {
+      pack_boxes(boxes, num_sharded, claim.boxes);
+    }
+    ++num_sharded;
+  }
+  return {heads.take(), boxes.take(), others.take()};
+}
+
+std::vector<Claim> unpack_heads(std::span<const uint8_t> heads) {
+  ByteReader wire(heads);
+  std::vector<Claim> claims;
+  while (wire.left() > 0) {
+    claims.push_back(unpack_head(wire));
+  }
+  return claims;
+}
+
+std::vector<Claim> unpack_claims(
+    const std::vector<Claim>& heads,
+    std::span<const uint8_t> boxes,
+    std::span<const uint8_t> others,
+    bool all) {
+  std::vector<Claim> claims;
+  PlacedClaims sharded(boxes);
+  PlacedClaims other(others);
+  size_t position = 0;
+  const auto take_others = [&] {
+    for (; other.is_at(position); ++position) {
+      claims.push_back(other.take_claim());
+    }
+  };
+  for (size_t i = 0; i < heads.size(); ++i, ++position) {
+    take_others();
+    const bool has_boxes = sharded.is_at(i);
+    if (has_boxes || all) {
+      claims.push_back(heads[i]);
+    }
+    if (has_boxes) {
+      claims.back().boxes = sharded.take_boxes();
+    }
+  }
+  take_others();
   return claims;
 }
 

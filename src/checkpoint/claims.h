@@ -36,8 +36,23 @@ struct Claim {
   }
 };
 
-Bytes pack(const std::vector<Claim>& claims);
-std::vector<Claim> unpack_claims(std::span<const uint8_t> bytes);
+/// Claims as ranks send them, in parts that are equal on many ranks.
+struct PackedClaims {
+  Bytes heads; // of sharded tensors: the same on all ranks of a sharded model
+  Bytes boxes; // of sharded tensors, of which this rank has some
+  Bytes others; // whole tensors and values, and where among the claims they are
+};
+PackedClaims pack(const std::vector<Claim>& claims);
+
+/// Claims without boxes.
+std::vector<Claim> unpack_heads(std::span<const uint8_t> heads);
+/// The claims of a rank, in their order. Those of sharded tensors without boxes
+/// are left out, unless `all` are wanted.
+std::vector<Claim> unpack_claims(
+    const std::vector<Claim>& heads,
+    std::span<const uint8_t> boxes,
+    std::span<const uint8_t> others,
+    bool all);
 
 /// Where a rank has written a unit.
 struct Written {

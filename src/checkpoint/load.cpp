@@ -69,6 +69,7 @@ LoadReport load_checked(
     StateDict& target,
     const std::filesystem::path& path,
     const LoadOptions& options,
+    LeftOutParts left_out,
     const std::function<void()>& check) {
   at::NoGradGuard no_grad;
   const Peers peers(options.group());
@@ -83,7 +84,8 @@ LoadReport load_checked(
   std::unique_ptr<LoadJob> job;
   settle(peers, [&] {
     job = translated([&] {
-      return std::make_unique<LoadJob>(*source, target, options, num_threads);
+      return std::make_unique<LoadJob>(
+          *source, target, options, left_out, num_threads);
     });
   });
   if (options.verify() == Verify::First) {
@@ -114,7 +116,7 @@ LoadReport load(
     StateDict& target,
     const std::filesystem::path& path,
     const LoadOptions& options) {
-  return load_checked(target, path, options, nullptr);
+  return load_checked(target, path, options, LeftOutParts::Allowed, nullptr);
 }
 
 LoadReport load(
@@ -127,8 +129,10 @@ LoadReport load(
     return target.is_optional(name) ||
         (options.optional() && options.optional()(name));
   });
-  LoadReport report = load_checked(
-      state, path, with_optional, [&] { target.check_state_dict(state); });
+  LoadReport report =
+      load_checked(state, path, with_optional, LeftOutParts::Refused, [&] {
+        target.check_state_dict(state);
+      });
   target.load_state_dict(state);
   return report;
 }
@@ -157,7 +161,12 @@ StateDict read(
       }
     }
     StateDict state = assemble(keys, std::move(values));
-    LoadJob job(*source, state, LoadOptions().strict(false), /*num_threads=*/1);
+    LoadJob job(
+        *source,
+        state,
+        LoadOptions().strict(false),
+        LeftOutParts::Allowed,
+        /*num_threads=*/1);
     job.read();
     return state;
   });

@@ -68,12 +68,13 @@ LoadJob::LoadJob(
     const Source& source,
     StateDict& target,
     const LoadOptions& options,
+    LeftOutParts left_out,
     int num_threads)
     : source_(source),
       num_threads_(num_threads),
       verifies_(options.verify() != Verify::Never),
       progress_(options.progress()),
-      matched_(match_target(source, target, options)) {}
+      matched_(match_target(source, target, options, left_out)) {}
 
 void LoadJob::in_threads(
     const std::function<void(const PlannedRead& read, BlockReader& reader)>&

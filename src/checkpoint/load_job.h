@@ -21,6 +21,7 @@ class LoadJob {
       const Source& source,
       StateDict& target,
       const LoadOptions& options,
+      LeftOutParts left_out,
       int num_threads);
 
   /// Reads every block that read() will read, and keeps none of them. Throws

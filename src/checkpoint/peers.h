@@ -3,6 +3,8 @@
 
 #include <tessera/comm/group.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -12,6 +14,12 @@
 #include "base/byte_vector.h"
 
 namespace tessera::checkpoint {
+
+/// Texts of all ranks, each different one once.
+struct DistinctTexts {
+  std::vector<Bytes> texts;
+  std::vector<std::vector<size_t>> by_rank; // where in `texts` a rank's are
+};
 
 class Peers {
  public:
@@ -35,10 +43,26 @@ class Peers {
 
   /// Gathers every rank's bytes on rank 0.
   std::vector<Bytes> gather(Bytes bytes, std::string_view label) const;
+  /// The same for texts that are often equal: each rank has as many, and of
+  /// equal texts only the first rank sends its own. What the others know of
+  /// each other is 16 bytes per text, by which each finds out what it sends.
+  DistinctTexts gather_distinct(
+      const std::vector<Bytes>& texts,
+      std::string_view label) const;
+  /// Returns what rank 0 has for this rank, which knows how long that is.
+  Bytes scatter(
+      const std::vector<Bytes>& by_rank,
+      size_t own_bytes,
+      std::string_view label) const;
   /// Returns the bytes of rank 0 on every rank.
   Bytes broadcast(Bytes bytes, std::string_view label) const;
 
  private:
+  Bytes to_root(
+      Bytes sent,
+      const std::vector<int64_t>& sizes,
+      std::string_view label) const;
+
   std::optional<Group> group_;
 };
 

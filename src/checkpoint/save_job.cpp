@@ -48,14 +48,18 @@ void check_space(const fs::path& parent, uint64_t bytes) {
   }
 }
 
-char letter_of(const Duty& duty) {
-  return static_cast<char>(
-      'a' + (duty.writes ? 1 : 0) + (duty.compares ? 2 : 0) +
-      (duty.compares_on_host ? 4 : 0));
+/// A byte for each duty.
+Bytes packed(const std::vector<Duty>& duties) {
+  Bytes bytes;
+  for (const Duty& duty : duties) {
+    bytes.push_back(static_cast<uint8_t>(
+        (duty.writes ? 1 : 0) + (duty.compares ? 2 : 0) +
+        (duty.compares_on_host ? 4 : 0)));
+  }
+  return bytes;
 }
 
-Duty duty_from(char letter) {
-  const int bits = letter - 'a';
+Duty duty_from(uint8_t bits) {
   return {
       .writes = (bits & 1) != 0,
       .compares = (bits & 2) != 0,
@@ -91,6 +95,7 @@ SaveJob::SaveJob(
                                        : peers.cores_each(4)),
       progress_(options.progress()) {
   StateDict shared = state; // with the same tensors
+  PackedClaims claims;
   const Outcome mine = Outcome::of([&] {
     SavedState saved = pieces_of(shared, num_ranks_);
     claims_ = std::move(saved.claims);
@@ -102,38 +107,48 @@ SaveJob::SaveJob(
       }
     }
     wait_for_devices(tensors);
+    claims = pack(claims_);
     ByteWriter wire;
     wire.text(folder_.native());
-    const Bytes claims = pack(claims_);
-    wire.text({reinterpret_cast<const char*>(claims.data()), claims.size()});
     return wire.take();
   });
-  const std::vector<Bytes> all =
-      peers.gather(mine.to_bytes(), "checkpoint: what ranks have");
+  const DistinctTexts all = peers.gather_distinct(
+      {mine.to_bytes(),
+       std::move(claims.heads),
+       std::move(claims.boxes),
+       std::move(claims.others)},
+      "checkpoint: what ranks have");
   Outcome decision;
   if (peers.is_root()) {
     decision = Outcome::of([&] {
+      decide(all, options.overwrite());
       ByteWriter out;
-      decide(all, options.overwrite(), out);
+      out.text(writer_->partial().native());
       return out.take();
     });
   }
   decision = Outcome::from_bytes(
-      peers.broadcast(decision.to_bytes(), "checkpoint: who writes what"));
+      peers.broadcast(decision.to_bytes(), "checkpoint: where it is written"));
   mine.raise(); // its own words first
   decision.raise();
-  keep(ByteReader(decision.result));
+  partial_ = ByteReader(decision.result).text();
+  std::vector<Bytes> duties; // by rank
+  for (size_t rank = 0; plan_ && rank < plan_->duties().size(); ++rank) {
+    duties.push_back(packed(plan_->duties()[rank]));
+  }
+  size_t num_units = 0; // a byte for each
+  for (const Claim& claim : claims_) {
+    num_units += claim.num_units();
+  }
+  keep(peers.scatter(duties, num_units, "checkpoint: who writes what"));
 }
 
-void SaveJob::decide(
-    const std::vector<Bytes>& claims,
-    bool overwrite,
-    ByteWriter& out) {
-  for (size_t rank = 0; rank < claims.size(); ++rank) {
-    const Outcome outcome = Outcome::from_bytes(claims[rank]);
+void SaveJob::decide(const DistinctTexts& all, bool overwrite) {
+  for (size_t rank = 0; rank < all.by_rank.size(); ++rank) {
+    const std::vector<size_t>& texts = all.by_rank[rank];
+    const Outcome outcome = Outcome::from_bytes(all.texts[texts[0]]);
     outcome.raise();
-    ByteReader wire(outcome.result);
-    const std::string folder = wire.text();
+    const std::string folder = ByteReader(outcome.result).text();
     if (folder != folder_.native()) {
       raise<DisagreementError>(
           {.call = "save"},
@@ -143,11 +158,10 @@ void SaveJob::decide(
               rank,
               folder));
     }
-    const std::string packed = wire.text();
-    all_claims_.push_back(unpack_claims(
-        {reinterpret_cast<const uint8_t*>(packed.data()), packed.size()}));
+    all_claims_.add(
+        all.texts, {.heads = texts[1], .boxes = texts[2], .others = texts[3]});
   }
-  plan_ = std::make_unique<SavePlan>(all_claims_);
+  plan_ = std::make_unique<SavePlan>(all_claims_.by_rank());
   const fs::path parent = fs::absolute(folder_ / ".")
                               .lexically_normal()
                               .parent_path()
@@ -158,25 +172,12 @@ void SaveJob::decide(
   } catch (const std::exception& error) {
     raise<CheckpointError>({.call = "save"}, error.what());
   }
-  out.text(writer_->partial().native());
-  for (const std::vector<Duty>& duties : plan_->duties()) {
-    std::string letters;
-    for (const Duty& duty : duties) {
-      letters += letter_of(duty);
-    }
-    out.text(letters);
-  }
 }
 
-void SaveJob::keep(ByteReader duties) {
-  partial_ = duties.text();
-  for (int rank = 0; rank < rank_; ++rank) {
-    duties.text();
-  }
-  const std::string letters = duties.text();
+void SaveJob::keep(const Bytes& duties) {
   std::vector<SavedPiece> kept;
   for (size_t i = 0; i < pieces_.size(); ++i) {
-    pieces_[i].duty = duty_from(letters.at(i));
+    pieces_[i].duty = duty_from(duties.at(i));
     if (pieces_[i].duty.writes) {
       total_bytes_ += pieces_[i].bytes;
     }

@@ -12,6 +12,7 @@
 
 #include "base/byte_stream.h"
 #include "base/byte_vector.h"
+#include "checkpoint/claim_sets.h"
 #include "checkpoint/disk/folder_writer.h"
 #include "checkpoint/peers.h"
 #include "checkpoint/save_plan.h"
@@ -42,11 +43,8 @@ class SaveJob {
   void finish(const Peers& peers);
 
  private:
-  void decide(
-      const std::vector<Bytes>& claims,
-      bool overwrite,
-      ByteWriter& out);
-  void keep(ByteReader duties);
+  void decide(const DistinctTexts& all, bool overwrite);
+  void keep(const Bytes& duties);
   void compare(SavedPiece& piece);
   /// Runs on this thread and its streams. Devices compute other digests than
   /// the host.
@@ -67,7 +65,7 @@ class SaveJob {
   uint64_t total_bytes_ = 0;
 
   // Used on rank 0 only.
-  std::vector<std::vector<Claim>> all_claims_;
+  ClaimSets all_claims_;
   std::unique_ptr<SavePlan> plan_;
   std::unique_ptr<FolderWriter> writer_;
   // Used on every rank.

@@ -50,10 +50,10 @@ bool boxes_overlap(const ShardedTensor::Box& a, const ShardedTensor::Box& b) {
 
 } // namespace
 
-SavePlan::SavePlan(const std::vector<std::vector<Claim>>& claims) {
+SavePlan::SavePlan(const std::vector<const std::vector<Claim>*>& claims) {
   for (size_t rank = 0; rank < claims.size(); ++rank) {
     size_t unit = 0;
-    for (const Claim& claim : claims[rank]) {
+    for (const Claim& claim : *claims[rank]) {
       merge(claim, static_cast<int>(rank), unit);
       unit += claim.num_units();
     }

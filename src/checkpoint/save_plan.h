@@ -28,10 +28,11 @@ struct Duty {
 /// What rank 0 decides.
 class SavePlan {
  public:
-  /// Takes `claims` by rank. Throws DisagreementError if they contradict each
-  /// other: dtypes, shapes and kinds that differ, plain values that differ,
-  /// boxes that overlap in part or leave a gap.
-  explicit SavePlan(const std::vector<std::vector<Claim>>& claims);
+  /// Takes `claims` by rank, which must outlive the plan. Throws
+  /// DisagreementError if they contradict each other: dtypes, shapes and kinds
+  /// that differ, plain values that differ, boxes that overlap in part or leave
+  /// a gap.
+  explicit SavePlan(const std::vector<const std::vector<Claim>*>& claims);
 
   /// The duties of each rank, one for each of its units in order. Each unit is
   /// written by exactly one rank; a unit that several ranks have goes to the

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <unordered_set>
@@ -60,11 +61,15 @@ class TargetMatch {
   TargetMatch(
       const Source& source,
       StateDict& target,
-      const LoadOptions& options)
+      const LoadOptions& options,
+      LeftOutParts left_out)
       : source_(source) {
     const std::vector<StateLeaf> slots = state_leaves(target);
     match(slots, options);
-    find_unexpected(slots, options);
+    find_parts(slots);
+    if (!options.filter()) { // with one, only a part is wanted
+      find_unexpected(left_out);
+    }
     complain(options);
   }
 
@@ -79,9 +84,9 @@ class TargetMatch {
       const StateLeaf& slot,
       const StoredTensor& stored,
       bool cast);
-  void find_unexpected(
-      const std::vector<StateLeaf>& slots,
-      const LoadOptions& options);
+  void find_parts(const std::vector<StateLeaf>& slots);
+  void find_unexpected(LeftOutParts left_out);
+  bool is_empty_dictionary(const StoredValue& stored) const;
   void complain(const LoadOptions& options) const;
   void add_reads(
       const StoredTensor& stored,
@@ -90,6 +95,8 @@ class TargetMatch {
 
   const Source& source_;
   std::vector<std::string> names_; // of the slots, in the checkpoint
+  std::set<format::DcpPath::Key> parts_; // that the target has some of
+  std::map<std::string, std::vector<std::string>> left_out_; // by part
   std::vector<std::string> problems_;
   MatchedTarget matched_;
 };
@@ -218,36 +225,62 @@ void TargetMatch::add_reads(
   }
 }
 
-void TargetMatch::find_unexpected(
-    const std::vector<StateLeaf>& slots,
-    const LoadOptions& options) {
-  // If the target leaves out a part of the checkpoint as a whole, that is not a
-  // mistake; if it leaves out something inside a part that it has, that may be
-  // one.
+void TargetMatch::find_parts(const std::vector<StateLeaf>& slots) {
   const std::unordered_set<std::string> known(names_.begin(), names_.end());
-  std::set<format::DcpPath::Key> parts;
   for (const StateLeaf& slot : slots) {
-    parts.insert(slot.keys.front());
+    parts_.insert(slot.keys.front());
   }
   const auto look = [&](const auto& stored) {
-    if (known.count(stored.name) > 0) {
-      if (stored.keys.size() > 1) {
-        parts.insert(stored.keys.front());
-      }
+    if (known.count(stored.name) > 0 && stored.keys.size() > 1) {
+      parts_.insert(stored.keys.front());
     }
   };
   std::for_each(source_.tensors().begin(), source_.tensors().end(), look);
   std::for_each(source_.values().begin(), source_.values().end(), look);
-  const auto check = [&](const auto& stored) {
-    if (known.count(stored.name) == 0 &&
-        (stored.keys.size() == 1 || parts.count(stored.keys.front()) > 0)) {
+}
+
+void TargetMatch::find_unexpected(LeftOutParts left_out) {
+  // If a dictionary leaves out a part of the checkpoint as a whole, that is not
+  // a mistake; if it leaves out something inside a part that it has, that may
+  // be one.
+  const std::unordered_set<std::string> known(names_.begin(), names_.end());
+  const auto is_inside_a_part = [&](const auto& stored) {
+    return stored.keys.size() == 1 || parts_.count(stored.keys.front()) > 0;
+  };
+  const auto is_noticed = [&](const auto& stored) {
+    return known.count(stored.name) == 0 &&
+        (is_inside_a_part(stored) || left_out == LeftOutParts::Refused);
+  };
+  const auto note = [&](const auto& stored) {
+    if (is_inside_a_part(stored)) {
       matched_.report.unexpected.push_back(stored.name);
+    } else {
+      left_out_[stored.name.substr(0, stored.name.find('.'))].push_back(
+          stored.name);
     }
   };
-  std::for_each(source_.tensors().begin(), source_.tensors().end(), check);
-  std::for_each(source_.values().begin(), source_.values().end(), check);
-  if (options.filter()) {
-    matched_.report.unexpected.clear(); // only a part is wanted
+  for (const StoredTensor& tensor : source_.tensors()) {
+    if (is_noticed(tensor)) {
+      note(tensor);
+    }
+  }
+  for (const StoredValue& value : source_.values()) {
+    // An empty dictionary has nothing to lose. Only values that would be
+    // noticed are opened: others may be of any kind.
+    if (is_noticed(value) && !is_empty_dictionary(value)) {
+      note(value);
+    }
+  }
+}
+
+bool TargetMatch::is_empty_dictionary(const StoredValue& stored) const {
+  try {
+    const StateValue value = from_format(source_.value(stored), stored.name);
+    return value.is_dict() && value.dict().empty();
+  } catch (const c10::Error&) {
+    return false; // a value of a kind that is not supported
+  } catch (const FileError&) {
+    return false; // the same, or damaged: it is not asked for
   }
 }
 
@@ -279,6 +312,16 @@ void TargetMatch::complain(const LoadOptions& options) const {
           name,
           state::did_you_mean(name, matched_.report.missing)));
     }
+    for (const auto& [part, names] : left_out_) {
+      if (!std::all_of(names.begin(), names.end(), is_optional)) {
+        lines.push_back(fmt::format(
+            "the part \"{}\" is in the checkpoint only ({} {}): it would begin anew. Add it (TrainingState::add), or let LoadOptions().optional pass \"{}\".",
+            part,
+            names.size(),
+            names.size() == 1 ? "value" : "values",
+            names.front()));
+      }
+    }
   }
   if (!lines.empty()) {
     raise<c10::ValueError>(
@@ -295,8 +338,9 @@ void TargetMatch::complain(const LoadOptions& options) const {
 MatchedTarget match_target(
     const Source& source,
     StateDict& target,
-    const LoadOptions& options) {
-  MatchedTarget matched = TargetMatch(source, target, options).take();
+    const LoadOptions& options,
+    LeftOutParts left_out) {
+  MatchedTarget matched = TargetMatch(source, target, options, left_out).take();
   std::sort(
       matched.reads.begin(),
       matched.reads.end(),

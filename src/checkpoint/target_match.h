@@ -32,11 +32,17 @@ struct MatchedTarget {
   LoadReport report;
 };
 
+/// Whether a target may leave out a part of the checkpoint as a whole. A
+/// dictionary may: the caller chose its parts. An object that has all of a
+/// run's state may not: what it leaves out would begin anew.
+enum class LeftOutParts { Allowed, Refused };
+
 /// Compares the target with the checkpoint. Throws c10::ValueError that lists
 /// everything that does not fit. The result points into both.
 MatchedTarget match_target(
     const Source& source,
     StateDict& target,
-    const LoadOptions& options);
+    const LoadOptions& options,
+    LeftOutParts left_out);
 
 } // namespace tessera::checkpoint

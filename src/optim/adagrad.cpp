@@ -37,7 +37,7 @@ void run_foreach(
   at::_foreach_add_(deviations, options.eps());
   std::vector<at::Scalar> rates;
   for (const at::Tensor& step : steps) {
-    const double past = step.item<double>() - 1;
+    const double past = *step.const_data_ptr<float>() - 1.0; // on the host
     rates.emplace_back(-options.lr() / (1 + past * options.lr_decay()));
   }
   at::_foreach_addcdiv_(batch.params, gradients, deviations, rates);

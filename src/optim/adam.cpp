@@ -83,7 +83,7 @@ std::vector<OptionField> AdamOptions::fields() {
       {"amsgrad", amsgrad_},
       {"maximize", maximize_},
       {"foreach", foreach_},
-      {"capturable", not_capturable()},
+      {"capturable", capturable_},
       {"differentiable", not_differentiable()},
       {"fused", fused_},
       {"decoupled_weight_decay", decoupled_weight_decay_}};
@@ -133,7 +133,7 @@ std::vector<OptionField> AdamWOptions::fields() {
       {"amsgrad", amsgrad_},
       {"maximize", maximize_},
       {"foreach", foreach_},
-      {"capturable", not_capturable()},
+      {"capturable", capturable_},
       {"differentiable", not_differentiable()},
       {"fused", fused_},
       {"decoupled_weight_decay",

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "optim/sharded_state.h"
+#include "optim/state_values.h"
 #include "state/part_of.h"
 
 namespace tessera::optim {
@@ -271,21 +273,38 @@ class Reader {
       groups()[i].set_options(std::move(options_[i]));
     }
     const StateDict& state = dict_.at(kState).dict();
-    // One parameter at a time: the old and the new state of all parameters at
-    // once may not fit in memory.
     for (const auto& [key, place] : params_) {
       void* const id = place.param.unsafeGetTensorImpl();
-      optimizer_.state().erase(id);
       const StateValue* values = state.find(key);
       if (values == nullptr || values->dict().empty() ||
           is_empty_part(place.param, values->dict())) {
+        optimizer_.state().erase(id);
         continue;
       }
-      if (auto loaded = access_.read_state(
-              place.param, local_state(place.param, values->dict(), site()))) {
+      const StateDict local = local_state(place.param, values->dict(), site());
+      // One parameter at a time, and the old state goes first: the old and the
+      // new state at once may not fit in memory.
+      if (!is_in_place(place.param, local)) {
+        optimizer_.state().erase(id);
+      }
+      auto loaded = access_.read_state(place.param, local);
+      if (loaded) {
         optimizer_.state()[id] = std::move(loaded);
+      } else {
+        optimizer_.state().erase(id);
       }
     }
+  }
+
+  /// Whether some of the values are the optimizer's own tensors, so that the
+  /// state to load is in part the state that there is.
+  bool is_in_place(const at::Tensor& param, const StateDict& values) const {
+    return std::any_of(values.begin(), values.end(), [&](const auto& entry) {
+      const auto& [name, value] = entry;
+      return value.is_tensor() &&
+          is_same_memory(
+                 state_tensor_of(optimizer_, param, name), value.tensor());
+    });
   }
 
   torch::optim::Optimizer& optimizer_;

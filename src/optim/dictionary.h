@@ -44,8 +44,9 @@ class Access {
       const torch::optim::OptimizerOptions& options,
       const StateDict& values,
       const ErrorSite& site) const = 0;
-  /// The result shares no memory with `values`. Null if `values` mean the same
-  /// as no state.
+  /// The result shares no memory with `values`, except where a value is the
+  /// optimizer's own tensor already. Null if `values` mean the same as no
+  /// state.
   virtual std::unique_ptr<torch::optim::OptimizerParamState> read_state(
       const at::Tensor& param,
       const StateDict& values) const = 0;
@@ -76,6 +77,12 @@ void read_dictionary(
 /// The functions of StatefulOptimizer with these names, for any optimizer.
 bool has_state(const torch::optim::Optimizer& optimizer);
 StateDict collect_state_dict(torch::optim::Optimizer& optimizer, Collect to);
+/// A tensor of the state that one of Tessera's optimizers has of a parameter;
+/// undefined if there is none of that name.
+at::Tensor state_tensor_of(
+    const torch::optim::Optimizer& optimizer,
+    const at::Tensor& param,
+    const StateKey& name);
 bool keeps_state_of(
     const torch::optim::Optimizer& optimizer,
     const at::Tensor& param);

@@ -191,7 +191,9 @@ OptionField::Fixed not_differentiable() {
 }
 
 OptionField::Fixed not_capturable() {
-  return {false, "Steps cannot be captured in CUDA graphs; load it as False."};
+  return {
+      false,
+      "Only steps of Adam and AdamW can be captured in CUDA graphs; load it as False."};
 }
 
 } // namespace tessera::optim

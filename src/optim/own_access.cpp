@@ -105,6 +105,11 @@ std::unique_ptr<torch::optim::OptimizerParamState> OwnAccess::read_state(
       continue;
     }
     if (known->kind == StateField::Kind::LikeParam) {
+      const at::Tensor own = state_tensor_of(optimizer_, param, name);
+      if (is_same_memory(own, value.tensor())) {
+        state->values.set(name, own); // its values were read into it
+        continue;
+      }
       at::Tensor copy = at::empty_like(param);
       copy.copy_(value.tensor());
       state->values.set(name, std::move(copy));

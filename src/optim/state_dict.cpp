@@ -106,6 +106,20 @@ StateDict collect_state_dict(torch::optim::Optimizer& optimizer, Collect to) {
   return own != nullptr ? own->collect_state_dict(to) : state_dict(optimizer);
 }
 
+at::Tensor state_tensor_of(
+    const torch::optim::Optimizer& optimizer,
+    const at::Tensor& param,
+    const StateKey& name) {
+  const auto& all = optimizer.state();
+  const auto found = all.find(param.unsafeGetTensorImpl());
+  const auto* own = found == all.end()
+      ? nullptr
+      : dynamic_cast<const ParamState*>(found->second.get());
+  const StateValue* value = own == nullptr ? nullptr : own->values.find(name);
+  return value != nullptr && value->is_tensor() ? value->tensor()
+                                                : at::Tensor();
+}
+
 bool keeps_state_of(
     const torch::optim::Optimizer& optimizer,
     const at::Tensor& param) {

@@ -6,6 +6,12 @@
 
 namespace tessera::optim {
 
+bool is_same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() && b.defined() && a.scalar_type() == b.scalar_type() &&
+      a.sizes() == b.sizes() && a.strides() == b.strides() &&
+      a.const_data_ptr() == b.const_data_ptr();
+}
+
 StateValue copy_for(const at::Tensor& param, const StateValue& value) {
   if (value.is_tensor()) {
     const at::Tensor& tensor = value.tensor();

@@ -10,6 +10,10 @@
 
 namespace tessera::optim {
 
+/// Whether both tensors show the same elements of the same memory. Either may
+/// be undefined.
+bool is_same_memory(const at::Tensor& a, const at::Tensor& b);
+
 /// Copies state that no class knows: tensors go to the parameter's device,
 /// floating-point ones in its dtype.
 StateValue copy_for(const at::Tensor& param, const StateValue& value);

@@ -180,7 +180,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
       optimizer, train::unscale_gradients(optimizer, impl_->scale));
 }
 
-double GradScaler::clip_grad_norm_(
+at::Tensor GradScaler::clip_grad_norm_(
     ModuleRef model,
     double max_norm,
     double norm_type) {
@@ -196,7 +196,7 @@ double GradScaler::clip_grad_norm_(
   if (group) {
     impl_->compare_settings(*group);
   }
-  const double norm = tessera::clip_grad_norm_(model, max_norm, norm_type);
+  const at::Tensor norm = tessera::clip_grad_norm_(model, max_norm, norm_type);
   // A maximum over ranks may lose a NaN.
   const bool is_shared =
       group && !std::isinf(norm_type) && shares_norm(model, *group);

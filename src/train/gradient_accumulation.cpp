@@ -101,7 +101,7 @@ struct GradientAccumulation::Impl {
   };
   Pending pending;
   double typical = 1; // the same on all ranks; a power of two
-  std::optional<double> grad_norm; // of the last step
+  at::Tensor grad_norm; // of the last step; undefined: none
 
   double steps() const {
     return static_cast<double>(options.steps());
@@ -220,12 +220,16 @@ void GradientAccumulation::Impl::clip() {
   grad_norm = scaler != nullptr
       ? scaler->clip_grad_norm_(model.module(), max_norm, options.norm_type())
       : clip_grad_norm_(model.module(), max_norm, options.norm_type());
-  if (options.error_if_nonfinite() && !std::isfinite(*grad_norm)) {
+  if (!options.error_if_nonfinite()) {
+    return;
+  }
+  const auto norm = grad_norm.item<double>();
+  if (!std::isfinite(norm)) {
     raise(
         {.call = kAccumulation},
         fmt::format(
             "the norm of the gradients is {}, so the step was not made. Lower the learning rate, or look for a loss that is not finite.",
-            *grad_norm));
+            norm));
   }
 }
 
@@ -349,7 +353,8 @@ int64_t GradientAccumulation::steps() const {
 }
 
 std::optional<double> GradientAccumulation::grad_norm() const {
-  return impl_->grad_norm;
+  const at::Tensor& norm = impl_->grad_norm;
+  return norm.defined() ? std::optional(norm.item<double>()) : std::nullopt;
 }
 
 bool GradientAccumulation::skipped() const {

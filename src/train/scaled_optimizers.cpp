@@ -2,13 +2,12 @@
 
 #include <tessera/optim/device_skip.h>
 
-#include <ATen/ops/full_like.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
-#include <cmath>
 #include <unordered_set>
 #include <utility>
 
@@ -44,16 +43,13 @@ class SkipScope {
 
 at::Tensor ScaledOptimizer::step() {
   has_stepped = true;
-  if (!skips && !found_inf.is_cpu()) {
+  if (!found_inf.is_cpu()) {
     const SkipScope scope(*optimizer, found_inf);
     if (scope.is_on()) {
       return optimizer->step();
     }
   }
-  if (!skips) {
-    skips = found_inf.item<float>() != 0;
-  }
-  return *skips ? at::Tensor() : optimizer->step();
+  return found_inf.item<float>() != 0 ? at::Tensor() : optimizer->step();
 }
 
 bool ScaledOptimizer::belongs_to(torch::nn::Module& model) const {
@@ -120,19 +116,22 @@ void ScaledOptimizers::agree(const Group& group) {
 
 void ScaledOptimizers::note_norm(
     torch::nn::Module& model,
-    double norm,
+    const at::Tensor& norm,
     bool is_shared) {
-  const bool is_finite = std::isfinite(norm);
+  // Clipping by a norm that is not finite has spoiled all gradients.
+  const at::Tensor overflows = at::isfinite(norm).logical_not();
   for (ScaledOptimizer& scaled : all_) {
     if (scaled.has_stepped) {
       continue;
     }
-    if (!is_finite) { // clipping has spoiled all gradients
-      scaled.found_inf = at::full_like(scaled.found_inf, 1);
-    }
-    if (is_shared && (!is_finite || scaled.belongs_to(model))) {
-      scaled.skips = !is_finite;
+    const at::Tensor verdict = overflows.to(scaled.found_inf.options());
+    if (is_shared && scaled.belongs_to(model)) {
+      // What this rank saw before does not count: gradients may have been
+      // mended since, and all ranks must do the same.
+      scaled.found_inf = verdict;
       scaled.is_agreed = true;
+    } else {
+      scaled.found_inf = at::maximum(scaled.found_inf, verdict);
     }
   }
 }

@@ -8,7 +8,6 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include <optional>
 #include <vector>
 
 namespace tessera::train {
@@ -21,8 +20,6 @@ struct ScaledOptimizer {
   /// speaks for this rank until the ranks have agreed, then for all.
   at::Tensor found_inf;
   bool is_agreed = false;
-  /// The same where the host knows it.
-  std::optional<bool> skips = std::nullopt;
 
   /// Steps, unless a gradient is not finite. The ranks have agreed. Reads the
   /// device if the optimizer cannot.
@@ -52,7 +49,11 @@ class ScaledOptimizers {
   void agree(const Group& group);
   /// The gradients of the model have this norm after they were unscaled. If
   /// `is_shared`, all ranks have the same norm, which they computed together.
-  void note_norm(torch::nn::Module& model, double norm, bool is_shared);
+  /// Reads no device.
+  void note_norm(
+      torch::nn::Module& model,
+      const at::Tensor& norm,
+      bool is_shared);
 
   /// Like ScaledOptimizer::found_inf, of all optimizers.
   at::Tensor found_inf(const at::Tensor& scale) const;

@@ -10,6 +10,7 @@
 #include "base/byte_vector.h"
 #include "comm/group/all_or_none.h"
 #include "libtorch/huge_pages.h"
+#include "optim/state_values.h"
 #include "transfer/load_agreement.h"
 #include "transfer/optim_dict_form.h"
 #include "transfer/optim_group_ids.h"
@@ -204,6 +205,10 @@ class Loader {
       const std::vector<const ModelParam*>& members,
       const WantedState& wanted) {
     const ModelParam& first = *members.front();
+    if (const at::Tensor own = tensor_in_place(members, wanted);
+        own.defined()) {
+      return own;
+    }
     const auto options =
         first.leaf.options().dtype(*wanted.dtype).requires_grad(false);
     const at::Tensor whole =
@@ -223,12 +228,49 @@ class Loader {
     return whole;
   }
 
+  /// The optimizer's own tensor, if the values of all members lie in it
+  /// already: a checkpoint was loaded in place.
+  at::Tensor tensor_in_place(
+      const std::vector<const ModelParam*>& members,
+      const WantedState& wanted) const {
+    const at::Tensor& leaf = members.front()->leaf;
+    const at::Tensor own = rank0_ || !request_.current
+        ? at::Tensor()
+        : request_.current(leaf, wanted.name);
+    if (!own.defined() || own.scalar_type() != *wanted.dtype ||
+        own.sizes() != leaf.sizes() || !own.is_contiguous()) {
+      return {};
+    }
+    for (size_t i = 0; i < members.size(); ++i) {
+      const StateValue* value = wanted.by_member[i];
+      if (value == nullptr || !value->is_sharded() ||
+          !incoming_.is_in(
+              *members[i], value->sharded(), part_of(*members[i], own))) {
+        return {};
+      }
+    }
+    return own;
+  }
+
+  /// This rank's part of the parameter in a tensor that is laid out as the
+  /// leaf is.
+  static at::Tensor part_of(const ModelParam& param, const at::Tensor& whole) {
+    const engine::Run run = param.run();
+    const at::Tensor flat = whole.view({-1});
+    return param.is_flat() ? flat.narrow(0, run.shard_begin, run.numel) : flat;
+  }
+
   /// One state of a parameter that is not sharded.
   at::Tensor whole_of(
       const ModelParam& param,
       const std::string& name,
       const StateValue& value) const {
     const bool is_kept = keeps(param);
+    if (is_kept && value.is_tensor() && request_.current &&
+        optim::is_same_memory(
+            request_.current(param.leaf, name), value.tensor())) {
+      return value.tensor();
+    }
     if (value.is_tensor()) {
       return is_kept ? value.tensor().detach().clone()
                      : without_values(value.tensor().options(), param);
@@ -261,10 +303,7 @@ class Loader {
       const std::string& name,
       const StateValue& value,
       const at::Tensor& whole) {
-    const engine::Run run = param.run();
-    const at::Tensor flat = whole.view({-1});
-    const at::Tensor part =
-        param.is_flat() ? flat.narrow(0, run.shard_begin, run.numel) : flat;
+    const at::Tensor part = part_of(param, whole);
     if (rank0_) {
       rank0_->add_part(param, name, part);
     } else if (value.is_tensor()) {

@@ -34,6 +34,10 @@ struct LoadRequest {
   /// sharded; if not, a tensor without values stands for that state. Empty: the
   /// optimizer keeps the state of all parameters.
   std::function<bool(const at::Tensor& param)> keeps = {};
+  /// The tensor of this name that the optimizer has for a parameter, undefined
+  /// for none. Values that lie in that tensor already are not copied.
+  std::function<at::Tensor(const at::Tensor& param, const StateKey& name)>
+      current = {};
 };
 
 /// The state dict for this rank's optimizer to load. Collective, unless the

@@ -23,6 +23,14 @@ const StateDict* entry_of(const StateDict& catalogue, const std::string& name) {
   return entry == nullptr ? nullptr : &entry->dict();
 }
 
+/// How many elements of a parameter the ranks of the group have, copies
+/// counted.
+int64_t elements_of(const Group& group, const ModelParam& param) {
+  const engine::Layout& layout = param.layout();
+  return group.size() / static_cast<int64_t>(layout.num_ranks()) *
+      layout.numel(param.place.index);
+}
+
 StateDict without_elements(const StateDict& entry) {
   return {{kTensors, entry.at(kTensors)}, {kValues, entry.at(kValues)}};
 }
@@ -76,18 +84,88 @@ StateDict OptimCatalogue::describe(
 }
 
 void OptimCatalogue::exchange(const Group& group) {
-  std::vector<StateDict> by_rank;
-  for (const Bytes& bytes :
-       group.all_gather_bytes(state_dict_to_bytes(own_), "optimizer state")) {
-    by_rank.push_back(state_dict_from_bytes(bytes));
-  }
-  check_flat(group, by_rank);
-  for (const ModelParam& param : model_.all()) {
-    if (param.is_sharded() && !merged_.contains(first_in_leaf(param)) &&
-        param.unit->groups().all.name() == group.name()) {
-      merge(group, param, by_rank);
+  const Firsts params = firsts_of(group);
+  StateCensus census(params.size(), group.rank());
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (const StateDict* entry = entry_of(own_, params[i]->name)) {
+      const int64_t elements = entry->at(kElements).to_int();
+      census.count(
+          i,
+          elements,
+          params[i]->is_flat() || elements > 0,
+          state_dict_to_bytes(without_elements(*entry)));
     }
   }
+  census.exchange(group);
+  Firsts doubtful;
+  for (size_t i = 0; i < params.size(); ++i) {
+    const StateCensus::Found found = census.find(i);
+    if (found.ranks == 0) {
+      continue;
+    }
+    if (fits_together(group, *params[i], found)) {
+      keep(params[i]->name, state_dict_from_bytes(census.description(i)));
+    } else {
+      doubtful.push_back(params[i]);
+    }
+  }
+  compare(group, doubtful);
+}
+
+OptimCatalogue::Firsts OptimCatalogue::firsts_of(const Group& group) const {
+  Firsts firsts;
+  for (const ModelParam& param : model_.all()) {
+    if (param.is_sharded() && first_in_leaf(param) == param.name &&
+        param.unit->groups().all.name() == group.name()) {
+      firsts.push_back(&param);
+    }
+  }
+  return firsts;
+}
+
+/// As far as the census can tell. Where it cannot, compare() decides.
+bool OptimCatalogue::fits_together(
+    const Group& group,
+    const ModelParam& param,
+    const StateCensus::Found& found) const {
+  if (!found.counts || !found.is_one) {
+    return false;
+  }
+  return param.is_flat() ? found.ranks == group.size()
+                         : found.elements == elements_of(group, param);
+}
+
+/// Merges what each rank has for these parameters, and throws on all ranks if
+/// that does not fit together.
+void OptimCatalogue::compare(const Group& group, const Firsts& params) {
+  if (params.empty()) {
+    return;
+  }
+  StateDict mine;
+  for (const ModelParam* param : params) {
+    if (const StateValue* entry = own_.find(param->name)) {
+      mine.set(param->name, *entry);
+    }
+  }
+  std::vector<StateDict> by_rank;
+  for (const Bytes& bytes :
+       group.all_gather_bytes(state_dict_to_bytes(mine), "optimizer state")) {
+    by_rank.push_back(state_dict_from_bytes(bytes));
+  }
+  check_flat(group, params, by_rank);
+  for (const ModelParam* param : params) {
+    merge(group, *param, by_rank);
+  }
+}
+
+void OptimCatalogue::keep(const std::string& name, const StateDict& entry) {
+  MergedState merged;
+  for (const auto& [key, dtype] : entry.at(kTensors).dict()) {
+    merged.tensors.emplace_back(
+        key.name(), static_cast<at::ScalarType>(dtype.to_int()));
+  }
+  merged.values = entry.at(kValues).dict();
+  merged_.emplace(name, std::move(merged));
 }
 
 const std::string& OptimCatalogue::first_in_leaf(
@@ -100,17 +178,17 @@ const std::string& OptimCatalogue::first_in_leaf(
 /// state for it or none has.
 void OptimCatalogue::check_flat(
     const Group& group,
+    const Firsts& params,
     const std::vector<StateDict>& by_rank) const {
   std::map<int, std::vector<std::string>> missing;
   bool rank0_has_all = true;
-  for (const ModelParam& param : model_.all()) {
-    if (!param.is_flat() || first_in_leaf(param) != param.name ||
-        param.unit->groups().all.name() != group.name()) {
+  for (const ModelParam* param : params) {
+    if (!param->is_flat()) {
       continue;
     }
     std::vector<int> without;
     for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-      if (entry_of(by_rank[rank], param.name) == nullptr) {
+      if (entry_of(by_rank[rank], param->name) == nullptr) {
         without.push_back(group.global_ranks()[rank]);
       }
     }
@@ -119,7 +197,7 @@ void OptimCatalogue::check_flat(
     }
     for (const int rank : without) {
       rank0_has_all = rank0_has_all && rank != group.global_ranks().front();
-      for (const ModelParam* member : model_.held_by(param.leaf)) {
+      for (const ModelParam* member : model_.held_by(param->leaf)) {
         missing[rank].push_back(member->name);
       }
     }
@@ -147,7 +225,7 @@ void OptimCatalogue::merge(
     const Group& group,
     const ModelParam& param,
     const std::vector<StateDict>& by_rank) {
-  const std::string& name = first_in_leaf(param);
+  const std::string& name = param.name;
   const StateDict* first = nullptr;
   size_t first_rank = 0;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
@@ -180,16 +258,9 @@ void OptimCatalogue::merge(
       first = first == nullptr ? entry_of(catalogue, name) : first;
     }
   }
-  if (first == nullptr) {
-    return;
+  if (first != nullptr) {
+    keep(name, *first);
   }
-  MergedState merged;
-  for (const auto& [key, dtype] : first->at(kTensors).dict()) {
-    merged.tensors.emplace_back(
-        key.name(), static_cast<at::ScalarType>(dtype.to_int()));
-  }
-  merged.values = first->at(kValues).dict();
-  merged_.emplace(name, std::move(merged));
 }
 
 void OptimCatalogue::check_all_parts(
@@ -200,7 +271,6 @@ void OptimCatalogue::check_all_parts(
   if (!any || param.is_flat()) {
     return;
   }
-  const engine::Layout& layout = param.layout();
   int64_t elements = 0;
   std::vector<int> having;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
@@ -209,16 +279,15 @@ void OptimCatalogue::check_all_parts(
       having.push_back(group.global_ranks()[rank]);
     }
   }
-  const int64_t copies =
-      group.size() / static_cast<int64_t>(layout.num_ranks());
-  if (elements != copies * layout.numel(param.place.index)) {
+  const int64_t expected = elements_of(group, param);
+  if (elements != expected) {
     raise<c10::ValueError>(
         {.call = call_, .parameter = param.name},
         fmt::format(
             "only ranks {} have state for it, {} of {} elements. Give the optimizer the same parameters on all ranks.",
             fmt::join(having, ", "),
             elements,
-            copies * layout.numel(param.place.index)));
+            expected));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <tessera/comm/group.h>
 #include <tessera/state/state_dict.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -12,6 +13,7 @@
 
 #include "transfer/model_params.h"
 #include "transfer/optim_tensors.h"
+#include "transfer/state_census.h"
 
 namespace tessera::transfer {
 
@@ -25,15 +27,18 @@ struct MergedState {
 ///
 /// Which state a parameter has may differ from rank to rank: a rank without
 /// elements of the parameter has no state for it. So ranks first tell each
-/// other what they have, in one exchange of small dictionaries:
+/// other what they have, in small dictionaries:
 ///
 ///   {name of the first parameter in a tensor of the optimizer:
 ///     {"elements": how many of its elements are not padding,
 ///      "tensors": {name of the state: dtype},
 ///      "values": {name of the state: value}}}
 ///
-/// From then on every rank knows the same, decides the same, and throws the
-/// same.
+/// The dictionaries of all ranks together grow with the number of ranks, so
+/// they do not travel: a StateCensus tells every rank what state each parameter
+/// has, see [Note: census]. Only of parameters whose state does not fit
+/// together, as far as the census can tell, every rank gets every rank's entry,
+/// finds the reason, and throws the same.
 class OptimCatalogue {
  public:
   /// `model` must outlive the catalogue; `call` is for errors.
@@ -53,8 +58,19 @@ class OptimCatalogue {
  private:
   StateDict describe(const OptimTensor& holder, const StateDict& entry) const;
   const std::string& first_in_leaf(const ModelParam& param) const;
-  void check_flat(const Group& group, const std::vector<StateDict>& by_rank)
-      const;
+  /// The first parameters of the tensors that the group's ranks share.
+  using Firsts = std::vector<const ModelParam*>;
+  Firsts firsts_of(const Group& group) const;
+  bool fits_together(
+      const Group& group,
+      const ModelParam& param,
+      const StateCensus::Found& found) const;
+  void compare(const Group& group, const Firsts& params);
+  void keep(const std::string& name, const StateDict& entry);
+  void check_flat(
+      const Group& group,
+      const Firsts& params,
+      const std::vector<StateDict>& by_rank) const;
   void merge(
       const Group& group,
       const ModelParam& param,

@@ -49,9 +49,15 @@ OptimizerLoad::OptimizerLoad(
          .keeps_names = dynamic_cast<const optim::NamedOptimizer*>(
                             &optimizers[i].get()) != nullptr,
          .group = from_rank0 ? std::optional(group) : std::nullopt,
-         .keeps = [&optimizer = optimizers[i].get()](const at::Tensor& param) {
-           return optim::keeps_state_of(optimizer, param);
-         }}));
+         .keeps =
+             [&optimizer = optimizers[i].get()](const at::Tensor& param) {
+               return optim::keeps_state_of(optimizer, param);
+             },
+         .current =
+             [&optimizer = optimizers[i].get()](
+                 const at::Tensor& param, const StateKey& name) {
+               return optim::state_tensor_of(optimizer, param, name);
+             }}));
   }
 }
 

@@ -164,6 +164,27 @@ void ShardedSources::agree(
   });
 }
 
+bool ShardedSources::is_in(
+    const ModelParam& param,
+    const ShardedTensor& tensor,
+    const at::Tensor& memory) const {
+  if (moves_.contains(&tensor) || unneeded_.contains(&tensor) ||
+      !transfer::lies_here(param, tensor)) {
+    return false;
+  }
+  int64_t begin = 0;
+  for (const auto& piece : tensor.pieces()) {
+    const int64_t numel = piece.tensor.numel();
+    if (begin + numel > memory.numel() || !piece.tensor.is_contiguous() ||
+        piece.tensor.const_data_ptr() !=
+            memory.narrow(0, begin, numel).const_data_ptr()) {
+      return false;
+    }
+    begin += numel;
+  }
+  return begin == memory.numel();
+}
+
 at::Tensor ShardedSources::take(
     const ModelParam& param,
     const ShardedTensor& tensor) const {

@@ -36,6 +36,12 @@ class ShardedSources {
   /// memory. Undefined if this rank does not need the tensor and ranks need not
   /// put it together. Collective if they must.
   at::Tensor take(const ModelParam& param, const ShardedTensor& tensor) const;
+  /// Whether take() would return the values of `memory`, which has one
+  /// dimension, from `memory` itself. Not collective.
+  bool is_in(
+      const ModelParam& param,
+      const ShardedTensor& tensor,
+      const at::Tensor& memory) const;
 
  private:
   struct Item {

@@ -4,8 +4,10 @@
     live_interop.py dump CHECKPOINT OUT      reads all of a DCP folder, writes bytes
     live_interop.py resume CHECKPOINT OUT    loads it into FSDP2 and Adam on 2 ranks, steps, saves
     live_interop.py train OUT NEXT           trains FSDP2 and Adam on 2 ranks, saves, steps, saves
+    live_interop.py objects OUT TEXT         saves a tensor, and objects of classes beside it
 """
 
+import argparse
 import json
 import logging
 import os
@@ -56,6 +58,12 @@ def dump(checkpoint, out):
 
     walk(state, [])
     (pathlib.Path(out) / "rows.json").write_text(json.dumps(rows))
+
+
+def save_objects(out, text):
+    extra = {"args": argparse.Namespace(text=text), "none": {}}
+    state = {"model": {"weight": torch.arange(6.0)}, "extra": extra}
+    dcp.save(state, checkpoint_id=out, no_dist=True)
 
 
 def make_run():
@@ -115,6 +123,9 @@ def main():
     mode, first, second = sys.argv[1:]
     if mode == "dump":
         dump(first, second)
+        return
+    if mode == "objects":
+        save_objects(first, second)
         return
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(on_rank, (os.path.join(folder, "rendezvous"), mode, first, second), nprocs=2)

@@ -235,6 +235,21 @@ TEST(LiveInteropTest, WeGoOnWherePythonStopped) {
   });
 }
 
+/// A part that is not asked for is not opened.
+TEST(LiveInteropTest, ObjectsOfPythonInOtherPartsDoNotMatter) {
+  if (python_with_torch().empty()) {
+    GTEST_SKIP() << "this LibTorch came without Python";
+  }
+  on_ranks(patient(2), [](const Group& world) {
+    const TempFolder folder(world);
+    python(world, {"objects", folder / "c", "words"});
+    StateDict target{{"model", StateDict{{"weight", torch::zeros({6})}}}};
+    checkpoint::load(target, folder / "c");
+    EXPECT_TRUE(torch::equal(
+        target.at("model").dict().at("weight").tensor(), torch::arange(6.0)));
+  });
+}
+
 TEST(LiveInteropTest, EveryCutLoadsTheWeightsOfAnExportedProgram) {
   if (python_with_torch().empty()) {
     GTEST_SKIP() << "this LibTorch came without Python";

@@ -28,6 +28,8 @@ using testing::on_ranks;
 using testing::TempFolder;
 using testing::test_device;
 
+constexpr double kMegaByte = 1 << 20;
+
 /// With dropout, so that losses depend on the generators.
 struct NetImpl : torch::nn::Module {
   NetImpl() {
@@ -276,7 +278,6 @@ TEST(TrainingStateTest, ASharedOptimizerIsSavedFromWhereItLies) {
 
 TEST(TrainingStateTest, ASharedOptimizerIsSavedInItsOwnMemory) {
   on_ranks(4, [](const Group& world) {
-    constexpr double kMegaByte = 1 << 20;
     const TempFolder folder(world);
     testing::SteppedZero subject(8);
     auto& [model, zero] = subject;
@@ -288,6 +289,41 @@ TEST(TrainingStateTest, ASharedOptimizerIsSavedInItsOwnMemory) {
     meter.reset_peak();
     checkpoint::load(training, folder / "c"); // sets a copy of its part
     EXPECT_LE(static_cast<double>(meter.peak_bytes()), 36 * kMegaByte);
+  });
+}
+
+/// A checkpoint is read into the state that the optimizer has.
+TEST(TrainingStateTest, LoadingNeedsNoSecondCopyOfTheOptimizersState) {
+  on_ranks(2, [](const Group& world) {
+    for (const bool is_sharded : {true, false}) {
+      for (const auto layout : {ShardLayout::Flat, ShardLayout::Dim0}) {
+        const TempFolder folder(world);
+        torch::manual_seed(1);
+        // 9 MB: neither rows nor elements divide evenly.
+        torch::nn::Linear model(1499, 1501);
+        if (is_sharded) {
+          fully_shard(model, FullyShardOptions().layout(layout));
+        }
+        optim::AdamW optimizer(
+            is_sharded ? parameters(model) : model->parameters(), 0.1);
+        const auto step = [&] {
+          optimizer.zero_grad();
+          model->forward(torch::ones({2, 1499})).square().mean().backward();
+          optimizer.step();
+        };
+        step();
+        TrainingState training(model, {optimizer});
+        checkpoint::save(training, folder / "c");
+        const StateDict saved = training.state_dict().clone();
+        step();
+        optimizer.zero_grad();
+        EXPECT_NE(diff_state_dicts(training.state_dict(), saved), "");
+        const testing::MemoryMeter meter;
+        checkpoint::load(training, folder / "c");
+        EXPECT_LE(static_cast<double>(meter.peak_bytes()), 4 * kMegaByte);
+        EXPECT_EQ(diff_state_dicts(training.state_dict(), saved), "");
+      }
+    }
   });
 }
 

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Writes muon_goldens.txt: Python's Muon over 10 steps, for muon_golden_test.cpp.
 
-    python3 tests/optim/muon_goldens.py     # with torch; writes beside itself
+    python3 tests/optim/muon_goldens.py [FILE]     # with torch; by default beside itself
 
 First the products of bfloat16 matrices that the steps are made of, so that the test
 can tell whether its processor rounds them as this one. Then the cases: the keys of
 the param group, and after the last step the parameters and their state. Inputs are
-exact in binary; muon_golden_test.cpp makes the same ones.
+exact in binary; muon_golden_test.cpp makes the same ones. Last the losses of a small
+network, for a sharded one in C++.
 """
 
 import pathlib
+import sys
 
 import torch
 
@@ -89,6 +91,21 @@ def bits(tensor):
     return " ".join(f"{word & 0xFFFFFFFF:08x}" for word in words)
 
 
+def losses():
+    first = torch.nn.Parameter(numbers((16, 12), 2) / 8)
+    second = torch.nn.Parameter(numbers((7, 16), 4) / 8)
+    optimizer = torch.optim.Muon([first, second], lr=0.02)
+    values = []
+    for _ in range(2 * STEPS):
+        optimizer.zero_grad()
+        hidden = torch.tanh(torch.nn.functional.linear(numbers((10, 12), 6), first))
+        loss = torch.nn.functional.linear(hidden, second).square().mean()
+        loss.backward()
+        optimizer.step()
+        values.append(loss.detach())
+    return torch.stack(values)
+
+
 def lines():
     yield f"# Written by muon_goldens.py with torch {torch.__version__.split('+')[0]}."
     for i, shape in enumerate(SHAPES):
@@ -104,10 +121,12 @@ def lines():
             yield f"param {i} {bits(param)}"
             for key, value in dictionary["state"].get(i, {}).items():
                 yield f"state {i} {key} {bits(value)}"
+    yield f"losses {bits(losses())}"
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    target = pathlib.Path(__file__).with_name("muon_goldens.txt")
+    beside = pathlib.Path(__file__).with_name("muon_goldens.txt")
+    target = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else beside
     target.write_text("\n".join(lines()) + "\n")
     print(f"{target.name}: {target.stat().st_size} bytes")

@@ -319,9 +319,24 @@ TEST(OptionsTest, RejectsValuesOutOfRange) {
       HasSubstr("[RMSprop] alpha is -1"));
 }
 
+TEST(OptionsTest, CapturableOfAdamAndAdamWIsKept) {
+  const auto expect_kept = [](auto optimizer, auto plain) {
+    const StateDict dict = optimizer.state_dict();
+    const auto is_capturable = [](const StateDict& state) {
+      return state.at("param_groups").list()[0].dict().at("capturable");
+    };
+    EXPECT_TRUE(is_capturable(dict).to_bool());
+    EXPECT_FALSE(is_capturable(plain.state_dict()).to_bool());
+    plain.load_state_dict(dict);
+    EXPECT_TRUE(is_capturable(plain.state_dict()).to_bool());
+  };
+  const std::vector<at::Tensor> params{torch::ones({2}).requires_grad_()};
+  expect_kept(Adam(params, AdamOptions().capturable(true)), Adam(params));
+  expect_kept(AdamW(params, AdamWOptions().capturable(true)), AdamW(params));
+}
+
 TEST(OptionsTest, RejectsDifferentiableAndCapturable) {
   EXPECT_THROW(AdamOptions().differentiable(true), c10::NotImplementedError);
-  EXPECT_THROW(AdamOptions().capturable(true), c10::NotImplementedError);
   EXPECT_THAT(
       error_of([] { SGDOptions().differentiable(true); }),
       HasSubstr("Leave it false"));

@@ -47,7 +47,8 @@ void expect_ranks_agree(FrontEnd kind, const Group& world, bool clips) {
     const auto before = trained.snapshot();
     if (clips) {
       scaler.unscale_(*trained.optimizer);
-      const double norm = scaler.clip_grad_norm_(trained.model, 0.1);
+      const at::Tensor clipped = scaler.clip_grad_norm_(trained.model, 0.1);
+      const auto norm = clipped.item<double>();
       EXPECT_TRUE(!overflows || !std::isfinite(norm) || trained.ddp != nullptr);
     }
     scaler.step(*trained.optimizer);
@@ -157,6 +158,30 @@ TEST(ScalerOnRanksTest, IssuesNoReductionIfTheNormSaysIt) {
       scaler.update();
       EXPECT_EQ(calls.count(), count) << kind;
     }
+  });
+}
+
+/// Gradients that one rank mended after they were unscaled: all ranks do what
+/// the norm says, which all of them know.
+TEST(ScalerOnRanksTest, AllRanksStepIfTheNormIsFinite) {
+  on_ranks(2, [](const Group& world) {
+    Trained<> trained(FrontEnd::Flat);
+    GradScaler scaler(GradScalerOptions().init_scale(4));
+    scaler.scale(loss_of(trained.model, tokens(world.rank(), 0))).backward();
+    const auto shards = parameters(trained.model);
+    if (world.rank() == 1) {
+      shards.front().grad().fill_(std::nan(""));
+    }
+    scaler.unscale_(*trained.optimizer);
+    for (const auto& shard : shards) {
+      shard.grad().nan_to_num_();
+    }
+    scaler.clip_grad_norm_(trained.model, 1.0);
+    const auto before = shards.back().detach().clone();
+    scaler.step(*trained.optimizer);
+    scaler.update();
+    EXPECT_FALSE(torch::equal(shards.back().detach(), before));
+    EXPECT_EQ(scaler.get_scale(), 4);
   });
 }
 

@@ -158,9 +158,10 @@ struct TESSERA_API LoadOptions {
   /// init().
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
   /// Everything in the target must be in the checkpoint, and the other way
-  /// round. But a part that the target leaves out as a whole, with no key at
+  /// round. But a part that a StateDict leaves out as a whole, with no key at
   /// all ("optim" of a checkpoint with "model" and "optim"), need not be
-  /// loaded.
+  /// loaded. A Stateful, such as a TrainingState, may leave out only what
+  /// `optional` passes: whatever else it left out would begin anew.
   TORCH_ARG(bool, strict) = true;
   /// Convert between dtypes. If off, a dtype that differs is an error.
   TORCH_ARG(bool, cast) = false;
@@ -181,8 +182,8 @@ struct TESSERA_API LoadOptions {
 /// What load() did.
 struct TESSERA_API LoadReport {
   /// Names of the target that the checkpoint lacks, and names in the parts of
-  /// the checkpoint that the target has but does not use; both only without
-  /// `strict`.
+  /// the checkpoint that the target has but does not use; with `strict` only
+  /// those that `optional` passed.
   std::vector<std::string> missing;
   std::vector<std::string> unexpected;
   /// Bytes read by this rank.

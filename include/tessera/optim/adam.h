@@ -27,6 +27,12 @@ struct TESSERA_API AdamOptions : OptionsOf<AdamOptions> {
   /// Which implementation Python uses; kept for Python, ignored here.
   TESSERA_OPTION(std::optional<bool>, foreach){};
   TESSERA_OPTION(std::optional<bool>, fused){};
+  /// The step may be captured in a CUDA graph. Its counts of steps are on the
+  /// parameters' device in any case, and it reads nothing back; a captured step
+  /// keeps the learning rate that it was captured with. Make one step, or call
+  /// initialize_state(), before: state that is made while a step is captured
+  /// would begin anew with each replay.
+  TESSERA_OPTION(bool, capturable){false};
   /// Shrink parameters by lr * weight_decay, as AdamW does, instead of adding
   /// weight_decay * parameter to the gradient.
   TESSERA_OPTION(bool, decoupled_weight_decay){false};

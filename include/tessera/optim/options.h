@@ -137,8 +137,8 @@ class OptionsOf : public Options {
     extra().set(key, std::move(value));
     return self();
   }
-  /// Differentiable steps and CUDA graphs are not supported: true throws
-  /// c10::NotImplementedError.
+  /// Differentiable steps are not supported, and CUDA graphs by Adam and AdamW
+  /// alone: true throws c10::NotImplementedError.
   Derived& differentiable(bool on);
   Derived& capturable(bool on);
 

@@ -88,7 +88,7 @@ class TESSERA_API GradScaler : public checkpoint::Stateful {
   /// optimizers that were unscaled, and not stepped yet, are left out if the
   /// norm is not finite. Throws c10::Error if there is no such optimizer.
   /// Collective.
-  double clip_grad_norm_(
+  at::Tensor clip_grad_norm_(
       ModuleRef model,
       double max_norm,
       double norm_type = 2.0);

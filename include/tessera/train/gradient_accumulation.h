@@ -139,7 +139,7 @@ class TESSERA_API GradientAccumulation {
   }
   int64_t steps() const;
   /// The norm before clipping in the last step; nothing without max_norm, or
-  /// before the first step.
+  /// before the first step. Reads the device.
   std::optional<double> grad_norm() const;
   /// Whether the GradScaler left out the last step. May read the device.
   bool skipped() const;

@@ -45,10 +45,12 @@ class TESSERA_API TrainingState : public checkpoint::Stateful {
 
   /// Saves and loads `part`, which must outlive this object, under `name`
   /// ("data", "scheduler", "scaler"). A checkpoint without the part is refused
-  /// by load(), with the names that are missing. All ranks add the same parts
-  /// in the same order, before they save or load. Throws c10::ValueError, and
-  /// adds nothing, for a name that is empty, has a dot or is taken: by another
-  /// part, or "model", "optim", "rng", "values". Not collective.
+  /// by load(), with the names that are missing, and so is a checkpoint with a
+  /// part that was not added, unless LoadOptions::optional passes its names.
+  /// All ranks add the same parts in the same order, before they save or load.
+  /// Throws c10::ValueError, and adds nothing, for a name that is empty, has a
+  /// dot or is taken: by another part, or "model", "optim", "rng", "values".
+  /// Not collective.
   void add(std::string name, checkpoint::Stateful& part);
 
   StateDict state_dict() override;

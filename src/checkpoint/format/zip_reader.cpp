@@ -168,7 +168,10 @@ class Archive {
       refuse("lies outside the archive");
     }
     return {
-        .name = std::move(name), .offset = *data_offset, .size = sizes.plain};
+        .name = std::move(name),
+        .offset = *data_offset,
+        .size = sizes.plain,
+        .checksum = get<uint32_t>(at + 16)};
   }
 
   struct Sizes {

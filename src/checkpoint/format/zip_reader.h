@@ -13,6 +13,7 @@ struct ZipEntry {
   std::string name;
   uint64_t offset = 0; // of its data in the archive
   uint64_t size = 0;
+  uint32_t checksum = 0; // CRC-32 of its data, as the directory has it
 };
 
 /// The entries of an archive, in the order of its directory; their data is not

@@ -84,6 +84,7 @@ struct Line {
   std::string text;
   std::vector<std::string> below;
   Sum sum;
+  bool names_boxes = false;
 };
 
 std::string tensor_text(const Source& source, const StoredTensor& tensor) {
@@ -120,7 +121,8 @@ std::vector<Line> lines_of(const Source& source, bool boxes) {
          .text = tensor_text(source, tensor),
          .below =
              boxes ? box_texts(source, tensor) : std::vector<std::string>{},
-         .sum = {.tensors = 1, .bytes = tensor.bytes()}});
+         .sum = {.tensors = 1, .bytes = tensor.bytes()},
+         .names_boxes = boxes || tensor.boxes.size() > 1});
   }
   for (const auto& value : source.values()) {
     lines.push_back(
@@ -256,14 +258,16 @@ std::string totals_text(const Source& source) {
       (source.checksums() ? ", with checksums\n" : "\n");
 }
 
-// What the words above mean, for those that stand there.
-std::string words_text(const Source& source) {
-  const bool has_boxes = std::any_of(
-      source.tensors().begin(), source.tensors().end(), [](const auto& tensor) {
-        return tensor.boxes.size() > 1;
-      });
-  return has_boxes ? "A box is the part of a tensor that one rank saved.\n"
-                   : "";
+bool names_boxes(const Node& node) {
+  return (node.line && node.line->names_boxes) ||
+      std::any_of(node.children.begin(), node.children.end(), names_boxes);
+}
+
+// What the words in the tree mean, for those that stand there.
+std::string words_text(const Node& root) {
+  return names_boxes(root)
+      ? "A box is the part of a tensor that one rank saved.\n"
+      : "";
 }
 
 ordered_json keys_json(const Keys& keys) {
@@ -313,7 +317,7 @@ std::string inspect_text(const Source& source, const InspectOptions& options) {
     out += "note " + format::in_quotes(name) + ": " + format::in_quotes(text) +
         "\n";
   }
-  return out + totals_text(source) + words_text(source);
+  return out + totals_text(source) + words_text(root);
 }
 
 std::string inspect_json(const Source& source) {

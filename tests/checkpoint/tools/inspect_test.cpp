@@ -39,7 +39,11 @@ TEST(InspectTest, ShowsBoxesAndTheirFiles) {
       ckpt({"inspect", folder / "d"}).output,
       AllOf(
           HasSubstr("2 boxes  __0_0.distcp and 1 other file"),
-          HasSubstr("with checksums")));
+          HasSubstr("with checksums"),
+          HasSubstr("A box is the part of a tensor that one rank saved.")));
+  EXPECT_THAT(
+      ckpt({"inspect", folder / "d", "--summary"}).output,
+      Not(HasSubstr("A box is"))); // no box is named
   EXPECT_THAT(
       ckpt({"inspect", folder / "d", "--boxes"}).output,
       HasSubstr("box [2, 3] at [3, 0]  __1_0.distcp, bytes 0 to"));
