@@ -36,6 +36,7 @@
 #include <tessera/fsdp/summon.h>
 #include <tessera/fsdp/wrap_policy.h>
 #include <tessera/module_ref.h>
+#include <tessera/nn/linear_cross_entropy.h>
 #include <tessera/optim/adagrad.h>
 #include <tessera/optim/adam.h>
 #include <tessera/optim/adamw.h>
