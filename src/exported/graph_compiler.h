@@ -53,6 +53,8 @@ class GraphCompiler {
   Arguments arguments_;
 };
 
+/// Takes the marks away, so that steps can be moved.
+void unmark_last_uses(Code& code);
 /// Marks the last use of each slot, and drops what nothing reads.
 void mark_last_uses(Code& code);
 

@@ -43,6 +43,25 @@ class LastUses {
 
 } // namespace
 
+void unmark_last_uses(Code& code) {
+  const auto unmark = [](std::vector<Operand>& operands) {
+    for (Operand& operand : operands) {
+      if (operand.source.from == Source::From::LastUse) {
+        operand.source.from = Source::From::Slot;
+      }
+      for (Source& element : operand.elements) {
+        if (element.from == Source::From::LastUse) {
+          element.from = Source::From::Slot;
+        }
+      }
+    }
+  };
+  for (const auto& step : code.steps) {
+    unmark(step->operands);
+  }
+  unmark(code.outputs);
+}
+
 void mark_last_uses(Code& code) {
   LastUses uses(code.num_slots);
   for (const auto& step : code.steps) {

@@ -149,7 +149,8 @@ std::unique_ptr<Model> load(
   auto model = std::make_unique<Model>(
       file,
       std::move(programs),
-      read_weights(file->path, file->weights, options));
+      read_weights(
+          file->path, file->weights, file->archive.names_missing, options));
   model->prepare();
   return model;
 }

@@ -11,6 +11,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "exported/payload_file.h"
+
 namespace tessera::exported {
 namespace {
 
@@ -119,25 +121,28 @@ const ModelProgram& Model::program_for(bool is_training) const {
   return program;
 }
 
-ExportedValue Model::run(const ExportedArgs& args, bool is_training) {
+Model::Forward Model::begin(const ExportedArgs& args, bool is_training) {
   const ModelProgram& program = program_for(is_training);
   if (!weights_->empty() && weights_->front().is_meta()) {
     raise(
         {.call = "forward", .path = file_->path.native()},
         "the parameters have no values yet. Call fully_shard() or materialize() on the model first.");
   }
-  const auto chosen = ready(program);
-  std::vector<c10::IValue> inputs = program.signature.flatten(args, dtype_);
+  return {&program, ready(program), program.signature.flatten(args, dtype_)};
+}
+
+ExportedValue Model::run(const Forward& forward) const {
+  const ReadyProgram& ready = *forward.ready;
   const std::vector<c10::IValue> outputs =
-      exported::run(chosen->code, scope(chosen), inputs);
+      exported::run(ready.code, scope(forward.ready), forward.inputs);
   std::vector<c10::IValue> results;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    if (chosen->outputs[i].kind == OutputSpec::Kind::User) {
+    if (ready.outputs[i].kind == OutputSpec::Kind::User) {
       results.push_back(outputs[i]);
     }
   }
-  write_back(*chosen, inputs, outputs);
-  return program.signature.unflatten(results);
+  write_back(ready, forward.inputs, outputs);
+  return forward.program->signature.unflatten(results);
 }
 
 /// Buffers that the program gives anew, and inputs that it changes.
@@ -162,16 +167,21 @@ std::unique_ptr<Model> Model::copy(
     const std::optional<at::Device>& device) const {
   const at::NoGradGuard no_grad;
   std::unordered_map<const c10::TensorImpl*, at::Tensor> copies;
+  MemoryCopies constants(device);
   std::vector<at::Tensor> weights;
-  for (const at::Tensor& weight : *weights_) {
+  for (size_t i = 0; i < weights_->size(); ++i) {
+    const at::Tensor& weight = (*weights_)[i];
     at::Tensor& made = copies[weight.unsafeGetTensorImpl()];
-    if (!made.defined()) {
+    if (file_->weights[i].kind == WeightSpec::Kind::Constant) {
+      made = constants.copy(weight);
+    } else if (!made.defined()) {
       made = weight.detach().clone();
       made = device ? made.to(*device) : made;
     }
     weights.push_back(made);
   }
   auto result = std::make_unique<Model>(file_, programs_, std::move(weights));
+  result->is_fixed_ = is_fixed_;
   result->dtype_ = dtype_;
   result->recomputed_ = recomputed_;
   return result;

@@ -45,7 +45,7 @@ struct ReadyProgram {
   std::vector<Output> outputs;
   std::vector<uint32_t> written_weights; // by nodes, in place
   std::vector<uint32_t> replaced_weights; // by outputs, after the run
-  std::set<std::string> recomputed; // modules that have nodes
+  std::set<std::string> modules; // that have nodes, those that were folded too
 };
 
 /// A program with what does not depend on the placement.
@@ -73,15 +73,29 @@ class Model {
 
   /// Registers parameters, buffers and submodules, once.
   void build(ExportedImpl& root) const;
-  /// Compiles all programs, to see whether they can be run.
+  /// Compiles all programs, to see whether they can be run. Runs nothing of
+  /// them. Once, before anything else is done with the model.
   void prepare();
 
-  ExportedValue run(const ExportedArgs& args, bool is_training);
+  /// What one forward runs, and on what.
+  struct Forward {
+    const ModelProgram* program = nullptr;
+    std::shared_ptr<const ReadyProgram> ready;
+    std::vector<c10::IValue> inputs;
+  };
+  /// Chooses the program and checks the arguments, with nothing run.
+  Forward begin(const ExportedArgs& args, bool is_training);
+  ExportedValue run(const Forward& forward) const;
 
   /// A model of the same file with copies of the tensors; those that are tied
   /// are tied again.
   std::unique_ptr<Model> copy(const std::optional<at::Device>& device) const;
 
+  /// ExportedImpl's, for a mode.
+  std::vector<ExportedSpec> inputs(bool is_training) const;
+  std::vector<ExportedSpec> results(bool is_training) const;
+  /// The steps of a forward, those of nested graphs included.
+  size_t num_nodes(bool is_training);
   void set_dtype(at::ScalarType dtype);
   /// Puts the calls of these modules under recompute(), besides those that
   /// already are. Throws, with nothing changed.
@@ -97,12 +111,14 @@ class Model {
  private:
   const ModelProgram& program_for(bool is_training) const;
   std::shared_ptr<const ReadyProgram> ready(const ModelProgram& program);
+  std::shared_ptr<ReadyProgram> compiled(const ModelProgram& program) const;
   std::shared_ptr<const ReadyProgram> make_ready(
+      std::shared_ptr<ReadyProgram> compiled,
       const ModelProgram& program,
-      const Placement& placement,
       const RecomputedModules& recomputed) const;
   RunScope scope(const std::shared_ptr<const ReadyProgram>& ready) const;
   Placement placement_now() const;
+  void follow_placement();
   void move_constants(at::Device device);
   void write_back(
       const ReadyProgram& ready,
@@ -112,11 +128,14 @@ class Model {
   std::shared_ptr<const ModelFile> file_;
   Programs programs_;
   std::shared_ptr<const std::vector<at::Tensor>> weights_;
+  std::vector<bool> is_fixed_; // by weight; see fixed_weights()
   std::optional<at::ScalarType> dtype_; // that to() gave
   RecomputedModules recomputed_;
 
   std::mutex mutex_; // guards those below
-  Placement placement_; // of ready_
+  Placement placement_; // of compiled_ and ready_
+  /// Those that were not used since prepare().
+  std::map<const ModelProgram*, std::shared_ptr<ReadyProgram>> compiled_;
   std::map<const ModelProgram*, std::shared_ptr<const ReadyProgram>> ready_;
 };
 

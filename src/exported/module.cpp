@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "exported/model.h"
+#include "exported/refused_inputs.h"
 #include "state/nearest.h"
 
 namespace tessera {
@@ -85,7 +86,15 @@ ExportedValue ExportedImpl::forward(const ExportedArgs& args) {
 }
 
 ExportedValue ExportedImpl::run(const ExportedArgs& args) {
-  return model_->run(args, is_training());
+  const int64_t number = ++num_forwards_;
+  exported::Model::Forward forward;
+  try {
+    forward = model_->begin(args, is_training());
+  } catch (c10::Error& error) {
+    exported::refuse_together(*this, number, error);
+    throw;
+  }
+  return model_->run(forward);
 }
 
 std::shared_ptr<torch::nn::Module> ExportedImpl::clone(
@@ -136,6 +145,18 @@ std::shared_ptr<ExportedModule> ExportedImpl::module_at(
           "there is no module \"{}\".{}",
           path,
           state::did_you_mean(path, known)));
+}
+
+std::vector<ExportedSpec> ExportedImpl::inputs() const {
+  return model_->inputs(is_training());
+}
+
+std::vector<ExportedSpec> ExportedImpl::results() const {
+  return model_->results(is_training());
+}
+
+size_t ExportedImpl::num_nodes() {
+  return model_->num_nodes(is_training());
 }
 
 const std::filesystem::path& ExportedImpl::file() const {

@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
+#include <optional>
+#include <unordered_map>
 
 #include "checkpoint/disk/input.h"
 #include "exported/format/program.h"
@@ -34,5 +36,23 @@ at::Tensor view_of(
     at::IntArrayRef sizes,
     at::IntArrayRef strides,
     int64_t storage_offset);
+
+/// Copies tensors with the whole memory that they lie in, so that those that
+/// share some share it again.
+class MemoryCopies {
+ public:
+  explicit MemoryCopies(std::optional<at::Device> device) : device_(device) {}
+
+  at::Tensor copy(const at::Tensor& tensor);
+
+ private:
+  std::optional<at::Device> device_; // if it is to be another
+  std::unordered_map<const c10::StorageImpl*, at::Tensor> copies_; // bytes
+};
+
+namespace testing {
+/// How many bytes of payloads this process has read.
+uint64_t payload_bytes_read();
+} // namespace testing
 
 } // namespace tessera::exported

@@ -19,6 +19,8 @@ struct Placement {
   std::string exported_type = "cpu"; // of the weights, at export
   /// The floating dtype that to() gave the model.
   std::optional<at::ScalarType> dtype;
+  /// That of the process, which constants of a program may depend on.
+  at::ScalarType default_dtype = at::kFloat;
 
   at::Device map(const Device& written) const {
     if (written.type == exported_type) {

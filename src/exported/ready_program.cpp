@@ -2,13 +2,18 @@
 #include <tessera/recompute/recompute.h>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/DefaultDtype.h>
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "exported/fold_constants.h"
+#include "exported/memory_roots.h"
 #include "exported/model.h"
+#include "exported/payload_file.h"
 #include "exported/writes.h"
 
 namespace tessera::exported {
@@ -56,45 +61,81 @@ std::vector<ReadyProgram::Output> outputs_of(
   return result;
 }
 
+/// The modules that the steps belong to.
+std::set<std::string> modules_of(const Code& code) {
+  std::set<std::string> result;
+  for (const auto& step : code.steps) {
+    if (step->node != nullptr) {
+      for (const ModuleFrame& frame : step->node->modules) {
+        result.insert(frame.path);
+      }
+    }
+  }
+  return result;
+}
+
 } // namespace
 
-std::shared_ptr<const ReadyProgram> Model::make_ready(
-    const ModelProgram& program,
-    const Placement& placement,
-    const RecomputedModules& recomputed) const {
+/// The program as it stands in the file.
+std::shared_ptr<ReadyProgram> Model::compiled(
+    const ModelProgram& program) const {
   auto made = std::make_shared<ReadyProgram>();
   made->code = compile(
-      program.program, program.weights, placement, file_->path.native());
+      program.program, program.weights, placement_, file_->path.native());
   made->outputs = outputs_of(program, *file_);
   if (made->outputs.size() != made->code.outputs.size()) {
     raise<c10::NotImplementedError>(
         {.call = "load_exported", .path = file_->path.native()},
         "the program gives another number of results than it says. Export the model again.");
   }
-  const Writes writes = writes_of(made->code);
-  made->written_weights.assign(writes.weights.begin(), writes.weights.end());
-  for (const ReadyProgram::Output& output : made->outputs) {
+  made->modules = modules_of(made->code);
+  return made;
+}
+
+/// With what is computed once, and what is recomputed.
+std::shared_ptr<const ReadyProgram> Model::make_ready(
+    std::shared_ptr<ReadyProgram> compiled,
+    const ModelProgram& program,
+    const RecomputedModules& recomputed) const {
+  Code& code = compiled->code;
+  fold_constants(
+      code, program.program.graph, {weights_, is_fixed_, placement_.device});
+  const Writes writes = writes_of(code);
+  compiled->written_weights.assign(
+      writes.weights.begin(), writes.weights.end());
+  for (const ReadyProgram::Output& output : compiled->outputs) {
     if (output.kind == OutputSpec::Kind::BufferMutation) {
-      made->replaced_weights.push_back(static_cast<uint32_t>(output.target));
+      compiled->replaced_weights.push_back(
+          static_cast<uint32_t>(output.target));
     }
   }
-  made->recomputed = recompute_regions(made->code, recomputed);
-  return made;
+  recompute_regions(code, recomputed);
+  return compiled;
 }
 
 std::shared_ptr<const ReadyProgram> Model::ready(const ModelProgram& program) {
   const std::lock_guard lock(mutex_);
+  follow_placement();
+  auto& made = ready_[&program];
+  if (made == nullptr) {
+    auto unused = compiled_.extract(&program);
+    made = make_ready(
+        unused.empty() ? compiled(program) : std::move(unused.mapped()),
+        program,
+        recomputed_);
+  }
+  return made;
+}
+
+/// Forgets the codes if the parameters have gone elsewhere since.
+void Model::follow_placement() {
   const Placement now = placement_now();
   if (now != placement_) {
+    compiled_.clear();
     ready_.clear();
     move_constants(now.device);
     placement_ = now;
   }
-  auto& made = ready_[&program];
-  if (made == nullptr) {
-    made = make_ready(program, now, recomputed_);
-  }
-  return made;
 }
 
 /// Where the parameters are, or, if there are none, the constants.
@@ -105,6 +146,7 @@ Placement Model::placement_now() const {
     result.exported_type = file_->weights.front().payload->meta.device.type;
   }
   result.dtype = dtype_;
+  result.default_dtype = c10::typeMetaToScalarType(c10::get_default_dtype());
   return result;
 }
 
@@ -114,10 +156,12 @@ void Model::move_constants(at::Device device) {
   }
   auto moved = std::make_shared<std::vector<at::Tensor>>(*weights_);
   const std::string& type = file_->weights.front().payload->meta.device.type;
+  MemoryCopies copies(device);
   for (size_t i = moved->size() - file_->num_constants; i < moved->size();
        ++i) {
-    if (file_->weights[i].payload->meta.device.type == type) {
-      (*moved)[i] = (*moved)[i].to(device);
+    if (file_->weights[i].payload->meta.device.type == type &&
+        (*moved)[i].device() != device) {
+      (*moved)[i] = copies.copy((*moved)[i]);
     }
   }
   weights_ = std::move(moved);
@@ -131,10 +175,11 @@ void Model::recompute(
     more[path] = options;
   }
   const std::lock_guard lock(mutex_);
+  follow_placement();
   decltype(ready_) made;
   for (const auto& program : programs_) {
     try {
-      made[program.get()] = make_ready(*program, placement_now(), more);
+      made[program.get()] = make_ready(compiled(*program), *program, more);
     } catch (const RefusedRegion& refused) {
       raise(
           {.call = "apply_activation_checkpointing",
@@ -147,7 +192,7 @@ void Model::recompute(
   for (const std::string& path : paths) {
     const bool has_nodes =
         std::any_of(made.begin(), made.end(), [&](const auto& each) {
-          return each.second->recomputed.contains(path);
+          return each.second->modules.contains(path);
         });
     if (!has_nodes) {
       raise<c10::ValueError>(
@@ -188,10 +233,20 @@ RunScope Model::scope(const std::shared_ptr<const ReadyProgram>& ready) const {
   return {std::move(weights), ready};
 }
 
+size_t Model::num_nodes(bool is_training) {
+  return num_steps(ready(program_for(is_training))->code);
+}
+
 void Model::prepare() {
+  const std::lock_guard lock(mutex_);
+  follow_placement();
+  std::vector<const Code*> codes;
   for (const auto& program : programs_) {
-    ready(*program);
+    auto& made = compiled_[program.get()];
+    made = compiled(*program);
+    codes.push_back(&made->code);
   }
+  is_fixed_ = fixed_weights(file_->weights, *weights_, codes);
 }
 
 } // namespace tessera::exported

@@ -96,18 +96,6 @@ class SlotUse {
   }
 };
 
-void unmark_last_uses(Code& code) {
-  const auto unmark = [](Source& source) {
-    if (source.from == Source::From::LastUse) {
-      source.from = Source::From::Slot;
-    }
-  };
-  for (const auto& step : code.steps) {
-    SlotUse::each_source(step->operands, unmark);
-  }
-  SlotUse::each_source(code.outputs, unmark);
-}
-
 /// Makes one step of the steps of a region.
 class RegionMaker {
  public:
@@ -217,22 +205,17 @@ RecomputedModules below(
 
 } // namespace
 
-std::set<std::string> recompute_regions(
-    Code& code,
-    const RecomputedModules& modules) {
+void recompute_regions(Code& code, const RecomputedModules& modules) {
   const std::vector<Region> regions = find_regions(code, modules);
-  std::set<std::string> found;
   if (regions.empty()) {
-    return found;
+    return;
   }
   unmark_last_uses(code);
   std::vector<std::unique_ptr<RecomputeStep>> made;
   for (const Region& region : regions) {
     made.push_back(RegionMaker(code, region).make());
     mark_last_uses(made.back()->first);
-    found.insert(region.path);
-    found.merge(
-        recompute_regions(made.back()->first, below(modules, region.path)));
+    recompute_regions(made.back()->first, below(modules, region.path));
   }
   std::vector<std::unique_ptr<Step>> steps;
   size_t next = 0;
@@ -246,7 +229,6 @@ std::set<std::string> recompute_regions(
   }
   code.steps = std::move(steps);
   mark_last_uses(code);
-  return found;
 }
 
 } // namespace tessera::exported

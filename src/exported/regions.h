@@ -4,7 +4,6 @@
 #include <tessera/recompute/recompute.h>
 
 #include <map>
-#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -41,11 +40,9 @@ struct RecomputeStep : NestedStep {
   std::vector<uint32_t> written_weights;
 };
 
-/// Puts the calls of these modules under recompute() and returns those that
-/// have some. Throws RefusedRegion if the nodes of a call do not follow one
-/// another, or write to values from outside.
-std::set<std::string> recompute_regions(
-    Code& code,
-    const RecomputedModules& modules);
+/// Puts the calls of these modules under recompute(). Throws RefusedRegion if
+/// the nodes of a call do not follow one another, or write to values from
+/// outside.
+void recompute_regions(Code& code, const RecomputedModules& modules);
 
 } // namespace tessera::exported

@@ -55,6 +55,9 @@ class Signature {
   const std::vector<Leaf>& leaves() const {
     return leaves_;
   }
+  const TreeSpec& outputs() const {
+    return outputs_;
+  }
   size_t leaf_at(const std::string& graph_name) const {
     return by_graph_name_.at(graph_name);
   }

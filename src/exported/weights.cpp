@@ -24,13 +24,29 @@ namespace {
 
 using Numbers = std::vector<int64_t>;
 
+/// A tensor whose values come later: NaN shows that they did not.
+at::Tensor unfilled(const TensorMeta& meta, std::optional<at::Device> device) {
+  const at::Tensor result = at::empty_strided(
+      written_numbers(meta.sizes),
+      written_numbers(meta.strides),
+      at::TensorOptions(to_scalar_type(meta.dtype))
+          .device(device.value_or(at::kCPU)));
+  if (result.is_floating_point()) {
+    result.fill_(std::numeric_limits<double>::quiet_NaN());
+  } else {
+    result.zero_();
+  }
+  return result;
+}
+
 /// Reads payloads, each once.
 class WeightReader {
  public:
   WeightReader(
       const std::filesystem::path& path,
+      bool names_missing,
       std::optional<at::Device> device)
-      : file_(path), device_(device) {}
+      : file_(path), names_missing_(names_missing), device_(device) {}
 
   at::Tensor read(const Payload& payload) {
     const Key key = key_of(payload);
@@ -50,6 +66,18 @@ class WeightReader {
     at::Tensor& tensor = tensors_[key_of(payload)];
     if (!tensor.defined() || payload.size == 0) {
       tensor = read_by_operator(path, payload, device_.value_or(at::kCPU));
+    }
+    return tensor;
+  }
+
+  /// A tensor whose bytes the archive lacks.
+  at::Tensor unfilled(const Payload& payload) {
+    if (!names_missing_) {
+      return exported::unfilled(payload.meta, device_);
+    }
+    at::Tensor& tensor = tensors_[key_of(payload)];
+    if (!tensor.defined()) {
+      tensor = exported::unfilled(payload.meta, device_);
     }
     return tensor;
   }
@@ -90,25 +118,11 @@ class WeightReader {
   }
 
   PayloadFile file_;
+  bool names_missing_;
   std::optional<at::Device> device_;
   std::map<uint64_t, at::Tensor> storages_;
   std::map<Key, at::Tensor> tensors_;
 };
-
-/// A tensor whose values come later: NaN shows that they did not.
-at::Tensor unfilled(const TensorMeta& meta, std::optional<at::Device> device) {
-  const at::Tensor result = at::empty_strided(
-      written_numbers(meta.sizes),
-      written_numbers(meta.strides),
-      at::TensorOptions(to_scalar_type(meta.dtype))
-          .device(device.value_or(at::kCPU)));
-  if (result.is_floating_point()) {
-    result.fill_(std::numeric_limits<double>::quiet_NaN());
-  } else {
-    result.zero_();
-  }
-  return result;
-}
 
 /// Constants of a program have memory, also under a DeferredInit.
 at::Tensor read_now(WeightReader& reader, const Payload& payload) {
@@ -121,8 +135,9 @@ at::Tensor read_now(WeightReader& reader, const Payload& payload) {
 std::vector<at::Tensor> read_weights(
     const std::filesystem::path& path,
     const std::vector<WeightSpec>& specs,
+    bool names_missing,
     const ExportedOptions& options) {
-  WeightReader reader(path, options.device());
+  WeightReader reader(path, names_missing, options.device());
   const bool defers = options.deferred() ||
       c10::impl::tls_is_dispatch_key_included(engine::kDeferredKey);
   std::optional<DeferredInit> deferred;
@@ -137,7 +152,7 @@ std::vector<at::Tensor> read_weights(
           defers && is_registered ? reader.defer(path, *spec.payload)
                                   : read_now(reader, *spec.payload));
     } else if (options.allow_missing()) {
-      result.push_back(unfilled(spec.payload->meta, options.device()));
+      result.push_back(reader.unfilled(*spec.payload));
     } else {
       raise<c10::ValueError>(
           {.call = "load_exported",

@@ -23,13 +23,15 @@ struct WeightSpec {
 };
 
 /// Reads all of these from the archive's file. Tensors of one payload share
-/// their memory, and those that are tied are one tensor. Parameters and buffers
+/// their memory, and those that are tied are one tensor, also those whose bytes
+/// the archive lacks, if it `names_missing` (Archive). Parameters and buffers
 /// are deferred, if the options say so. Throws checkpoint::FileError if the
 /// file ends early or changed, and c10::ValueError if the archive lacks a
 /// tensor's bytes, unless that is allowed.
 std::vector<at::Tensor> read_weights(
     const std::filesystem::path& path,
     const std::vector<WeightSpec>& specs,
+    bool names_missing,
     const ExportedOptions& options);
 
 } // namespace tessera::exported

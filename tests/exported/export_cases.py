@@ -11,15 +11,23 @@ Python.
 """
 
 import hashlib
+import json
+import operator
 import pathlib
 import sys
 import zipfile
 
 FOLDER = pathlib.Path(sys.argv[1])
-STAMP = hashlib.sha256(pathlib.Path(__file__).read_bytes() + sys.version.encode()).hexdigest()
+PYTHON = pathlib.Path(__file__).parents[2] / "python"
+SOURCES = [pathlib.Path(__file__), pathlib.Path(__file__).with_name("fold_cases.py"), PYTHON / "tessera_export.py"]
+STAMP = hashlib.sha256(b"".join(each.read_bytes() for each in SOURCES) + sys.version.encode()).hexdigest()
 if (FOLDER / "stamp").exists() and (FOLDER / "stamp").read_text() == STAMP:
     sys.exit(0)
 
+sys.path.append(str(PYTHON))
+
+import fold_cases  # noqa: E402
+import tessera_export  # noqa: E402
 import torch  # noqa: E402: a run with nothing to do takes no time
 import torch.nn as nn  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
@@ -318,6 +326,7 @@ def cases():
     yield "chain", Chain(), (torch.randn(1 << 20),), {}, None, False
     yield "interleaved", Interleaved(), (torch.randn(3, 4),), {}, None, False
     yield "views", Views(), (torch.randn(4, 6),), {}, None, False
+    yield from fold_cases.cases()
 
 
 def leaves(value):
@@ -352,6 +361,13 @@ def export(model, args, kwargs, shapes, decompose, path):
     return program
 
 
+def num_nodes(module):
+    """The operators of a graph and of those inside of it; a file has no nodes that take a list apart."""
+    graphs = [each.graph for each in module.modules() if isinstance(each, torch.fx.GraphModule)]
+    nodes = [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    return sum(node.target is not operator.getitem for node in nodes)
+
+
 def grads_of(original, model):
     """Gradients by the names of `original`; a loaded program has a parameter for each name of a tied one."""
     result = {}
@@ -365,7 +381,7 @@ def grads_of(original, model):
 
 def write_case(name, model, args, kwargs, shapes, decompose):
     model.train()
-    export(model, args, kwargs, shapes, decompose, FOLDER / f"{name}.pt2")
+    program = export(model, args, kwargs, shapes, decompose, FOLDER / f"{name}.pt2")
     before = clone(dict(model.state_dict()))
     original = model
     if name == "rotary_decomposed":  # other kernels than those of the model itself
@@ -382,6 +398,7 @@ def write_case(name, model, args, kwargs, shapes, decompose):
         "kwargs": clone(kwargs),
         "leaves": [clone(leaf) for leaf in leaves(result)],
         "loss": loss.detach(),
+        "nodes": num_nodes(program.graph_module),
         "names": [key for key, _ in model.named_parameters(remove_duplicate=False)],
         "grads": grads_of(original, model),
         "before": before,
@@ -418,24 +435,86 @@ def write_steps(name, model, args, shapes, decompose):
     print(name, "steps", flush=True)
 
 
-def write_both_modes():
+def export_both_modes(name, model, x):
     """One archive with a program for training and one for evaluation."""
     from torch.export.pt2_archive._package import package_pt2
 
-    model, x = Mlp(0.5), torch.randn(5, 6)
     programs = {
         "model": torch.export.export(model.train(), (x,), strict=False),
         "eval": torch.export.export(model.eval(), (x,), strict=False),
     }
     package_pt2(FOLDER / "twice.pt2", exported_programs=programs)
     # package_pt2 writes the weights of each program; here both read those of the first.
-    with zipfile.ZipFile(FOLDER / "twice.pt2") as twice, zipfile.ZipFile(FOLDER / "both_modes.pt2", "w") as once:
+    with zipfile.ZipFile(FOLDER / "twice.pt2") as twice, zipfile.ZipFile(FOLDER / f"{name}.pt2", "w") as once:
         for entry in twice.infolist():
             if not entry.filename.endswith(("eval_weights_config.json", "eval_constants_config.json")):
-                once.writestr(entry.filename.replace("twice/", "both_modes/", 1), twice.read(entry))
+                once.writestr(entry.filename.replace("twice/", f"{name}/", 1), twice.read(entry))
+
+
+def write_both_modes():
+    model, x = Mlp(0.5), torch.randn(5, 6)
+    export_both_modes("both_modes", model, x)
     torch.manual_seed(11)
     result = {"args": [x], "eval": model.eval()(x).detach(), "train": model.train()(x).detach()}
     torch.save(result, FOLDER / "both_modes.ref")
+
+
+def change_program(name, change):
+    """Changes the nodes in the file of a case."""
+    path, old = FOLDER / f"{name}.pt2", FOLDER / f"{name}.old"
+    path.rename(old)
+    with zipfile.ZipFile(old) as before, zipfile.ZipFile(path, "w") as after:
+        for entry in before.infolist():
+            data = before.read(entry)
+            if entry.filename.endswith("models/model.json"):
+                program = json.loads(data)
+                change(program["graph_module"]["graph"]["nodes"])
+                data = json.dumps(program)
+            after.writestr(entry.filename, data)
+    old.unlink()
+
+
+class Tied(nn.Module):
+    """Three weights of one shape, two of which are one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.other, self.last = (nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.last.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(self.other(self.first(x)))
+
+
+def write_missing():
+    """Archives without weights: that of tessera_export.py has a payload for each, that of torch one for all."""
+    x = torch.randn(2, 4)
+    with tessera_export.without_weights():
+        model = Tied()
+    tessera_export.export(model, (x,), path=FOLDER / "missing.pt2")
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        program = torch.export.export(Tied(), (x,), strict=False)
+    program._example_inputs = None
+    torch.export.save(program, FOLDER / "missing_of_torch.pt2")
+
+
+class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
+    """Counts the memory that autograd keeps for backward, without that of `others`."""
+
+    def __init__(self, others):
+        self.storages = {}
+        known = {tensor.untyped_storage()._cdata for tensor in others}
+
+        def pack(tensor):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in known:
+                self.storages[storage._cdata] = storage
+            return tensor
+
+        super().__init__(pack, lambda tensor: tensor)
+
+    def total(self):
+        return sum(storage.nbytes() for storage in self.storages.values())
 
 
 def write_bfloat16():
@@ -443,10 +522,18 @@ def write_bfloat16():
     model = Rotary().to(torch.bfloat16).train()
     ids = torch.randint(0, 32, (3, 7))
     export(model, (ids,), {}, None, False, FOLDER / "bfloat16.pt2")
-    result = model(ids)
+    saved = SavedBytes([*model.parameters(), *model.buffers(), ids])
+    with saved:
+        result = model(ids)
     loss = loss_of(result)
     loss.backward()
-    reference = {"args": [ids], "leaves": [result.detach()], "loss": loss.detach(), "grads": grads_of(model, model)}
+    reference = {
+        "args": [ids],
+        "leaves": [result.detach()],
+        "loss": loss.detach(),
+        "grads": grads_of(model, model),
+        "saved_bytes": saved.total(),
+    }
     torch.save(reference, FOLDER / "bfloat16.ref")
 
 
@@ -456,7 +543,11 @@ def main():
         write_case(*case)
     for case in steps():
         write_steps(*case)
+    for name, change in fold_cases.changes():
+        change_program(name, change)
     write_both_modes()
+    export_both_modes("phases", fold_cases.Phases(), torch.randn(3))
+    write_missing()
     write_bfloat16()
     (FOLDER / "stamp").write_text(STAMP)
 

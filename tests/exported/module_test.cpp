@@ -3,6 +3,7 @@
 #include <tessera/engine/parameters.h>
 #include <tessera/exported/units.h>
 #include <tessera/fsdp/fully_shard.h>
+#include <tessera/fsdp/summon.h>
 #include <tessera/transfer/model_state.h>
 
 #include <gmock/gmock.h>
@@ -115,25 +116,99 @@ TEST_F(ExportedModuleTest, TheModeChoosesTheProgram) {
   }
 }
 
+/// Float32 shards, which are gathered in bfloat16; buffers stay as they are.
+void shard_in_float(Exported& model) {
+  for (at::Tensor& parameter : model->parameters()) {
+    parameter.set_data(parameter.to(torch::kFloat));
+  }
+  fully_shard(
+      model,
+      FullyShardOptions()
+          .policy(block_policy(model))
+          .mp_policy(MixedPrecisionPolicy().param_dtype(torch::kBFloat16)));
+}
+
+/// Whole gradients must be Python's up to the rounding of bfloat16, which has 8
+/// bits: sums are rounded in another order.
+void expect_bfloat16_grads(Exported& model, const ExportedValue& grads) {
+  const auto whole =
+      summon_full_params(model, SummonOptions().with_grads(true));
+  for (const std::string& name : grads.keys()) {
+    const at::Tensor wanted = grads[name].tensor().to(torch::kFloat);
+    const at::Tensor found = model->named_parameters()[name].grad();
+    EXPECT_EQ(found.scalar_type(), torch::kFloat) << name;
+    EXPECT_LE(
+        (found - wanted).abs().max().item<float>(),
+        wanted.abs().max().item<float>() / 128)
+        << name;
+  }
+}
+
 TEST_F(ExportedModuleTest, AModelInBFloat16IsComputedFromFloat32Shards) {
   const Reference reference("bfloat16");
   on_ranks(2, [&](const Group&) {
     torch::set_num_threads(1);
     auto model = load_exported(exported_case("bfloat16"));
-    model->to(torch::kFloat);
-    fully_shard(
-        model,
-        FullyShardOptions()
-            .policy(block_policy(model))
-            .mp_policy(MixedPrecisionPolicy().param_dtype(torch::kBFloat16)));
+    shard_in_float(model);
     for (const at::Tensor& shard : parameters(model)) {
       EXPECT_EQ(shard.scalar_type(), torch::kFloat);
     }
     const at::Tensor logits = model->forward(reference["args"][0].tensor());
     EXPECT_EQ(logits.scalar_type(), torch::kBFloat16);
     EXPECT_TRUE(torch::equal(logits, reference["leaves"][0].tensor()));
-    loss_of(logits).backward();
+    const at::Tensor loss = loss_of(logits);
+    EXPECT_TRUE(torch::equal(loss, reference["loss"].tensor()));
+    loss.backward();
+    expect_bfloat16_grads(model, reference["grads"]);
   });
+}
+
+/// Bytes that autograd keeps of a second forward, and the logits: what is made
+/// once is there then.
+size_t kept_bytes(Exported& model, const at::Tensor& ids) {
+  loss_of(model->forward(ids)).backward();
+  const testing::MemoryMeter meter;
+  const at::Tensor logits = model->forward(ids);
+  reshard(model); // parameters that are gathered are no activations
+  return meter.live_bytes();
+}
+
+TEST_F(ExportedModuleTest, AutogradKeepsAsManyBytesInBFloat16AsInPython) {
+  const Reference reference("bfloat16");
+  const at::Tensor ids = reference["args"][0].tensor();
+  const auto wanted = static_cast<size_t>(reference["saved_bytes"].to_int()) +
+      reference["leaves"][0].tensor().nbytes();
+  auto plain = load_exported(exported_case("bfloat16"));
+  EXPECT_EQ(kept_bytes(plain, ids), wanted);
+  on_ranks(2, [&](const Group&) {
+    torch::set_num_threads(1);
+    auto model = load_exported(exported_case("bfloat16"));
+    shard_in_float(model);
+    size_t of_block = 0; // memory to gather it stays for the next
+    for (const at::Tensor& each : model->module_at("layers.0")->parameters()) {
+      of_block += static_cast<size_t>(each.numel()) * sizeof(at::BFloat16);
+    }
+    const size_t kept = kept_bytes(model, ids);
+    EXPECT_GE(kept, wanted);
+    EXPECT_LE(kept, wanted + of_block);
+  });
+}
+
+TEST_F(ExportedModuleTest, WeightsThatTheFileLacksAreTiedAsInPython) {
+  for (const bool defers : {false, true}) {
+    SCOPED_TRACE(defers);
+    auto model = load_exported(
+        exported_case("missing"),
+        ExportedOptions().allow_missing(true).deferred(defers));
+    const auto named = model->named_parameters();
+    EXPECT_TRUE(named["first.weight"].is_same(named["last.weight"]));
+    EXPECT_FALSE(named["first.weight"].is_same(named["other.weight"]));
+  }
+  // A file of torch.export.save does not tell: all have one payload.
+  auto plain = load_exported(
+      exported_case("missing_of_torch"), ExportedOptions().allow_missing(true));
+  const auto named = plain->named_parameters();
+  EXPECT_FALSE(named["first.weight"].is_same(named["other.weight"]));
 }
 
 TEST_F(ExportedModuleTest, ActivationsDieWithTheirLastUse) {

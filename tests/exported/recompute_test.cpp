@@ -163,6 +163,12 @@ TEST_F(ExportedRecomputeTest, RefusesAModuleThatChangesAValueOfItsParent) {
   expect_step(model, Reference("interleaved")); // nothing changed
 }
 
+TEST_F(ExportedRecomputeTest, AModuleOfConstantsAloneMayBeChosen) {
+  auto model = load_exported(exported_case("fold_module"));
+  EXPECT_EQ(apply_activation_checkpointing(model, choose_by_path("places")), 1);
+  expect_step(model, Reference("fold_module"));
+}
+
 TEST_F(ExportedRecomputeTest, RefusesAModuleWithoutNodes) {
   auto model = load_exported(exported_case("rotary"));
   std::string found = "no error";

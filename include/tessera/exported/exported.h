@@ -10,8 +10,11 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <atomic>
 #include <concepts>
+#include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <set>
@@ -70,6 +73,30 @@ class TESSERA_API ExportedModule : public torch::nn::Module,
   std::set<std::string> transient_; // buffers
 };
 
+/// An input that an exported model takes, or a tensor that it returns, as its
+/// file describes it.
+struct TESSERA_API ExportedSpec {
+  /// The size of a dimension: a range, or one number if it was fixed at export.
+  struct TESSERA_API Size {
+    int64_t least = 0;
+    int64_t most = std::numeric_limits<int64_t>::max();
+    bool is_fixed() const {
+      return least == most;
+    }
+    bool contains(int64_t size) const {
+      return size >= least && size <= most;
+    }
+  };
+  /// An input: `input_ids`, `batch['ids']`. A result: the key of a dictionary
+  /// ("logits") or the number in a tuple ("0"), with what is below it behind it
+  /// ("hidden[0]"); empty if the model returns a tensor.
+  std::string name;
+  /// Tensor, Int, Float or Bool.
+  ExportedValue::Kind kind = ExportedValue::Kind::Tensor;
+  at::ScalarType dtype = at::ScalarType::Undefined; // of a tensor
+  std::vector<Size> sizes; // of a tensor
+};
+
 /// A Python model that torch.export wrote to a file, run by LibTorch: trained,
 /// sharded and saved as any module is. See load_exported().
 class TESSERA_API ExportedImpl : public ExportedModule,
@@ -96,7 +123,11 @@ class TESSERA_API ExportedImpl : public ExportedModule,
   ///
   /// Throws, with nothing run, c10::ValueError or c10::TypeError that names the
   /// input if an argument does not fit: its form, dtype, shape, or the range
-  /// that its shape was exported for.
+  /// that its shape was exported for. Where the model is sharded, all ranks may
+  /// go on if each of them refused this forward; it takes them up to five
+  /// seconds to find out. Otherwise the groups of the model are given up, and
+  /// the other ranks throw PeerLostError, with the reason, from the collective
+  /// that they wait in or from their next.
   ExportedValue forward(const ExportedArgs& args);
 
   /// A copy with parameters and buffers of its own.
@@ -118,9 +149,19 @@ class TESSERA_API ExportedImpl : public ExportedModule,
       const std::vector<const torch::nn::Module*>& submodules,
       const RecomputeOptions& options) override;
 
+  /// The inputs that forward() needs, and the tensors that it returns, in the
+  /// program of the present mode. Inputs that were fixed at export are left
+  /// out. Throw as forward() does if the file has no program for this mode.
+  std::vector<ExportedSpec> inputs() const;
+  std::vector<ExportedSpec> results() const;
+
   /// The module at a path, "layers.0". Throws c10::ValueError, with the nearest
   /// names, if there is none.
   std::shared_ptr<ExportedModule> module_at(const std::string& path);
+  /// How many nodes a forward in the current mode runs, those of nested graphs
+  /// counted once. What depends on constants alone is computed before the first
+  /// forward, or by this call, and is no node any more.
+  size_t num_nodes();
   /// The file it was loaded from.
   const std::filesystem::path& file() const;
 
@@ -134,6 +175,7 @@ class TESSERA_API ExportedImpl : public ExportedModule,
   ExportedValue run(const ExportedArgs& args);
 
   std::unique_ptr<exported::Model> model_;
+  std::atomic<int64_t> num_forwards_ = 0; // those that were refused, too
 };
 
 /// The holder of an exported model: a pointer, as every holder of LibTorch.
@@ -149,8 +191,10 @@ struct TESSERA_API ExportedOptions {
   TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;
   /// Make parameters and buffers deferred, as under DeferredInit: fully_shard()
   /// or materialize() reads them, one at a time, so that no rank ever holds a
-  /// model that fits nowhere. The file must stay where it is until then. A
-  /// DeferredInit around load_exported() does the same.
+  /// model that fits nowhere. Of a parameter that is contiguous, fully_shard()
+  /// reads the elements that this rank's shards hold. Set it on all ranks or on
+  /// none. The file must stay where it is until then. A DeferredInit around
+  /// load_exported() does the same.
   TORCH_ARG(bool, deferred) = false;
   /// Accept a file whose weights are missing, because it was exported with fake
   /// tensors: they are filled with NaN (integers with 0) until state is loaded.

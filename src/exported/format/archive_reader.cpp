@@ -26,6 +26,8 @@ constexpr const char* kMainProgram = "model";
 constexpr const char* kFormatFile = "archive_format";
 constexpr const char* kVersionFile = "archive_version";
 constexpr const char* kByteOrderFile = "byteorder";
+// Written by tessera_export.py alone.
+constexpr const char* kTesseraFile = "extra/tessera.json";
 constexpr const char* kFormat = "pt2";
 constexpr const char* kVersion = "0";
 
@@ -111,6 +113,7 @@ class ArchiveReader {
 
   Archive read() {
     check_kind(files_);
+    archive_.names_missing = files_.has(kTesseraFile);
     const auto names = program_names(files_);
     for (const auto& name : names) {
       const std::string entry = "models/" + name + ".json";
@@ -154,8 +157,7 @@ class ArchiveReader {
             what + " is in " + in_quotes(file) +
             ", which is not in the archive");
       }
-      payloads.emplace(
-          path, place_payload(entry, stored->offset, stored->size, what));
+      payloads.emplace(path, place_payload(entry, *stored, what));
     }
     return payloads;
   }

@@ -120,8 +120,7 @@ PayloadConfig read_payload_config(
 
 Payload place_payload(
     const PayloadConfig::Entry& entry,
-    uint64_t offset,
-    uint64_t file_bytes,
+    const format::ZipEntry& stored,
     const std::string& what) {
   const auto reached = reached_bytes(entry.meta);
   if (!reached) {
@@ -129,15 +128,16 @@ Payload place_payload(
         what +
         " has sizes and strides whose product does not fit into 64 bits");
   }
-  const bool is_missing = *reached > 0 && file_bytes == 0;
-  if (!is_missing && static_cast<uint64_t>(*reached) > file_bytes) {
+  const bool is_missing = *reached > 0 && stored.size == 0;
+  if (!is_missing && static_cast<uint64_t>(*reached) > stored.size) {
     throw FormatError(
         what + " reaches to byte " + std::to_string(*reached) + " of " +
-        in_quotes(entry.file) + ", which has " + std::to_string(file_bytes));
+        in_quotes(entry.file) + ", which has " + std::to_string(stored.size));
   }
   return {
-      .offset = offset,
-      .size = file_bytes,
+      .offset = stored.offset,
+      .size = stored.size,
+      .checksum = stored.checksum,
       .meta = entry.meta,
       .is_parameter = entry.is_parameter,
       .is_missing = is_missing};

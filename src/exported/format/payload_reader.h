@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 
+#include "checkpoint/format/zip_reader.h"
 #include "exported/format/program.h"
 
 namespace tessera::exported {
@@ -25,12 +26,11 @@ PayloadConfig read_payload_config(
     std::string_view json,
     std::string_view entry);
 
-/// What lies in `file_bytes` bytes at `offset`. Throws FormatError unless the
-/// tensor lies within them; `what` names the tensor.
+/// What lies in an entry of the archive. Throws FormatError unless the tensor
+/// lies within it; `what` names the tensor.
 Payload place_payload(
     const PayloadConfig::Entry& entry,
-    uint64_t offset,
-    uint64_t file_bytes,
+    const format::ZipEntry& stored,
     const std::string& what);
 
 } // namespace tessera::exported

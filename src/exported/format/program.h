@@ -289,11 +289,15 @@ struct Program {
 struct Payload {
   uint64_t offset = 0; // in the archive file
   uint64_t size = 0;
+  /// CRC-32 of these bytes, as the archive says; 0 if whoever wrote the archive
+  /// computed none.
+  uint32_t checksum = 0;
   TensorMeta meta; // all numbers are written, the layout is strided
   bool is_parameter = false; // or a buffer, or a constant
   /// Whether the tensor has elements and the archive has none of them: the
   /// model was exported with fake tensors, and its weights come from elsewhere.
-  /// `offset` says nothing then: all such tensors may share one.
+  /// `offset` says nothing then, and all such tensors may share one, unless
+  /// Archive::names_missing.
   bool is_missing = false;
 };
 
@@ -305,6 +309,9 @@ struct Archive {
   /// By path in the model, for all programs: parameters and persistent buffers.
   /// Paths of tied tensors have the same Payload::offset.
   std::map<std::string, Payload> weights;
+  /// Whether that is so of missing tensors too: tessera_export.py gives each of
+  /// them a payload of no bytes, torch.export.save one to all.
+  bool names_missing = false;
   /// By program, then by path: buffers that are not persistent, and constants.
   std::map<std::string, std::map<std::string, Payload>> constants;
 };

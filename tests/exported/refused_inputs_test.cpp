@@ -1,0 +1,155 @@
+// An input that does not fit, on one rank of several or on all.
+#include <tessera/error.h>
+#include <tessera/exported/exported.h>
+#include <tessera/fsdp/fully_shard.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "exported/cases.h"
+
+namespace tessera {
+namespace {
+
+using testing::exported_case;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::on_ranks;
+
+constexpr const char* kWhy =
+    "the input \"x\" is a float32 tensor of shape [5, 7], but the model was exported with a float32 tensor of shape [5, 6].";
+constexpr const char* kGivenUp = "has given up the groups of the sharded model";
+
+at::Tensor fitting() {
+  return torch::ones({5, 6});
+}
+at::Tensor not_fitting() {
+  return torch::ones({5, 7});
+}
+
+/// The text of an E that `body` throws.
+template <class E, class Body>
+std::string text_of(const Body& body) {
+  try {
+    body();
+  } catch (const E& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    return std::string("another kind of error: ") + error.what();
+  }
+  return "nothing was thrown";
+}
+
+class ExportedRefusedInputsTest
+    : public testing::ExportedCases,
+      public ::testing::WithParamInterface<const char*> {
+ protected:
+  static void on_two_ranks(const std::function<void(const Group&)>& body) {
+    on_ranks({.size = 2, .backend = GetParam()}, body);
+  }
+  /// Over a group of its own: the end of on_ranks() uses the world.
+  static Exported sharded(
+      const Group& world,
+      FullyShardOptions options = FullyShardOptions()) {
+    auto model = load_exported(exported_case("mlp"));
+    fully_shard(model, options.group(world.subgroup({0, 1}, "model")));
+    return model;
+  }
+};
+
+TEST_P(ExportedRefusedInputsTest, OfOneRankEndTheForwardOfAll) {
+  on_two_ranks([](const Group& world) {
+    auto model = sharded(world);
+    model->forward(fitting()).sum().backward();
+    if (world.rank() == 1) {
+      const auto text =
+          text_of<c10::ValueError>([&] { model->forward(not_fitting()); });
+      EXPECT_THAT(text, HasSubstr(kWhy));
+      EXPECT_THAT(text, HasSubstr(kGivenUp));
+    } else {
+      const auto text =
+          text_of<PeerLostError>([&] { model->forward(fitting()); });
+      EXPECT_THAT(text, HasSubstr("rank 1 gave this group up"));
+      EXPECT_THAT(text, HasSubstr(kWhy));
+    }
+    EXPECT_THAT(
+        text_of<PeerLostError>([&] { model->forward(fitting()); }),
+        HasSubstr(kWhy));
+  });
+}
+
+TEST_P(ExportedRefusedInputsTest, OfAllRanksLeaveTheModelAsItWas) {
+  on_two_ranks([](const Group& world) {
+    auto model = sharded(world);
+    const at::Tensor before = model->forward(fitting());
+    before.sum().backward();
+    for (int time = 0; time < 2; ++time) {
+      const auto text =
+          text_of<c10::ValueError>([&] { model->forward(not_fitting()); });
+      EXPECT_THAT(text, HasSubstr(kWhy));
+      EXPECT_THAT(text, Not(HasSubstr(kGivenUp)));
+    }
+    EXPECT_TRUE(torch::equal(model->forward(fitting()), before));
+    const at::Tensor sum = torch::ones({1});
+    world.all_reduce(sum);
+    EXPECT_EQ(sum.item<float>(), 2);
+  });
+}
+
+TEST_P(ExportedRefusedInputsTest, AreNotPairedWithAnotherBatch) {
+  on_two_ranks([](const Group& world) {
+    // A forward makes no collective here once the parameters are gathered: the
+    // peer finds out in its backward.
+    auto model =
+        sharded(world, FullyShardOptions().reshard_after_forward(false));
+    (void)model->forward(fitting());
+    if (world.rank() == 1) {
+      EXPECT_THAT(
+          text_of<c10::ValueError>([&] { model->forward(not_fitting()); }),
+          HasSubstr(kGivenUp));
+    }
+    EXPECT_THAT(
+        text_of<PeerLostError>(
+            [&] { model->forward(fitting()).sum().backward(); }),
+        HasSubstr(kWhy));
+  });
+}
+
+TEST_P(ExportedRefusedInputsTest, OfTwoForwardsAreNotTakenForOne) {
+  on_two_ranks([](const Group& world) {
+    auto model =
+        sharded(world, FullyShardOptions().reshard_after_forward(false));
+    (void)model->forward(fitting());
+    if (world.rank() == 1) { // one forward more than the other rank
+      (void)model->forward(fitting());
+    }
+    EXPECT_THAT(
+        text_of<c10::ValueError>([&] { model->forward(not_fitting()); }),
+        HasSubstr(kGivenUp));
+  });
+}
+
+TEST_P(ExportedRefusedInputsTest, OfAModelThatIsNotShardedConcernOneRank) {
+  on_two_ranks([](const Group& world) {
+    auto model = load_exported(exported_case("mlp"));
+    if (world.rank() == 1) {
+      const auto text =
+          text_of<c10::ValueError>([&] { model->forward(not_fitting()); });
+      EXPECT_THAT(text, HasSubstr(kWhy));
+      EXPECT_THAT(text, Not(HasSubstr(kGivenUp)));
+    }
+    (void)model->forward(fitting());
+    world.barrier();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All,
+    ExportedRefusedInputsTest,
+    ::testing::Values("shm", "gloo"),
+    [](const auto& each) { return std::string(each.param); });
+
+} // namespace
+} // namespace tessera
