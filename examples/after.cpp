@@ -1,7 +1,4 @@
-// The training loop of before.cpp on any number of ranks, with checkpoints.
-// docs/tutorial.md goes from one to the other.
-//
-//   tessera run -n 4 after [STEPS]
+// The same loop on any number of ranks, with checkpoints.
 #include <tessera/tessera.h>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -57,7 +54,7 @@ std::pair<torch::Tensor, torch::Tensor> batch(int64_t step) {
 int main(int argc, char** argv) {
   const int64_t steps = argc > 1 ? std::atoll(argv[1]) : 100;
   const tessera::Group world = tessera::init();
-  torch::manual_seed(0);
+  tessera::seed(0);
   Net model;
   for (auto& block : *model->blocks) {
     tessera::fully_shard(block);

@@ -1,7 +1,4 @@
-// A plain LibTorch training loop, on one device. after.cpp is the same program
-// on any number of ranks; docs/tutorial.md goes from one to the other.
-//
-//   before [STEPS]
+// A plain LibTorch training loop, on one device.
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Exports a small language model for train_exported.cpp.
+"""Exports a small language model, for the trainer: gpt --model OUT.pt2
 
     export_model.py OUT.pt2            a Llama with random weights, if transformers is there
     export_model.py OUT.pt2 --plain    a GPT of plain torch; made tiny_gpt.pt2

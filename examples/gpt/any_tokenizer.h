@@ -9,16 +9,18 @@
 #include <vector>
 
 #include "json_tokenizer.h"
+#include "token_numbers.h"
 #include "tokenizer.h"
 
 namespace gpt {
 
-/// The tokenizer of a corpus: learned from its text, or a tokenizer.json. One
-/// thread at a time may use it.
+/// The tokenizer of a corpus: learned from its text, a tokenizer.json, or
+/// numbers in place of text. One thread at a time may use it.
 class AnyTokenizer {
  public:
   AnyTokenizer(Tokenizer learned) : tokenizer_(std::move(learned)) {}
   AnyTokenizer(JsonTokenizer read) : tokenizer_(std::move(read)) {}
+  AnyTokenizer(TokenNumbers numbers) : tokenizer_(numbers) {}
 
   int64_t vocabulary() const {
     return std::visit([](const auto& t) { return t.vocabulary(); }, tokenizer_);
@@ -33,7 +35,7 @@ class AnyTokenizer {
   }
 
  private:
-  std::variant<Tokenizer, JsonTokenizer> tokenizer_;
+  std::variant<Tokenizer, JsonTokenizer, TokenNumbers> tokenizer_;
 };
 
 } // namespace gpt

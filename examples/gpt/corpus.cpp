@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "file_lock.h"
+#include "given_tokens.h"
 
 namespace gpt {
 namespace {
@@ -115,7 +116,8 @@ nlohmann::json extent_of(const DataSettings& settings) {
 }
 
 bool has_tokenizer_file(const DataSettings& settings) {
-  return settings.tokenizer != "byte" && settings.tokenizer != "bpe";
+  const auto& name = settings.tokenizer;
+  return name != "byte" && name != "bpe" && name != "none";
 }
 
 /// Notices a tokenizer.json that has changed. Empty if it is gone: the folder
@@ -134,6 +136,13 @@ nlohmann::json fingerprint_of(const DataSettings& settings) {
 }
 
 nlohmann::json source_of(const DataSettings& settings) {
+  if (!settings.tokens.empty()) {
+    auto source = source_of_given(settings);
+    if (has_tokenizer_file(settings)) {
+      source["tokenizer_file"] = fingerprint_of(settings);
+    }
+    return source;
+  }
   if (has_tokenizer_file(settings)) { // wherever it is
     return {
         {"extent", extent_of(settings)},
@@ -217,16 +226,23 @@ void write_json(const fs::path& path, const nlohmann::json& value) {
   write_file(path, text + "\n");
 }
 
+/// Reads the tokenizer.json that was given, and copies it into the folder.
+AnyTokenizer copy_tokenizer(
+    const DataSettings& settings,
+    const fs::path& folder) {
+  const auto file = JsonTokenizer::text_of(settings.tokenizer);
+  auto tokenizer = JsonTokenizer::parse(file, settings.tokenizer);
+  write_file(folder / kTokenizer, file);
+  return tokenizer;
+}
+
 /// Makes the tokenizer, and writes it into the folder.
 AnyTokenizer make_tokenizer(
     const DataSettings& settings,
     std::string_view text,
     const fs::path& folder) {
   if (has_tokenizer_file(settings)) {
-    const auto file = JsonTokenizer::text_of(settings.tokenizer);
-    auto tokenizer = JsonTokenizer::parse(file, settings.tokenizer);
-    write_file(folder / kTokenizer, file);
-    return tokenizer;
+    return copy_tokenizer(settings, folder);
   }
   auto tokenizer = settings.tokenizer == "bpe"
       ? Tokenizer::learn(text, settings.vocabulary)
@@ -280,6 +296,13 @@ std::string prepare_corpus(
   if (fs::exists(folder / kSource)) { // or meanwhile, by somebody else
     return check_source(folder, source, is_trained_on);
   }
+  if (!settings.tokens.empty()) {
+    if (has_tokenizer_file(settings)) {
+      copy_tokenizer(settings, folder);
+    }
+    write_json(folder / kSource, source);
+    return "using " + settings.tokens + ": " + described_given(source);
+  }
   const Text text = read_text(settings);
   AnyTokenizer tokenizer = make_tokenizer(settings, text.bytes, folder);
 
@@ -302,7 +325,8 @@ std::string prepare_corpus(
   write_tokens(folder / kTrain, train, tokenizer.vocabulary());
   write_tokens(folder / kValidation, validation, tokenizer.vocabulary());
   write_json(folder / kSource, source);
-  return "read " + std::to_string(text.num_files) + " files, " +
+  return "read " + std::to_string(text.num_files) +
+      (text.num_files == 1 ? " file, " : " files, ") +
       std::to_string(text.bytes.size()) +
       " bytes: " + std::to_string(train.size()) + " tokens to learn from, " +
       std::to_string(validation.size()) + " to validate with, " +
@@ -314,6 +338,9 @@ Corpus open_corpus(const fs::path& folder) {
   const auto source = nlohmann::json::parse(file, nullptr, false);
   const bool has_file = source.is_object() && source.contains("tokenizer_file");
   const auto path = folder / kTokenizer;
+  if (source.is_object() && source.contains("tokens")) {
+    return open_given(source, path);
+  }
   return {
       .train = open_tokens(folder / kTrain),
       .validation = open_tokens(folder / kValidation),

@@ -2,8 +2,10 @@
 
 #include <tessera/data/token_file.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "any_tokenizer.h"
@@ -13,11 +15,18 @@ namespace gpt {
 
 /// The text of a folder, turned into tokens once: tokenizer.json, train.tokens,
 /// validation.tokens, and source.json, which says what they were made from. A
-/// tokenizer.json that was given is kept as it is, byte for byte.
+/// tokenizer.json that was given is kept as it is, byte for byte. Token files
+/// that were given stay where they are: source.json says where.
 struct Corpus {
   tessera::data::TokenFile train;
-  tessera::data::TokenFile validation;
+  std::optional<tessera::data::TokenFile> validation; // of text always
   AnyTokenizer tokenizer;
+
+  /// All tokens are smaller.
+  int64_t vocabulary() const {
+    return validation ? std::max(train.vocabulary(), validation->vocabulary())
+                      : train.vocabulary();
+  }
 };
 
 /// Creates the files in `folder` unless they exist; if several processes ask

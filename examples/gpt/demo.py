@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `make demo` runs: trains a GPT on 2 ranks, kills it, resumes on 4.
 
-Each part is a command that it prints, so that you can try them yourself. Ends
+The demo prints each command that it runs, so that you can try them yourself. It ends
 with 1 if something is not as it should be.
 """
 
@@ -19,6 +19,11 @@ CURVE_ROWS = 20
 CURVE_WIDTH = 48
 # Sums over another number of ranks round differently, and training amplifies the difference.
 MAY_DIFFER = 1e-2
+
+LOSSES = """   Which loss is which:
+   - "loss" of a step is the training loss, over the windows of that step, on all ranks;
+   - "validation loss" is over text that the model is never trained on, every few hundred steps;
+   - Python's is that validation loss again, computed by PyTorch from the exported file."""
 
 
 def heading(text):
@@ -71,16 +76,23 @@ def compare(attempts):
     if not both:
         sys.exit("\nThe attempts have no step in common.")
     worst = max(abs(first[s] - second[s]) / first[s] for s in both)
+    last = list(second.values())[-20:]
     print(
         f"   Steps {both[0]} to {both[-1]} were made twice, on {BEFORE} ranks before the kill and on"
         f" {AFTER} after it:\n   their losses differ by {worst:.1e} of their size at most"
-        f" (allowed: {MAY_DIFFER:.0e}).",
+        f" (allowed: {MAY_DIFFER:.0e}).\n"
+        f"   The loss fell from {first[1]:.2f} to {sum(last) / len(last):.2f} (the mean of the last"
+        f" {len(last)} steps).",
         flush=True,
     )
-    last = list(second.values())[-20:]
-    print(f"   The loss fell from {first[1]:.2f} to {sum(last) / len(last):.2f}.", flush=True)
     if not worst <= MAY_DIFFER or not sum(last) / len(last) < 0.8 * first[1]:
         sys.exit("\nThat is not as it should be.")
+
+
+def from_here(name):
+    """A file of this folder, as one would type it."""
+    path = HERE / name
+    return path.relative_to(pathlib.Path.cwd()) if path.is_relative_to(pathlib.Path.cwd()) else path
 
 
 def python_with_torch(root):
@@ -99,16 +111,18 @@ def main():
     folder = arguments.run
     tenth = max(1, arguments.steps // 10)
     die_at = 5 * tenth - tenth // 4  # a while after a checkpoint
-    train = [gpt, "--config", HERE / "demo.toml", "--run", folder]
+    config, text = from_here("demo.toml"), from_here("stories.txt")
+    train = [gpt, "--config", config, "--text", text, "--run", folder]
     train += ["--steps", arguments.steps, "--checkpoint-every", tenth, "--eval-every", arguments.steps // 4]
     shutil.rmtree(folder, ignore_errors=True)
 
     heading(f"1. Train on {BEFORE} ranks; after step {die_at} one of them kills itself")
     status = run([tessera, "run", "-n", BEFORE, *train, "--die-at", die_at], may_fail=True)
     if status == 0:
-        sys.exit("\nIt should have died.")
+        sys.exit("\nOne rank should have died.")
+    print(f"   That was meant: --die-at {die_at} let a rank kill itself, as a crash would end it.", flush=True)
 
-    heading(f"2. Resume on {AFTER} ranks, from the newest checkpoint that is whole")
+    heading(f"2. Resume on {AFTER} ranks, from the newest complete checkpoint")
     run([tessera, "run", "-n", AFTER, *train, "--resume", "must"])
 
     heading("3. The curve goes on")
@@ -127,12 +141,14 @@ def main():
         run([python, HERE / "in_python.py", folder])
     else:
         heading("5. There is no Python with torch here; in_python.py would open the model")
+    print(LOSSES, flush=True)
 
     heading(f"Done in {time.monotonic() - started:.0f} s. Next:")
     print(
         f"""   open {folder}/report.html      the curves, the memory, one step as a timeline
+   docs/tutorial.md      your own program, from an empty folder to two ranks, in ten minutes
+   {gpt} --mode sample --config {config} --run {folder} --prompt "Anna "
    {tessera} run -n 2 {gpt} --text FOLDER --tokenizer bpe --run runs/mine      your own text
-   {gpt} --mode sample --config {HERE.relative_to(pathlib.Path.cwd()) if HERE.is_relative_to(pathlib.Path.cwd()) else HERE}/demo.toml --run {folder} --prompt "namespace "
    {tessera} plan --help      how large a model fits
    examples/gpt/learner.cpp      the loop that did this; docs/trainer.md explains the program"""
     )

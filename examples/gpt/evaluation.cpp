@@ -10,15 +10,28 @@ using tessera::data::TokenBatch;
 using tessera::data::TokenFile;
 using tessera::data::TokenWindows;
 
-/// --eval-windows of them, or as many as do not overlap.
 TokenWindows spread_over(const TokenFile& tokens, const Settings& settings) {
-  const int64_t length = settings.model.length;
-  const int64_t most = TokenWindows(tokens, length).size();
   return TokenWindows::spread(
-      tokens, length, std::min(settings.eval_windows, most));
+      tokens, settings.model.length, num_evaluated(tokens, settings));
 }
 
 } // namespace
+
+int64_t num_evaluated(const TokenFile& tokens, const Settings& settings) {
+  return std::min(
+      settings.eval_windows,
+      TokenWindows(tokens, settings.model.length).size());
+}
+
+int64_t fewest_rows(int64_t windows, const Settings& settings, int num_ranks) {
+  const int64_t rows = settings.rows(num_ranks);
+  const int64_t left = windows % (rows * num_ranks); // which the ranks share
+  if (left == 0) {
+    return rows;
+  }
+  const int64_t shared = (left + num_ranks - 1) / num_ranks;
+  return std::max<int64_t>(left - shared * (num_ranks - 1), 1);
+}
 
 Evaluation::Evaluation(
     const Settings& settings,
@@ -36,7 +49,7 @@ Evaluation::Evaluation(
 
 double Evaluation::loss() {
   const torch::NoGradGuard no_grad;
-  parallel_.model()->eval();
+  parallel_.module().eval();
   tessera::Metrics metrics;
   while (const auto batch = windows_.next()) {
     // At the end of the text some rows are repeats, so that every rank computes
@@ -47,7 +60,7 @@ double Evaluation::loss() {
         batch->inputs.narrow(0, 0, rows), batch->targets.narrow(0, 0, rows)};
     metrics.mean("loss", parallel_.loss(some), static_cast<double>(fresh));
   }
-  parallel_.model()->train();
+  parallel_.module().train();
   return metrics.reduce().at("loss");
 }
 

@@ -41,8 +41,9 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        parts = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(*parts, is_causal=True)
+        parts = self.qkv(self.norm1(x)).chunk(3, -1)
+        by_head = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts]
+        attended = F.scaled_dot_product_attention(*by_head, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
 

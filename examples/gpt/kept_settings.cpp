@@ -23,12 +23,33 @@ std::filesystem::path kept_file(const Settings& settings) {
   return settings.run / "settings.json";
 }
 
+/// A run stays with the built-in model, or with an exported one.
+void check_model_kind(const Settings& settings, bool is_exported) {
+  if (!settings.exported.file.empty() && !is_exported) {
+    throw UsageError(
+        "the run in \"" + settings.run.string() +
+        "\" trains the built-in GPT, not --model \"" + settings.exported.file +
+        "\". Leave it out, or choose another --run.");
+  }
+}
+
 } // namespace
 
 std::vector<Kept> kept_settings() {
   return {
       keep(
           "seed", [](auto& s) -> auto& { return s.seed; }),
+      keep(
+          "model", [](auto& s) -> auto& { return s.exported.file; }),
+      keep(
+          "model-digest", [](auto& s) -> auto& { return s.exported.digest; }),
+      keep(
+          "model-output", [](auto& s) -> auto& { return s.exported.output; }),
+      keep(
+          "tokens", [](auto& s) -> auto& { return s.data.tokens; }),
+      keep(
+          "validation-tokens",
+          [](auto& s) -> auto& { return s.data.validation_tokens; }),
       keep(
           "text", [](auto& s) -> auto& { return s.data.text; }),
       keep(
@@ -64,12 +85,14 @@ void take_kept(const CLI::App& app, Settings& settings) {
         "\"" + kept_file(settings).string() +
         "\" is not a file of settings. Remove it, and give the run's settings.");
   }
+  check_model_kind(settings, kept.value("model", json("")) != "");
   for (const auto& [name, get, set] : kept_settings()) {
     const auto found = kept.find(name);
     if (found == kept.end()) {
       continue;
     }
-    if (app.get_option("--" + name)->count() == 0) {
+    const auto* option = app.get_option_no_throw("--" + name);
+    if (option == nullptr || option->count() == 0) {
       try {
         set(settings, *found);
       } catch (const json::exception&) {
@@ -78,7 +101,7 @@ void take_kept(const CLI::App& app, Settings& settings) {
             " for \"" + name +
             "\", which is not valid. Correct it, or give --" + name + ".");
       }
-    } else if (get(settings) != *found) {
+    } else if (get(settings) != *found && name != "model") { // see its digest
       throw UsageError(
           "the run in \"" + settings.run.string() + "\" has --" + name + " " +
           text_of(*found) + ", not " + text_of(get(settings)) +

@@ -1,12 +1,15 @@
-// Trains a GPT on a folder of text.
+// Trains a GPT, or a language model that was written in Python, on a folder of
+// text or a file of tokens.
 //
 //   tessera run -n 2 gpt                            # LibTorch's headers
 //   tessera run -n 4 gpt --text ~/books --tokenizer bpe --run runs/books
+//   tessera run -n 2 gpt --model model.pt2 --run runs/python
 //   gpt --help
 //
 // Read learner.cpp first: make_step() is the loop. parallel.cpp shares the
-// model among the ranks; model.h is the model, which knows nothing about
-// Tessera. trainer.cpp watches, evaluates and saves.
+// model among the ranks; model.h is the built-in model, which knows nothing
+// about Tessera, exported_model.cpp one of --model; language_model.h is what
+// the trainer sees of both. trainer.cpp watches, evaluates and saves.
 #include <tessera/tessera.h>
 
 #include <algorithm>
@@ -26,11 +29,16 @@
 
 #include "corpus.h"
 #include "file_lock.h"
+#include "language_model.h"
+#include "model_file.h"
 #include "outcome.h"
 #include "settings.h"
 #include "trainer.h"
 
 namespace {
+
+constexpr std::string_view kFailed = "failed: ";
+constexpr std::string_view kRefused = "refused: ";
 
 /// Runs `work` on rank 0. All ranks return when it is done, or throw what it
 /// threw. It may take any time: the other ranks are told every second that it
@@ -48,10 +56,12 @@ void on_rank_0(const tessera::Group& world, const std::function<void()>& work) {
       try {
         running.get();
         state = "done";
+      } catch (const gpt::UsageError& error) {
+        state = std::string(kRefused) + error.what();
       } catch (const c10::Error& error) {
-        state = std::string("failed: ") + error.what_without_backtrace();
+        state = std::string(kFailed) + error.what_without_backtrace();
       } catch (const std::exception& error) {
-        state = std::string("failed: ") + error.what();
+        state = std::string(kFailed) + error.what();
       }
     }
     const std::span bytes(
@@ -59,14 +69,17 @@ void on_rank_0(const tessera::Group& world, const std::function<void()>& work) {
     const auto heard = world.broadcast_bytes(bytes, 0, "what rank 0 does");
     state.assign(heard.begin(), heard.end());
   }
+  if (state.starts_with(kRefused)) {
+    throw gpt::UsageError(state.substr(kRefused.size()));
+  }
   if (state != "done") {
-    throw std::runtime_error(state.substr(std::string("failed: ").size()));
+    throw std::runtime_error(state.substr(kFailed.size()));
   }
 }
 
 /// The work of rank 0 before training. Returns the lock of the run if it
 /// trains: two processes would overwrite each other's files.
-std::optional<gpt::FileLock> prepare(const gpt::Settings& settings) {
+std::optional<gpt::FileLock> prepare(gpt::Settings& settings) {
   std::optional<gpt::FileLock> lock;
   if (settings.mode == gpt::Mode::Train) {
     lock = gpt::FileLock::if_free(settings.run / ".lock");
@@ -76,6 +89,7 @@ std::optional<gpt::FileLock> prepare(const gpt::Settings& settings) {
           "\" already. Wait for that, or choose another --run.");
     }
   }
+  gpt::check_model_file(settings);
   std::FILE* const out = settings.json_outcome ? stderr : stdout;
   std::fprintf(
       out,
@@ -84,9 +98,6 @@ std::optional<gpt::FileLock> prepare(const gpt::Settings& settings) {
           settings.data, settings.tokens_folder(), settings.has_checkpoints())
           .c_str());
   std::fflush(out);
-  if (settings.mode == gpt::Mode::Train) {
-    gpt::keep_settings(settings);
-  }
   return lock;
 }
 
@@ -132,7 +143,7 @@ void evaluate_or_sample(
 /// Says in `outcome` how far the run has come, also if it throws.
 void run(
     const tessera::Group& world,
-    const gpt::Settings& settings,
+    gpt::Settings settings,
     gpt::Outcome& outcome) {
   using gpt::Mode;
   if ((settings.mode == Mode::Evaluate || settings.mode == Mode::Sample) &&
@@ -146,8 +157,12 @@ void run(
     outcome.status = "finished";
     return;
   }
-  gpt::Trainer trainer(
-      world, settings, gpt::open_corpus(settings.tokens_folder()));
+  auto corpus = gpt::open_corpus(settings.tokens_folder());
+  auto model = gpt::make_model(settings, corpus);
+  if (settings.mode == Mode::Train) { // the model may have chosen the length
+    on_rank_0(world, [&] { gpt::keep_settings(settings); });
+  }
+  gpt::Trainer trainer(world, settings, std::move(corpus), std::move(model));
   try {
     if (settings.mode == Mode::Train) {
       trainer.train();

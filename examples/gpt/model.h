@@ -10,6 +10,14 @@
 
 namespace gpt {
 
+/// torch::nn::Linear's own forward adds the bias of three-dimensional inputs in
+/// a second operator, and again in backward.
+inline torch::Tensor linear(
+    const torch::nn::Linear& layer,
+    const torch::Tensor& x) {
+  return torch::linear(x, layer->weight, layer->bias);
+}
+
 /// Attention, then a perceptron, each added to its input.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const GptConfig& config)
@@ -27,19 +35,21 @@ struct BlockImpl : torch::nn::Module {
   }
 
   torch::Tensor forward(torch::Tensor x) { // (rows, length, width)
-    x = x + drop(out(attend(qkv(norm1(x)))));
-    return x + drop(down(torch::gelu(up(norm2(x)), "tanh")));
+    x = x + drop(linear(out, attend(linear(qkv, norm1(x)))));
+    return x + drop(linear(down, torch::gelu(linear(up, norm2(x)), "tanh")));
   }
 
   torch::Tensor attend(const torch::Tensor& queries_keys_values) {
-    // Three of (rows, heads, length, width / heads).
-    const auto parts = queries_keys_values.unflatten(-1, {3, heads, -1})
-                           .permute({2, 0, 3, 1, 4})
-                           .unbind(0);
+    // Three of (rows, heads, length, width / heads). They are cut from the last
+    // dimension, so that backward puts their gradients together in one copy.
+    const auto parts = queries_keys_values.chunk(3, -1);
+    const auto by_head = [this](const torch::Tensor& part) {
+      return part.unflatten(-1, {heads, -1}).transpose(1, 2);
+    };
     return torch::scaled_dot_product_attention(
-               parts[0],
-               parts[1],
-               parts[2],
+               by_head(parts[0]),
+               by_head(parts[1]),
+               by_head(parts[2]),
                /*attn_mask=*/{},
                /*dropout_p=*/is_training() ? dropout : 0.0,
                /*is_causal=*/true)
@@ -81,11 +91,16 @@ struct GptImpl : torch::nn::Module {
 
   /// ids: (rows, length) int64. Returns logits, (rows, length, vocabulary).
   torch::Tensor forward(const torch::Tensor& ids) {
+    // As in GPT-2, the embedding is also the output layer.
+    return torch::linear(hidden(ids), tokens->weight);
+  }
+
+  /// What the output layer turns into logits: (rows, length, width).
+  torch::Tensor hidden(const torch::Tensor& ids) {
     const auto places = torch::arange(ids.size(1), ids.options());
     auto x = tokens(ids) + positions(places);
     x = torch::dropout(x, config.dropout, is_training());
-    // As in GPT-2, the embedding is also the output layer.
-    return torch::linear(norm(blocks->forward(x)), tokens->weight);
+    return norm(blocks->forward(x));
   }
 
   /// GPT-2's initialisation: small normal weights, biases of zero.
@@ -107,15 +122,5 @@ struct GptImpl : torch::nn::Module {
   torch::nn::LayerNorm norm{nullptr};
 };
 TORCH_MODULE(Gpt);
-
-/// How surprised the model is by `targets`, (rows, length) like `inputs`: the
-/// mean over all tokens.
-inline torch::Tensor loss_of(
-    Gpt& model,
-    const torch::Tensor& inputs,
-    const torch::Tensor& targets) {
-  const auto logits = model->forward(inputs).to(torch::kFloat);
-  return torch::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
-}
 
 } // namespace gpt

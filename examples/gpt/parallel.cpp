@@ -1,5 +1,9 @@
 #include "parallel.h"
 
+#include <algorithm>
+#include <map>
+#include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -11,18 +15,6 @@ namespace {
 using tessera::optim::AdamW;
 using tessera::optim::AdamWOptions;
 using torch::optim::OptimizerParamGroup;
-
-/// Sharded models are built without memory, however large they are; sharding
-/// gives them values, one parameter at a time. The numbers are the same either
-/// way.
-Gpt make_model(const GptConfig& config, const Settings& settings) {
-  torch::manual_seed(settings.seed);
-  std::optional<tessera::DeferredInit> deferred;
-  if (settings.strategy == Strategy::Fsdp) {
-    deferred.emplace();
-  }
-  return Gpt(config);
-}
 
 std::optional<torch::ScalarType> half_of(Precision precision) {
   switch (precision) {
@@ -36,28 +28,43 @@ std::optional<torch::ScalarType> half_of(Precision precision) {
   return std::nullopt;
 }
 
+using Names = std::vector<std::string>;
+
+/// The names of each parameter that has several.
+std::vector<Names> tied_names(const torch::nn::Module& module) {
+  std::map<const c10::TensorImpl*, Names> names;
+  for (const auto& item : module.named_parameters()) {
+    names[item.value().unsafeGetTensorImpl()].push_back(item.key());
+  }
+  std::vector<Names> tied;
+  for (const auto& [parameter, all] : names) {
+    if (all.size() > 1) {
+      tied.push_back(all);
+    }
+  }
+  return tied;
+}
+
 } // namespace
 
 Parallel::Parallel(
     const Settings& settings,
-    int64_t vocabulary,
+    std::unique_ptr<LanguageModel> model,
     torch::Device device)
-    : strategy_(settings.strategy), half_(half_of(settings.precision)) {
-  GptConfig config = settings.model;
-  config.vocabulary = vocabulary;
-  model_ = make_model(config, settings);
-  model_->to(device);
-  for (const auto& parameter : model_->parameters()) {
-    num_parameters_ += parameter.numel();
-  }
+    : strategy_(settings.strategy),
+      half_(half_of(settings.precision)),
+      model_(std::move(model)),
+      module_(model_->module()) {
+  module_->to(device);
+  num_parameters_ = count_parameters(*module_);
   if (settings.recompute) {
-    tessera::apply_activation_checkpointing<Block>(model_);
+    model_->recompute_blocks();
   }
   if (strategy_ == Strategy::Fsdp) {
     shard(settings);
   } else {
-    ddp_ = std::make_unique<tessera::DistributedDataParallel<GptImpl>>(
-        model_, tessera::DDPOptions().gradient_as_bucket_view(true));
+    ddp_ = std::make_unique<Copies>(
+        module_, tessera::DDPOptions().gradient_as_bucket_view(true));
   }
   make_optimizer(settings);
 }
@@ -66,7 +73,7 @@ Parallel::Parallel(
 /// for the rest: the embeddings and the last norm.
 void Parallel::shard(const Settings& settings) {
   auto options = tessera::FullyShardOptions()
-                     .policy(tessera::module_wrap_policy<Block>())
+                     .policy(model_->block_policy())
                      .reshard_after_forward(!settings.keep_gathered);
   if (half_) {
     options.mp_policy(
@@ -76,7 +83,7 @@ void Parallel::shard(const Settings& settings) {
   if (settings.offload) {
     options.offload_policy(tessera::CPUOffloadPolicy());
   }
-  tessera::fully_shard(model_, options);
+  tessera::fully_shard(module_, options);
 }
 
 void Parallel::make_optimizer(const Settings& settings) {
@@ -84,10 +91,13 @@ void Parallel::make_optimizer(const Settings& settings) {
   // their shapes even if this rank has only a shard.
   std::vector<torch::Tensor> decayed;
   std::vector<torch::Tensor> kept;
-  const auto whole = model_->parameters();
-  const auto own = tessera::parameters(model_);
-  for (size_t i = 0; i < whole.size(); ++i) {
-    (whole[i].dim() >= 2 ? decayed : kept).push_back(own[i]);
+  std::unordered_set<const c10::TensorImpl*> seen; // tied ones count once
+  const auto all = tessera::parameters(module_);
+  auto own = all.begin();
+  for (const auto& whole : module_->parameters()) {
+    if (seen.insert(whole.unsafeGetTensorImpl()).second) {
+      (whole.dim() >= 2 ? decayed : kept).push_back(*own++);
+    }
   }
   const auto options = AdamWOptions(settings.lr).betas({0.9, 0.95});
   std::vector<OptimizerParamGroup> groups;
@@ -113,14 +123,45 @@ torch::Tensor Parallel::loss(const tessera::data::TokenBatch& batch) {
   if (half_ && strategy_ != Strategy::Fsdp) {
     autocast.emplace(batch.inputs.device().type(), *half_);
   }
-  return loss_of(model_, batch.inputs, batch.targets);
+  if (ddp_) {
+    ddp_->before_forward(); // which sends buffers
+  }
+  return model_->loss(batch);
+}
+
+void Parallel::load_weights(const std::filesystem::path& path) {
+  const auto tied = tied_names(*module_);
+  const auto names_of = [&](const std::string& name) -> const Names* {
+    for (const Names& names : tied) {
+      if (std::find(names.begin(), names.end(), name) != names.end()) {
+        return &names;
+      }
+    }
+    return nullptr;
+  };
+  auto state = tessera::get_model_state_dict(module_);
+  const auto report = tessera::checkpoint::load(
+      state,
+      path,
+      tessera::checkpoint::LoadOptions().optional(
+          [&](const std::string& name) { return names_of(name) != nullptr; }));
+  std::map<const Names*, size_t> num_missing;
+  for (const std::string& name : report.missing) {
+    const Names* names = names_of(name);
+    if (names != nullptr && ++num_missing[names] == names->size()) {
+      throw UsageError(
+          "--weights \"" + path.string() + "\" has no \"" + names->front() +
+          "\", nor another name of this tied parameter. Give all weights of "
+          "the model.");
+    }
+  }
 }
 
 tessera::GradientAccumulation Parallel::accumulation(
     const tessera::GradientAccumulationOptions& options) {
   using tessera::GradientAccumulation;
   return ddp_ ? GradientAccumulation(*ddp_, {*optimizer_}, options)
-              : GradientAccumulation(model_, {*optimizer_}, options);
+              : GradientAccumulation(module_, {*optimizer_}, options);
 }
 
 } // namespace gpt

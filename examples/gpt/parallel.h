@@ -5,10 +5,11 @@
 
 #include <torch/torch.h>
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 
-#include "model.h"
+#include "language_model.h"
 #include "settings.h"
 
 namespace gpt {
@@ -18,11 +19,17 @@ namespace gpt {
 /// all.
 class Parallel {
  public:
-  /// Makes the model, the same on every rank. Collective.
-  Parallel(const Settings& settings, int64_t vocabulary, torch::Device device);
+  /// The model is the same on every rank. Collective.
+  Parallel(
+      const Settings& settings,
+      std::unique_ptr<LanguageModel> model,
+      torch::Device device);
 
-  Gpt& model() {
-    return model_;
+  LanguageModel& model() {
+    return *model_;
+  }
+  torch::nn::Module& module() {
+    return *module_;
   }
   torch::optim::Optimizer& optimizer() {
     return *optimizer_;
@@ -34,19 +41,31 @@ class Parallel {
   /// Forward of a batch on the device, in the precision of the settings.
   torch::Tensor loss(const tessera::data::TokenBatch& batch);
 
+  /// Takes the model's values from a safetensors file, a folder of them, or a
+  /// checkpoint. Of a tied parameter one name is enough. Throws UsageError if
+  /// it has none. Collective.
+  void load_weights(const std::filesystem::path& path);
+
   /// Makes steps of the backwards of several losses. Collective.
   tessera::GradientAccumulation accumulation(
       const tessera::GradientAccumulationOptions& options);
 
  private:
+  /// Copies of a model whose class is not known here.
+  struct Copies : tessera::DistributedDataParallel<torch::nn::Module> {
+    using DistributedDataParallel::before_forward;
+    using DistributedDataParallel::DistributedDataParallel;
+  };
+
   void shard(const Settings& settings);
   void make_optimizer(const Settings& settings);
 
   const Strategy strategy_;
   const std::optional<torch::ScalarType> half_; // to compute in; else fp32
-  Gpt model_{nullptr};
+  const std::unique_ptr<LanguageModel> model_;
+  const std::shared_ptr<torch::nn::Module> module_; // of it
   int64_t num_parameters_ = 0;
-  std::unique_ptr<tessera::DistributedDataParallel<GptImpl>> ddp_;
+  std::unique_ptr<Copies> ddp_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 

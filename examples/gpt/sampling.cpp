@@ -33,25 +33,44 @@ torch::Tensor next_token_probabilities(
   return torch::zeros_like(all).scatter(0, order.narrow(0, 0, most), kept);
 }
 
+std::vector<int32_t> prompt_tokens(
+    const LanguageModel& model,
+    AnyTokenizer& tokenizer,
+    const std::string& prompt) {
+  auto tokens = tokenizer.encode(prompt.empty() ? "\n" : prompt);
+  for (const int32_t token : tokens) {
+    if (token >= model.vocabulary()) {
+      throw UsageError(
+          "--prompt \"" + prompt + "\" has the token " + std::to_string(token) +
+          ", and the model knows those from 0 to " +
+          std::to_string(model.vocabulary() - 1) +
+          ". Give another --prompt, the --tokenizer that the tokens were made "
+          "with, or --sample-tokens 0.");
+    }
+  }
+  return tokens;
+}
+
 std::string continued(
-    Gpt& model,
+    LanguageModel& model,
     AnyTokenizer& tokenizer,
     const std::string& prompt,
     const SamplingOptions& options,
     torch::Device device) {
   const torch::NoGradGuard no_grad;
-  model->eval();
+  model.module()->eval();
   auto generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);
-  auto tokens = tokenizer.encode(prompt.empty() ? "\n" : prompt);
-  const auto prompt_tokens = std::ssize(tokens);
+  auto tokens = prompt_tokens(model, tokenizer, prompt);
+  const auto num_given = std::ssize(tokens);
   for (int64_t i = 0; i < options.num_tokens; ++i) {
-    const auto seen = std::min(std::ssize(tokens), model->config.length);
+    const auto seen = std::min<int64_t>(std::ssize(tokens), options.length);
     const auto ids =
         torch::from_blob(
             tokens.data() + std::ssize(tokens) - seen, {1, seen}, torch::kInt)
             .to(device, torch::kLong);
+    const auto all = model.logits(ids)[0][-1].to(torch::kCPU, torch::kFloat);
     const auto logits =
-        model->forward(ids)[0][-1].to(torch::kCPU, torch::kFloat);
+        all.narrow(0, 0, std::min(all.size(0), tokenizer.vocabulary()));
     const auto next = torch::multinomial(
         next_token_probabilities(logits, options),
         /*num_samples=*/1,
@@ -59,9 +78,9 @@ std::string continued(
         generator);
     tokens.push_back(static_cast<int32_t>(next.item<int64_t>()));
   }
-  model->train();
+  model.module()->train();
   return tokenizer.decode(
-      std::span(tokens).subspan(static_cast<size_t>(prompt_tokens)));
+      std::span(tokens).subspan(static_cast<size_t>(num_given)));
 }
 
 } // namespace gpt

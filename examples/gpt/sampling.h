@@ -4,14 +4,16 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "any_tokenizer.h"
-#include "model.h"
+#include "language_model.h"
 
 namespace gpt {
 
 struct SamplingOptions {
   int64_t num_tokens = 0; // to write
+  int64_t length = 1; // of the window that the model looks at
   uint64_t seed = 0;
   double temperature = 1.0;
   int64_t top_k = 0; // 0: all tokens
@@ -26,10 +28,18 @@ torch::Tensor next_token_probabilities(
     const torch::Tensor& logits,
     const SamplingOptions& options);
 
+/// The tokens of a prompt. Throws UsageError if the model does not know one of
+/// them.
+std::vector<int32_t> prompt_tokens(
+    const LanguageModel& model,
+    AnyTokenizer& tokenizer,
+    const std::string& prompt);
+
 /// What a model writes after `prompt`. The random numbers are its own: training
-/// continues as if nothing had been sampled. Sharded models: collective.
+/// continues as if nothing had been sampled. Tokens that the tokenizer does not
+/// have are never written. Sharded models: collective.
 std::string continued(
-    Gpt& model,
+    LanguageModel& model,
     AnyTokenizer& tokenizer,
     const std::string& prompt,
     const SamplingOptions& options,

@@ -13,6 +13,8 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 /// Checkpoints of earlier versions have it; --mode eval and sample take them.
+/// These two need neither the place in the data nor the curve, and a run may
+/// turn to float16 and back, with and without a scaler.
 constexpr const char* kOldPlace = "values.windows_seen";
 
 double seconds_since(Clock::time_point start) {
@@ -41,7 +43,7 @@ Saves::Saves(
     : world_(world),
       settings_(settings),
       parallel_(parallel),
-      state_(parallel.model(), {parallel.optimizer()}),
+      state_(parallel.module(), {parallel.optimizer()}),
       checkpoints_(
           settings.run / "checkpoints",
           tessera::checkpoint::ManagerOptions().keep_last(settings.keep)),
@@ -61,7 +63,11 @@ std::optional<int64_t> Saves::step_of_best() const {
 std::optional<int64_t> Saves::load(From from) try {
   state_.values = {{"step", 0}};
   const auto options = tessera::checkpoint::LoadOptions().optional(
-      [](const std::string& name) { return name == kOldPlace; });
+      [is_training = settings_.mode == Mode::Train](const std::string& name) {
+        return name == kOldPlace || name.starts_with("scaler.") ||
+            (!is_training &&
+             (name.starts_with("data.") || name.starts_with("schedule.")));
+      });
   if (from == From::Newest) {
     complete_ = checkpoints_.load_latest(state_, options);
   } else if (const auto step = step_of_best()) {
@@ -123,7 +129,7 @@ void Saves::on_rank_0(const std::function<void()>& write) {
 /// Checks all ranks.
 bool Saves::has_finite_parameters() {
   auto is_finite = torch::ones({}, torch::kDouble);
-  for (const auto& parameter : tessera::parameters(parallel_.model())) {
+  for (const auto& parameter : tessera::parameters(parallel_.module())) {
     if (!torch::isfinite(parameter.detach().sum()).item<bool>()) {
       is_finite.zero_();
     }

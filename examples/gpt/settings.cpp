@@ -16,6 +16,63 @@
 namespace gpt {
 namespace {
 
+/// Refuses flags that are about something else than what was chosen.
+void refuse_flags(
+    const CLI::App& app,
+    const std::vector<std::string>& names,
+    const std::string& why) {
+  for (const auto& name : names) {
+    if (app.get_option(name)->count() > 0) {
+      throw UsageError(name + " " + why);
+    }
+  }
+}
+
+void check_model_flags(const CLI::App& app, const Settings& s) {
+  if (s.exported.file.empty()) {
+    refuse_flags(app, {"--model-output"}, "is for --model.");
+    return;
+  }
+  refuse_flags(
+      app,
+      {"--layers", "--heads", "--width", "--dropout", "--chunked-loss"},
+      "is for the built-in GPT; --model \"" + s.exported.file +
+          "\" has what it was exported with.");
+}
+
+void check_data_flags(const CLI::App& app, const Settings& s) {
+  const auto& tokenizer = s.data.tokenizer;
+  if (s.data.tokens.empty()) {
+    refuse_flags(app, {"--validation-tokens"}, "is for --tokens.");
+    if (tokenizer == "none") {
+      throw UsageError("--tokenizer none is for --tokens.");
+    }
+  } else {
+    refuse_flags(
+        app,
+        {"--text", "--text-bytes", "--validation", "--vocabulary"},
+        "is about text, which --tokens stands for.");
+    if (tokenizer == "bpe") {
+      throw UsageError(
+          "--tokenizer bpe learns from text; --tokens needs the tokenizer "
+          "that made them: a tokenizer.json, byte, or none.");
+    }
+    const bool evaluates =
+        s.mode == Mode::Evaluate || (s.mode == Mode::Train && s.eval_every > 0);
+    if (s.data.validation_tokens.empty() && evaluates) {
+      throw UsageError(
+          "--tokens alone leave nothing to validate with. Give "
+          "--validation-tokens, or train with --eval-every 0.");
+    }
+  }
+  if (tokenizer != "bpe" && app.get_option("--vocabulary")->count() > 0) {
+    throw UsageError(
+        "--vocabulary is for --tokenizer bpe; " +
+        (tokenizer == "byte" ? "bytes are 256."
+                             : "\"" + tokenizer + "\" has one of its own."));
+  }
+}
+
 void check(Settings& s, int num_ranks) {
   const auto text = [](int64_t number) { return std::to_string(number); };
   if (s.model.width % s.model.heads != 0) {
@@ -97,7 +154,8 @@ std::optional<Settings> parse_settings(
     char** argv,
     int num_ranks,
     bool print_help) {
-  CLI::App app{"Trains a GPT on text. Run it under `tessera run -n RANKS`."};
+  CLI::App app{
+      "Trains a GPT, or a language model of Python's, on text. Run it under `tessera run -n RANKS`."};
   app.name("gpt");
   app.option_defaults()->always_capture_default();
   // The last value counts: scripts append flags to those they were given.
@@ -132,7 +190,13 @@ std::optional<Settings> parse_settings(
                                 : "; all settings are flags, --name value."));
   }
   namespace fs = std::filesystem;
-  for (auto* path : {&settings.data.text, &settings.data_folder}) {
+  for (auto* path :
+       {&settings.data.text,
+        &settings.data.tokens,
+        &settings.data.validation_tokens,
+        &settings.data_folder,
+        &settings.exported.file,
+        &settings.weights}) {
     if (!path->empty()) { // the run may resume from another folder
       *path = fs::absolute(*path).lexically_normal().string();
     }
@@ -141,13 +205,20 @@ std::optional<Settings> parse_settings(
   if (tokenizer.ends_with(".json")) {
     tokenizer = fs::absolute(tokenizer).lexically_normal().string();
   }
-  take_kept(app, settings);
-  if (tokenizer != "bpe" && app.get_option("--vocabulary")->count() > 0) {
-    throw UsageError(
-        "--vocabulary is for --tokenizer bpe; " +
-        (tokenizer == "byte" ? "bytes are 256."
-                             : "\"" + tokenizer + "\" has one of its own."));
+  if (!settings.data.tokens.empty() &&
+      app.get_option("--tokenizer")->count() == 0) {
+    tokenizer = "none";
   }
+  if (!settings.exported.file.empty() &&
+      app.get_option("--length")->count() == 0) {
+    settings.model.length = 0; // the model says it
+  }
+  take_kept(app, settings);
+  if (tokenizer == "none" && app.get_option("--prompt")->count() == 0) {
+    settings.prompt = ""; // numbers, if anything
+  }
+  check_model_flags(app, settings);
+  check_data_flags(app, settings);
   settings.data.left_out = {settings.run, settings.tokens_folder()};
   check(settings, num_ranks);
   settings.table = table_of(app, settings, defaults);

@@ -12,14 +12,26 @@
 namespace gpt {
 
 struct DataSettings {
+  /// Token files to use as they are, instead of text. Without the second one
+  /// there is nothing to validate with.
+  std::string tokens;
+  std::string validation_tokens;
   std::string text; // a folder or a file
   int64_t text_bytes = 1 << 22; // read at most this much
-  std::string tokenizer = "byte"; // or "bpe", or the path of a tokenizer.json
+  /// Or "bpe", or the path of a tokenizer.json; of token files also "none".
+  std::string tokenizer = "byte";
   int64_t vocabulary = 1024; // of "bpe"
   double validation = 0.05; // share of the text
   /// Folders that do not count as text even if they are below it: the run's
   /// own.
   std::vector<std::filesystem::path> left_out;
+};
+
+/// A model that was written in Python, in place of the built-in one.
+struct ExportedSettings {
+  std::string file; // empty: the built-in one
+  std::string output; // the result to learn from; empty: found out
+  std::string digest; // of the file that the run began with; empty: not known
 };
 
 enum class Mode { Train, Evaluate, Sample, Prepare };
@@ -48,6 +60,8 @@ struct Settings {
   DataSettings data;
   std::string data_folder; // empty: "data" of the run
   GptConfig model; // its vocabulary comes from the data
+  ExportedSettings exported;
+  std::string weights; // to begin with; empty: the model's own
 
   int64_t steps = 1000;
   int64_t batch = 16;
@@ -62,6 +76,7 @@ struct Settings {
   Strategy strategy = Strategy::Fsdp;
   Precision precision = Precision::Float32;
   bool recompute = false;
+  bool chunked_loss = false;
   bool keep_gathered = false;
   bool offload = false;
   std::string device = "auto";
@@ -96,6 +111,8 @@ struct Settings {
   /// The same by group and name, as JSON, for the run's log.
   std::string json;
 
+  /// Sets the length of the windows, which `table` and `json` show.
+  void choose_length(int64_t length);
   /// Where the tokens are.
   std::filesystem::path tokens_folder() const;
   /// Whether the run has checkpoints: it is then bound to its data and its

@@ -51,10 +51,11 @@ CLI::Validator share() {
 
 CLI::Validator tokenizer() {
   const auto check = [](const std::string& text) {
-    return text == "byte" || text == "bpe" || text.ends_with(".json")
+    return text == "byte" || text == "bpe" || text == "none" ||
+            text.ends_with(".json")
         ? std::string()
-        : "takes byte, bpe or the path of a tokenizer.json, not \"" + text +
-            "\"";
+        : "takes byte, bpe, none or the path of a tokenizer.json, not \"" +
+            text + "\"";
   };
   return CLI::Validator(check, "");
 }
@@ -117,18 +118,35 @@ void add_data(CLI::App& app, Settings& s) {
   app.add_option(
          "--tokenizer",
          s.data.tokenizer,
-         "byte, bpe: learned pairs, or the path of a tokenizer.json")
+         "byte, bpe: learned pairs, or the path of a tokenizer.json; none: "
+         "--tokens are numbers alone")
       ->check(tokenizer());
   app.add_option(
          "--vocabulary", s.data.vocabulary, "Size of the vocabulary of bpe")
       ->check(CLI::Range(257, 1 << 24));
   app.add_option("--validation", s.data.validation, "Share to validate with")
       ->check(CLI::Range(0.001, 0.5));
+  app.add_option(
+      "--tokens", s.data.tokens, "A token file to learn from, instead of text");
+  app.add_option(
+      "--validation-tokens",
+      s.data.validation_tokens,
+      "A token file to validate with");
   app.add_option("--data", s.data_folder, "Folder of the tokens")
       ->default_str("RUN/data");
 }
 
 void add_model(CLI::App& app, Settings& s) {
+  app.add_option(
+         "--model",
+         s.exported.file,
+         "A model that was written in Python, exported to a .pt2 file")
+      ->default_str("the built-in GPT");
+  app.add_option(
+         "--model-output",
+         s.exported.output,
+         "The logits, or the loss, among what --model returns")
+      ->default_str("found out");
   app.add_option("--layers", s.model.layers, "Blocks")->check(whole(1));
   app.add_option("--heads", s.model.heads, "Heads of attention")
       ->check(whole(1));
@@ -191,6 +209,10 @@ void add_parallel(CLI::App& app, Settings& s) {
       s.recompute,
       "Compute activations again in backward instead of keeping them");
   app.add_flag(
+      "--chunked-loss",
+      s.chunked_loss,
+      "Hold the logits of a part of the tokens at a time, not of all");
+  app.add_flag(
       "--keep-gathered",
       s.keep_gathered,
       "fsdp: keep parameters gathered until backward");
@@ -198,6 +220,10 @@ void add_parallel(CLI::App& app, Settings& s) {
 }
 
 void add_checkpoints(CLI::App& app, Settings& s) {
+  app.add_option(
+      "--weights",
+      s.weights,
+      "Begin with these: safetensors, a file or a folder");
   app.add_option("--checkpoint-every", s.checkpoint_every, "Steps; 0: never")
       ->check(whole(0));
   app.add_option("--keep", s.keep, "Newest checkpoints to keep; 0: all")

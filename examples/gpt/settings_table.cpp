@@ -34,6 +34,18 @@ bool is_important(const ShownSetting& setting) {
       kImportant.end();
 }
 
+/// What the settings do not use: the shape of the built-in model, the reading
+/// of text.
+bool is_unused(const std::string& name, const Settings& settings) {
+  const auto is_one_of = [&](std::initializer_list<std::string_view> names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  return (!settings.exported.file.empty() &&
+          is_one_of({"layers", "heads", "width", "dropout", "chunked-loss"})) ||
+      (!settings.data.tokens.empty() &&
+       is_one_of({"text", "text-bytes", "validation", "vocabulary"}));
+}
+
 json value_of(const std::string& text) {
   auto value = json::parse(text, nullptr, /*allow_exceptions=*/false);
   return value.is_number() || value.is_boolean() ? value : json(text);
@@ -72,7 +84,8 @@ std::vector<ShownSetting> table_of(
   std::vector<ShownSetting> table;
   for (const auto* option : app.get_options()) {
     if (option->get_lnames().empty() || !option->get_configurable() ||
-        option->get_group() == "Other") {
+        option->get_group() == "Other" ||
+        is_unused(option->get_lnames().front(), settings)) {
       continue;
     }
     auto& setting = table.emplace_back(shown(*option));
@@ -92,6 +105,17 @@ std::string json_of(const std::vector<ShownSetting>& table) {
     groups[setting.group][setting.name] = value_of(setting.value);
   }
   return text_of(groups);
+}
+
+void Settings::choose_length(int64_t chosen) {
+  model.length = chosen;
+  for (auto& setting : table) {
+    if (setting.name == "length") {
+      setting.value = std::to_string(chosen);
+      setting.is_default = setting.value == setting.default_value;
+    }
+  }
+  json = json_of(table);
 }
 
 std::string printed_table(const std::vector<ShownSetting>& table) {

@@ -35,21 +35,35 @@ std::string with_commas(int64_t number) {
 Trainer::Trainer(
     const tessera::Group& world,
     const Settings& settings,
-    Corpus corpus)
+    Corpus corpus,
+    std::unique_ptr<LanguageModel> model)
     : world_(world),
       settings_(settings),
       corpus_(std::move(corpus)),
       device_(device_of(settings.device)),
-      parallel_(settings, corpus_.tokenizer.vocabulary(), device_),
-      evaluation_(settings_, world, corpus_.validation, parallel_, device_),
+      parallel_(settings, std::move(model), device_),
       saves_(world, settings_, parallel_),
-      utilization_(world, settings, parallel_.num_parameters(), device_),
-      monitor_(parallel_.model(), {parallel_.optimizer()}),
+      utilization_(
+          world,
+          settings,
+          parallel_.model().flops_per_token(),
+          device_),
+      monitor_(parallel_.module(), {parallel_.optimizer()}),
       live_(
           world.rank(),
           settings.steps,
           settings.json_outcome ? stderr : stdout),
       lowest_validation_loss_(std::numeric_limits<double>::infinity()) {
+  if (settings.sample_tokens > 0 && settings.mode != Mode::Evaluate) {
+    prompt_tokens( // throws now, not at the end
+        parallel_.model(),
+        corpus_.tokenizer,
+        settings.prompt);
+  }
+  if (corpus_.validation) {
+    evaluation_.emplace(
+        settings_, world, *corpus_.validation, parallel_, device_);
+  }
   // Every rank gets its own numbers for dropout; the weights have been
   // initialized by now.
   torch::manual_seed(settings.seed + 1 + static_cast<uint64_t>(world.rank()));
@@ -66,8 +80,9 @@ void Trainer::announce(bool resumed) {
   std::snprintf(
       text,
       sizeof(text),
-      "GPT of %.2f million parameters on %s: %d rank%s, %ld windows of %ld "
+      "%s of %.2f million parameters on %s: %d rank%s, %ld windows of %ld "
       "tokens per step, %ld at once per rank",
+      parallel_.model().description().c_str(),
       static_cast<double>(parallel_.num_parameters()) / 1e6,
       device_.str().c_str(),
       world_.size(),
@@ -99,6 +114,20 @@ void Trainer::announce(bool resumed) {
   }
 }
 
+void Trainer::load_weights(bool resumed) {
+  if (settings_.weights.empty()) {
+    return;
+  }
+  if (resumed) {
+    live_.print(
+        "the checkpoint has newer weights than \"" + settings_.weights +
+        "\", which is not read");
+    return;
+  }
+  parallel_.load_weights(settings_.weights);
+  live_.print("began with the weights in " + settings_.weights);
+}
+
 void Trainer::train() {
   std::signal(SIGTERM, request_stop);
   std::signal(SIGINT, request_stop);
@@ -119,6 +148,7 @@ void Trainer::train() {
   }
   log_.emplace(settings_.run);
   announce(resumed);
+  load_weights(resumed);
   metrics_.emplace(settings_.run, step_);
   saves_.start(step_, [this](int64_t step, const auto& path, double seconds) {
     log_->checkpoint(step, path, seconds);
@@ -255,7 +285,7 @@ std::optional<double> Trainer::evaluate_if_due() {
 }
 
 double Trainer::evaluate() {
-  validation_loss_ = evaluation_.loss();
+  validation_loss_ = evaluation_->loss();
   return *validation_loss_;
 }
 
@@ -265,6 +295,7 @@ void Trainer::write_sample() {
       corpus_.tokenizer,
       settings_.prompt,
       {.num_tokens = settings_.sample_tokens,
+       .length = settings_.model.length,
        .seed = settings_.seed,
        .temperature = settings_.temperature,
        .top_k = settings_.top_k,

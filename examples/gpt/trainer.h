@@ -6,11 +6,13 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "corpus.h"
 #include "evaluation.h"
+#include "language_model.h"
 #include "learner.h"
 #include "live.h"
 #include "metrics.h"
@@ -26,7 +28,12 @@ namespace gpt {
 /// All ranks make the same calls.
 class Trainer {
  public:
-  Trainer(const tessera::Group& world, const Settings& settings, Corpus corpus);
+  /// Collective.
+  Trainer(
+      const tessera::Group& world,
+      const Settings& settings,
+      Corpus corpus,
+      std::unique_ptr<LanguageModel> model);
 
   /// Trains from the newest checkpoint, if there is one, to the last step.
   /// Returns early, with a checkpoint, after SIGTERM or SIGINT on any rank.
@@ -50,6 +57,7 @@ class Trainer {
 
  private:
   void announce(bool resumed);
+  void load_weights(bool resumed);
   void make_steps();
   void after_step(const StepResult& result, const tessera::StepReport& report);
   bool is_due(int64_t every) const;
@@ -62,7 +70,7 @@ class Trainer {
   Corpus corpus_;
   const torch::Device device_;
   Parallel parallel_;
-  Evaluation evaluation_;
+  std::optional<Evaluation> evaluation_; // if there is validation text
   std::optional<Learner> learner_; // while training
   Saves saves_;
   const Utilization utilization_;

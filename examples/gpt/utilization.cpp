@@ -9,9 +9,9 @@ namespace gpt {
 Utilization::Utilization(
     const tessera::Group& world,
     const Settings& settings,
-    int64_t num_parameters,
+    std::optional<double> flops_per_token,
     torch::Device device)
-    : flops_per_token_(flops_per_token(settings.model, num_parameters)) {
+    : flops_per_token_(flops_per_token) {
   const auto peak = peak_tflops(settings, device);
   const bool has_own_device = !device.is_cuda() ||
       tessera::local_rank() < static_cast<int>(torch::cuda::device_count());
@@ -23,14 +23,18 @@ Utilization::Utilization(
 }
 
 std::optional<double> Utilization::of(double tokens_per_second) const {
-  return peak_flops_ > 0
-      ? std::optional(tokens_per_second * flops_per_token_ / peak_flops_)
+  return peak_flops_ > 0 && flops_per_token_
+      ? std::optional(tokens_per_second * *flops_per_token_ / peak_flops_)
       : std::nullopt;
 }
 
 std::string Utilization::described() const {
   if (peak_flops_ <= 0) {
     return "";
+  }
+  if (!flops_per_token_) {
+    return "mfu is left out: how much arithmetic a token takes is not known of "
+           "an exported model";
   }
   char text[128];
   std::snprintf(
@@ -39,7 +43,7 @@ std::string Utilization::described() const {
       "mfu is the share of %.4g TFLOPS, the peak of all devices; a token takes "
       "%.4g GFLOP",
       peak_flops_ / 1e12,
-      flops_per_token_ / 1e9);
+      *flops_per_token_ / 1e9);
   return text;
 }
 

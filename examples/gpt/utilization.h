@@ -16,20 +16,23 @@ namespace gpt {
 /// devices that the model's own arithmetic takes. See flops.h.
 class Utilization {
  public:
-  /// Ranks that share a GPU share its peak. Collective.
+  /// `flops_per_token` is the model's, if it is known. Ranks that share a GPU
+  /// share its peak. Collective.
   Utilization(
       const tessera::Group& world,
       const Settings& settings,
-      int64_t num_parameters,
+      std::optional<double> flops_per_token,
       torch::Device device);
 
-  /// From 0 to 1; nothing if the peak of a device is not known.
+  /// From 0 to 1; nothing if the peak of a device, or what a token takes, is
+  /// not known.
   std::optional<double> of(double tokens_per_second) const;
-  /// What it is the share of; empty if that is not known.
+  /// What it is the share of, or why there is none; empty if the peak is not
+  /// known.
   std::string described() const;
 
  private:
-  const double flops_per_token_;
+  const std::optional<double> flops_per_token_;
   double peak_flops_ = 0; // per second; 0: not known
 };
 

@@ -211,7 +211,7 @@ TEST_F(GptDataTest, OfSeveralThatAskForTokensOneMakesThem) {
   }
   int made = 0;
   for (auto& answer : asked) {
-    made += answer.get().starts_with("read 1 files") ? 1 : 0;
+    made += answer.get().starts_with("read 1 file,") ? 1 : 0;
   }
   EXPECT_EQ(made, 1);
 }

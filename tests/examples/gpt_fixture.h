@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -36,6 +37,15 @@ class GptTest : public ::testing::Test {
     std::filesystem::remove_all(folder_);
   }
 
+  /// What it learns from.
+  virtual Words data() {
+    return {"--text", (folder_ / "text").string()};
+  }
+  /// The model that is trained.
+  virtual Words model() {
+    return {"--layers", "2", "--width", "32", "--length", "16"};
+  }
+
   Words words(int num_ranks, const std::string& run, const Words& flags) {
     Words words{
         tessera_program(),
@@ -45,18 +55,13 @@ class GptTest : public ::testing::Test {
         "--cpu-threads",
         "1",
         bin_dir() + "/gpt",
-        "--text",
-        (folder_ / "text").string(),
         "--run",
         (folder_ / run).string()};
+    for (const Words& some : {data(), model()}) {
+      words.insert(words.end(), some.begin(), some.end());
+    }
     for (const char* word :
-         {"--layers",
-          "2",
-          "--width",
-          "32",
-          "--length",
-          "16",
-          "--batch",
+         {"--batch",
           "8",
           "--warmup",
           "3",
@@ -82,12 +87,37 @@ class GptTest : public ::testing::Test {
     return run_command(
         words(num_ranks, run, flags), {.environment = without_launcher()});
   }
+  /// The same on one rank, without a launcher.
+  CommandResult train_alone(const std::string& run, const Words& flags = {}) {
+    Words all = words(1, run, flags);
+    const auto program = std::find(all.begin(), all.end(), bin_dir() + "/gpt");
+    return run_command(
+        Words(program, all.end()), {.environment = without_launcher()});
+  }
   void must_train(
       int num_ranks,
       const std::string& run,
       const Words& flags = {}) {
     const auto result = train(num_ranks, run, flags);
     ASSERT_EQ(result.exit_code, 0) << result.output;
+  }
+  /// The weights of a checkpoint, as a safetensors file.
+  static CommandResult convert_model(
+      const std::filesystem::path& checkpoint,
+      const std::filesystem::path& to) {
+    return run_command(
+        {tessera_program(),
+         "ckpt",
+         "convert",
+         checkpoint.string(),
+         to.string(),
+         "--to",
+         "safetensors",
+         "--select",
+         "model",
+         "--strip-prefix",
+         "model"},
+        {.environment = without_launcher()});
   }
   /// Dies in the middle, then resumes and runs to the end.
   void must_die_and_resume(

@@ -249,19 +249,7 @@ TEST_F(GptOutputsTest, TheBestCheckpointStaysAndIsUsed) {
   EXPECT_TRUE(fs::exists(run / "best" / ".metadata"));
 
   // The export follows the link.
-  const auto exported = run_command(
-      {tessera_program(),
-       "ckpt",
-       "convert",
-       (run / "best").string(),
-       (run / "best.safetensors").string(),
-       "--to",
-       "safetensors",
-       "--select",
-       "model",
-       "--strip-prefix",
-       "model"},
-      {.environment = without_launcher()});
+  const auto exported = convert_model(run / "best", run / "best.safetensors");
   EXPECT_EQ(exported.exit_code, 0) << exported.output;
   EXPECT_TRUE(fs::exists(run / "best.safetensors"));
 }

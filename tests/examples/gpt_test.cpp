@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include "examples/gpt_fixture.h"
 #include "support/command.h"
@@ -80,6 +81,15 @@ TEST_F(GptTest, RecomputingChangesMemoryAndNoBit) {
     return log(run, "step").at(1).at("memory").at("activations").get<int64_t>();
   };
   EXPECT_LT(activations("recomputed"), 0.7 * activations("kept"));
+}
+
+TEST_F(GptTest, ALossInChunksIsTheSameLoss) {
+  must_train(2, "logits");
+  for (const char* strategy : {"fsdp", "zero"}) {
+    const std::string run = std::string("chunks_") + strategy;
+    must_train(2, run, {"--chunked-loss", "--strategy", strategy});
+    expect_near(run, "logits");
+  }
 }
 
 TEST_F(GptTest, OptionsOfShardingTrainToo) {
@@ -256,10 +266,24 @@ TEST_F(GptTest, TheDemoInShort) {
   EXPECT_THAT(
       result.output,
       AllOf(
+          HasSubstr("That was meant: --die-at 19"),
           HasSubstr("resumed from step 16"),
           HasSubstr("o 2 ranks, x 4 ranks"),
           HasSubstr("Steps 17 to 19 were made twice"),
-          HasSubstr("report.html")));
+          HasSubstr("report.html"),
+          HasSubstr("docs/tutorial.md")));
+}
+
+TEST_F(GptTest, TheStoriesOfTheDemoAreThoseOfTheirScript) {
+  const auto made = run_command(
+      {"python3", TESSERA_EXAMPLES "/gpt/make_stories.py"},
+      {.environment = without_launcher()});
+  ASSERT_EQ(made.exit_code, 0) << made.output;
+  std::ifstream file(TESSERA_EXAMPLES "/gpt/stories.txt");
+  std::stringstream stories;
+  stories << file.rdbuf();
+  EXPECT_GT(stories.str().size(), 300'000u);
+  EXPECT_EQ(made.output, stories.str());
 }
 
 } // namespace

@@ -64,7 +64,7 @@ class TokenizerCorpusTest : public ::testing::Test {
 
 TEST_F(TokenizerCorpusTest, TheTokensAreThoseOfTheFile) {
   EXPECT_THAT(
-      prepare_corpus(settings(), folder_ / "data"), HasSubstr("read 1 files"));
+      prepare_corpus(settings(), folder_ / "data"), HasSubstr("read 1 file,"));
   auto corpus = open_corpus(folder_ / "data");
   auto tokenizer = JsonTokenizer::read(folder_ / "tokenizer.json");
   EXPECT_EQ(corpus.tokenizer.vocabulary(), tokenizer.vocabulary());
@@ -75,7 +75,8 @@ TEST_F(TokenizerCorpusTest, TheTokensAreThoseOfTheFile) {
       read_text(folder_ / "data" / "tokenizer.json"),
       read_text(folder_ / "tokenizer.json"));
   // No character is cut in two: all tokens are those of whole words.
-  const auto text = corpus.tokenizer.decode(tokens_of(corpus.validation));
+  const auto text =
+      corpus.tokenizer.decode(tokens_of(corpus.validation.value()));
   EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
   const auto train = corpus.tokenizer.decode(tokens_of(corpus.train));
   EXPECT_EQ(train.size() + text.size(), fs::file_size(folder_ / "text/a.txt"));
@@ -144,7 +145,7 @@ TEST_F(TokenizerCorpusTest, TheFlagTakesAPathThatTheRunKeeps) {
         parse({"--tokenizer", "gpt2"});
       }),
       HasSubstr(
-          "takes byte, bpe or the path of a tokenizer.json, not \"gpt2\""));
+          "takes byte, bpe, none or the path of a tokenizer.json, not \"gpt2\""));
 }
 
 } // namespace
