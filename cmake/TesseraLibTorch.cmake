@@ -4,6 +4,7 @@
 # CPU wheel's adds stray run paths. Looked for, in this order:
 #   TESSERA_TORCH_ROOT   folder with include/torch and lib/libtorch.so
 #   Torch_DIR            <root>/share/cmake/Torch, or the root itself
+#   the same two in the environment
 #   the python3 on PATH  whose site-packages hold torch
 
 if(TARGET tessera::libtorch)
@@ -12,10 +13,7 @@ endif()
 
 function(_tessera_find_torch_root out)
   set(candidates "")
-  if(TESSERA_TORCH_ROOT)
-    list(APPEND candidates "${TESSERA_TORCH_ROOT}")
-  endif()
-  foreach(dir IN ITEMS "${Torch_DIR}" "$ENV{Torch_DIR}")
+  foreach(dir IN ITEMS "${TESSERA_TORCH_ROOT}" "${Torch_DIR}" "$ENV{TESSERA_TORCH_ROOT}" "$ENV{Torch_DIR}")
     if(dir)
       list(APPEND candidates "${dir}" "${dir}/../../..")
     endif()

@@ -54,7 +54,7 @@ struct Check {
 };
 
 /// Two ranks as threads of this process, talking through `make`.
-std::string all_reduce_between_two(CarrierPtr (*make)(const BackendConfig&)) {
+void all_reduce_between_two(CarrierPtr (*make)(const BackendConfig&)) {
   StorePtr store = c10::make_intrusive<c10d::HashStore>();
   auto one_rank = [&](int rank) {
     const CarrierPtr carrier = make(
@@ -73,7 +73,6 @@ std::string all_reduce_between_two(CarrierPtr (*make)(const BackendConfig&)) {
   if (sum != 12 || other.get() != 12) {
     throw std::runtime_error("an all-reduce gave a wrong sum");
   }
-  return "";
 }
 
 std::string meet_on_loopback() {
@@ -84,7 +83,7 @@ std::string meet_on_loopback() {
   if (server->get_to_str("doctor") != "here") {
     throw std::runtime_error("the store lost a value");
   }
-  return "";
+  return "ranks can meet over TCP";
 }
 
 std::string read_all(std::FILE* file) {
@@ -126,7 +125,7 @@ std::string run_two_ranks() {
         status ? launch::status_text(*status) : "an unknown status",
         read_all(output.get())));
   }
-  return "";
+  return "tessera run starts ranks that meet";
 }
 
 /// What tessera::init() makes of this process's environment.
@@ -174,10 +173,17 @@ std::vector<CheckResult> try_out_everything(
        meet_on_loopback,
        "Ranks meet through TCP on 127.0.0.1. Bring the interface up (`ip link set lo up`) and allow connections to it."},
       {"gloo",
-       [] { return all_reduce_between_two(comm::make_gloo_backend); },
+       [] {
+         all_reduce_between_two(comm::make_gloo_backend);
+         return std::string("ranks can exchange tensors over TCP");
+       },
        "Gloo connects ranks over TCP. Allow connections between local ports; across hosts set TESSERA_SOCKET_ADDR to the right interface's address."},
       {"shm",
-       [] { return all_reduce_between_two(comm::make_shm_backend); },
+       [] {
+         all_reduce_between_two(comm::make_shm_backend);
+         return std::string(
+             "ranks of this host can exchange tensors through shared memory");
+       },
        "Ranks of one host share memory through memfd and /proc/PID/fd. Mount this process namespace's own /proc and allow memfd_create, or set TESSERA_BACKEND=gloo. Ranks that cannot share memory use Gloo, which is slower, with a warning."},
       {"launch",
        run_two_ranks,

@@ -204,9 +204,25 @@ TEST(TrainingStatePartsTest, APartIsSavedAndLoadedWithTheRest) {
         sorted(values_of(*alone.loader.next())),
         sorted(of_all_ranks(world, rest)));
 
-    // A run without the part loads the rest.
+    // A run without the part would begin its data anew.
     Trial without(world);
-    checkpoint::load(*without.training, folder / "c");
+    (void)without.loader.next();
+    EXPECT_THAT(
+        error_of([&] { checkpoint::load(*without.training, folder / "c"); }),
+        AllOf(
+            HasSubstr("nothing was loaded"),
+            HasSubstr("the part \"data\" is in the checkpoint only"),
+            HasSubstr("TrainingState::add")));
+    checkpoint::load(
+        *without.training,
+        folder / "c",
+        checkpoint::LoadOptions().optional(
+            [](const std::string& name) { return name.starts_with("data."); }));
+    EXPECT_EQ(without.loader.position(), (Position{0, 6})); // as it was
+    // A dictionary has the parts that its writer chose.
+    auto model = get_model_state_dict(without.model);
+    StateDict weights{{"model", std::move(model)}};
+    checkpoint::load(weights, folder / "c");
   });
 }
 
