@@ -14,6 +14,14 @@ struct GptConfig {
   int64_t batch = 4;
 };
 
+/// torch::nn::Linear's own forward adds the bias of three-dimensional inputs in
+/// a second operator, and again in backward.
+inline torch::Tensor linear(
+    const torch::nn::Linear& layer,
+    const torch::Tensor& x) {
+  return torch::linear(x, layer->weight, layer->bias);
+}
+
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const GptConfig& config)
       : heads(config.heads),
@@ -37,17 +45,22 @@ struct BlockImpl : torch::nn::Module {
             torch::nn::Linear(4 * config.width, config.width))) {}
 
   torch::Tensor forward(torch::Tensor x) {
-    const auto batch = x.size(0);
-    const auto length = x.size(1);
-    const auto width = x.size(2);
-    // (3, batch, heads, length, width / heads)
-    const auto q = qkv(norm1(x))
-                       .view({batch, length, 3, heads, width / heads})
-                       .permute({2, 0, 3, 1, 4});
+    // Three of (batch, heads, length, width / heads). They are cut from the
+    // last dimension, so that backward puts their gradients together in one
+    // copy.
+    const auto parts = linear(qkv, norm1(x)).chunk(3, -1);
+    const auto by_head = [&](const torch::Tensor& part) {
+      return part.unflatten(-1, {heads, -1}).transpose(1, 2);
+    };
     const auto attended = torch::scaled_dot_product_attention(
-        q[0], q[1], q[2], {}, /*dropout_p=*/0.0, /*is_causal=*/true);
-    x = x + out(attended.transpose(1, 2).reshape({batch, length, width}));
-    return x + down(torch::gelu(up(norm2(x))));
+        by_head(parts[0]),
+        by_head(parts[1]),
+        by_head(parts[2]),
+        {},
+        /*dropout_p=*/0.0,
+        /*is_causal=*/true);
+    x = x + linear(out, attended.transpose(1, 2).flatten(2));
+    return x + linear(down, torch::gelu(linear(up, norm2(x))));
   }
 
   int64_t heads;
@@ -83,11 +96,16 @@ struct GptImpl : torch::nn::Module {
   }
 
   torch::Tensor forward(const torch::Tensor& ids) {
+    return torch::linear(hidden(ids), head->weight);
+  }
+
+  /// What the head turns into logits: (batch, length, width).
+  torch::Tensor hidden(const torch::Tensor& ids) {
     auto x = tokens(ids) + positions(torch::arange(ids.size(1), ids.device()));
     for (const auto& block : *blocks) {
       x = block->as<Block>()->forward(x);
     }
-    return head(norm(x));
+    return norm(x);
   }
 
   torch::nn::Embedding tokens;

@@ -30,15 +30,23 @@ UNSTEADY = 0.2  # a limit that spreads by more says little
 
 PEERS = {
     "adamw": "AdamW",
+    "compile": "torch.compile, bfloat16",
+    "compile_autocast": "torch.compile, autocast",
+    "compile_graphs": "torch.compile, CUDA graphs",
     "ddp": "Python DDP",
     "dcp": "Python's dcp",
     "fsdp1": "Python FSDP1",
     "eager": "Python, eager",
     "fsdp2": "Python FSDP2",
+    "fsdp2_compile": "Python FSDP2, compiled blocks",
     "gather_all": "gathering all",
     "gloo": "Gloo",
+    "openmpi": "OpenMPI",
     "libtorch": "LibTorch",
+    "logits": "by logits",
+    "python": "Python",
     "python_fused": "Python, fused",
+    "whole": "sent whole",
     "zero": "Python ZeRO",
 }
 
@@ -84,7 +92,8 @@ def peer_cell(row, peer):
     if peer not in row["peers"]:
         return ""
     value = row["peers"][peer]
-    return f"{number(value)} ({number(results.times_as_fast(row, value))}x)"
+    used = results.mfu_text(row.get("peers_mfu", {}).get(peer))
+    return f"{number(value)} ({number(results.times_as_fast(row, value))}x{used})"
 
 
 def limit_cell(row):
@@ -108,7 +117,7 @@ def rows_table(rows):
     header = ["", "ours", *(PEERS[peer] for peer in peers), *["limit"] * has_limit, "spread"]
     lines = []
     for row in rows:
-        cells = [f"`{row['name']}`", f"{number(row['ours'])} {row['unit']}"]
+        cells = [f"`{row['name']}`", f"{number(row['ours'])} {row['unit']}{results.mfu_text(row.get('mfu'))}"]
         cells += [peer_cell(row, peer) for peer in peers]
         cells += [limit_cell(row)] * has_limit + [spread_cell(row)]
         lines.append(cells)

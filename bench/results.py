@@ -136,6 +136,11 @@ def times_as_fast(row, other):
     return other / row["ours"] if row["ours"] > 0 else float("inf")
 
 
+def mfu_text(share):
+    """What stands behind a time; nothing where the share is not known."""
+    return "" if share is None else f", MFU {share:.0%}".replace("%", " %")
+
+
 def number(value):
     """For readers: three digits, more for large ones."""
     if value < 0.1:

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 
+import mfu
 import results
 from results import number
 
@@ -69,18 +70,21 @@ def contests(build):
             ],
             rounds=2,
         ),
-        Contest("comm", "cpu", 15, [ranks(2, "comm_bench")], rounds=1),
-        Contest("comm", "cpu", 55, [ranks(4, "comm_bench")], rounds=1),
+        Contest("comm", "cpu", 15, [ranks(2, "comm_bench"), peer("comm.py", "--ranks", "2")], rounds=2),
+        Contest("comm", "cpu", 55, [ranks(4, "comm_bench"), peer("comm.py", "--ranks", "4")], rounds=2),
+        Contest("scale", "cpu", 90, at_each_scale(alone)),
         Contest("state", "cpu", 22, [ranks(2, "state_bench"), peer("state.py", "--ranks", "2")]),
         Contest("step", "cpu", 32, [ranks(2, "step_bench"), peer("steps.py", "--ranks", "2")]),
-        Contest("step", "cuda", 30, both("step_bench", "steps.py", "124M")),
-        Contest("step", "cuda", 80, both("step_bench", "steps.py", "774M"), rounds=2),
+        Contest("step", "cuda", 120, both("step_bench", "steps.py", "124M")),
+        Contest("step", "cuda", 240, both("step_bench", "steps.py", "774M"), rounds=2),
         Contest("ddp", "cpu", 40, [ranks(2, "ddp_bench"), peer("ddp.py", "--ranks", "2")]),
         Contest("ddp", "cuda", 35, both("ddp_bench", "ddp.py", "124M")),
         Contest("exported", "cpu", 15, [ranks(1, "exported_bench", exported), peer("exported.py", "--ranks", "1")], setup=export_models),
         Contest("exported", "cpu", 20, [ranks(2, "exported_bench", exported)], setup=export_models),
         Contest("loader", "cpu", 20, [ranks(2, "loader_bench")], rounds=1),
         Contest("loader", "cuda", 25, [alone("loader_bench", "124M", "cuda")], rounds=1),
+        Contest("loss", "cpu", 15, [alone("loss_bench"), peer("loss.py")]),
+        Contest("loss", "cuda", 10, [alone("loss_bench", "cuda"), peer("loss.py", "--device", "cuda")]),
         Contest("monitor", "cpu", 20, [ranks(2, "monitor_bench")], rounds=1),
         Contest("muon", "cpu", 25, [ranks(2, "muon_bench")], rounds=1),
         Contest("optim", "cpu", 8, [alone("optim_bench"), peer("optim.py")]),
@@ -94,6 +98,16 @@ def contests(build):
             [alone("units_bench", "cuda"), peer("units.py", "--ranks", "1", "--device", "cuda")],
         ),
     ]
+
+
+def at_each_scale(alone):
+    """Ours with both layouts, then the peer, in ever larger worlds."""
+    commands = []
+    for ranks in ("8", "128", "1024", "4096", "16384"):
+        commands += [alone("scale_bench", ranks, layout) for layout in ("flat", "dim0")]
+        commands.append(peer("scale.py", "--ranks", ranks))
+        commands.append(alone("scale_exchange_bench", ranks))
+    return commands
 
 
 @functools.cache
@@ -204,9 +218,10 @@ def minutes(seconds):
 
 
 def cells_of(row):
-    cells = [row["name"], f"{number(row['ours'])} {row['unit']}"]
+    used = row.get("peers_mfu", {})
+    cells = [row["name"], f"{number(row['ours'])} {row['unit']}{results.mfu_text(row.get('mfu'))}"]
     peers = [
-        f"{peer} {number(value)} ({number(results.times_as_fast(row, value))}x)"
+        f"{peer} {number(value)} ({number(results.times_as_fast(row, value))}x{results.mfu_text(used.get(peer))})"
         for peer, value in row["peers"].items()
     ]
     cells.append(", ".join(peers))
@@ -289,6 +304,9 @@ def main():
             failures.append(str(failure))
             print(f"FAILED: {failure}", flush=True)
             continue
+        if "gpu" in run:
+            for row in own:
+                mfu.add_to(row, run["gpu"]["name"])
         print_table(own)
         rows += own
     if rows:

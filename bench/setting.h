@@ -2,6 +2,8 @@
 // and ddp_bench.
 #pragma once
 
+#include <tessera/nn/linear_cross_entropy.h>
+
 #include <torch/torch.h>
 
 #include <map>
@@ -59,8 +61,14 @@ struct Setting {
   GptConfig config;
 };
 
-/// The loss of predicting each token from the tokens up to it.
+/// The loss of predicting each token from the tokens up to it. Where the
+/// vocabulary is large, its logits are never held; peers/gpt.py does the same.
 inline torch::Tensor loss_of(Gpt& model, const torch::Tensor& ids) {
+  constexpr int64_t kLargeVocabulary = 1000;
+  if (model->head->weight.size(0) >= kLargeVocabulary) {
+    return tessera::linear_cross_entropy(
+        model->hidden(ids), model->head->weight, ids);
+  }
   const auto logits = model->forward(ids);
   return torch::cross_entropy_loss(
       logits.view({-1, logits.size(-1)}).to(torch::kFloat), ids.view({-1}));
