@@ -93,7 +93,7 @@ asan: ## every test program, under ASan and UBSan
 	@scripts/setup.sh test
 	@scripts/configure.sh asan-ubsan tests
 	cmake --build build/asan-ubsan -j $(JOBS)
-	ctest --test-dir build/asan-ubsan -L '^sanitize$$' --no-tests=error --output-on-failure
+	ctest --test-dir build/asan-ubsan -L '^sanitize$$' -j 2 --no-tests=error --output-on-failure
 
 # Kernels with many random address bits map where g++ 12's TSan wants its
 # shadow. setarch -R turns the randomness off; some containers refuse it.

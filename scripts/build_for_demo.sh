@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 folder="$1"
 jobs="${JOBS:-$(nproc)}"
-cpu_minutes=12 # of a first build, measured: docs/building.md
+cpu_minutes=8 # of a first build, measured: docs/building.md
 
 if [[ ! -e "$folder/bin/gpt" ]]; then
   cores=$((jobs < $(nproc) ? jobs : $(nproc)))

@@ -8,8 +8,8 @@ Usage: check_docs.py [--self-test] [--write-diff] [--program TESSERA] [--site FO
 - Every environment variable that src/ reads is in docs/environment.md, and the
   other way round.
 - Every name of ours in the tables of docs/from-python.md is in include/.
-- The diff in docs/tutorial.md is that of examples/before.cpp and after.cpp;
-  --write-diff puts it there.
+- The program in docs/tutorial.md is examples/before.cpp, and the diff is that to
+  after.cpp; --write-diff puts both there.
 - With --program, the built `tessera`: subcommands and flags in shell blocks and in
   docs/from-python.md are in its --help; targets of make are in the Makefile.
 - With --site, the built site: no page loads anything from a network.
@@ -273,30 +273,37 @@ def helper_of(program):
     return help_of
 
 
-# ---- The diff of the tutorial -----------------------------------------------
+# ---- The program and the diff of the tutorial -------------------------------
 
+PROGRAM_BEGINS = "<!-- file: train.cpp -->"
 DIFF_BEGINS = "<!-- diff: examples/before.cpp examples/after.cpp -->"
 
 
 def diff_of(before, after):
     lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), "before.cpp", "after.cpp", lineterm="", n=2)
+        before.splitlines(), after.splitlines(), "a/train.cpp", "b/train.cpp", lineterm="", n=2)
     return "\n".join(line.rstrip() for line in lines)
 
 
-def with_diff(page, before, after):
-    """The page with the diff of now."""
-    begin = page.find(DIFF_BEGINS)
-    block = re.compile(r"\n```diff\n(.*?)\n```\n", re.S)
-    match = block.match(page, begin + len(DIFF_BEGINS)) if begin >= 0 else None
+def with_block(page, mark, language, text):
+    """The page with `text` in the block below the mark."""
+    begin = page.find(mark)
+    block = re.compile(rf"\n```{language}\n(.*?)\n```\n", re.S)
+    match = block.match(page, begin + len(mark)) if begin >= 0 else None
     if not match:
-        raise SystemExit(f"docs/tutorial.md: {DIFF_BEGINS} and a block of diff below it are missing")
-    return page[:match.start(1)] + diff_of(before, after) + page[match.end(1):]
+        raise SystemExit(f"docs/tutorial.md: {mark} and a block of {language} below it are missing")
+    return page[:match.start(1)] + text + page[match.end(1):]
 
 
-def check_diff(page, before, after):
-    if with_diff(page, before, after) != page:
-        yield "docs/tutorial.md: the diff is not that of the examples: scripts/check_docs.py --write-diff"
+def with_examples(page, before, after):
+    """The page with the program and the diff of now."""
+    page = with_block(page, PROGRAM_BEGINS, "cpp", before.rstrip("\n"))
+    return with_block(page, DIFF_BEGINS, "diff", diff_of(before, after))
+
+
+def check_examples(page, before, after):
+    if with_examples(page, before, after) != page:
+        yield "docs/tutorial.md: its program or its diff is not that of the examples: scripts/check_docs.py --write-diff"
 
 
 # ---- The built site ---------------------------------------------------------
@@ -388,10 +395,11 @@ def self_test():
     expect("good flag", check_flags(markdown.parse("t.md", flags.format("--max-restarts 3")), HELPS.get), None)
     expect("bad flag", check_flags(markdown.parse("t.md", flags.format("--standalone")), HELPS.get), "no --standalone")
 
-    page = f"x\n{DIFF_BEGINS}\n```diff\n\n```\ny\n"
-    current = with_diff(page, "a\nb", "a\nc")
-    expect("good diff", check_diff(current, "a\nb", "a\nc"), None)
-    expect("stale diff", check_diff(current, "a\nb", "a\nd"), "is not that of the examples")
+    page = f"{PROGRAM_BEGINS}\n```cpp\n\n```\nx\n{DIFF_BEGINS}\n```diff\n\n```\ny\n"
+    current = with_examples(page, "a\nb\n", "a\nc\n")
+    expect("good examples", check_examples(current, "a\nb\n", "a\nc\n"), None)
+    expect("stale diff", check_examples(current, "a\nb\n", "a\nd\n"), "is not that of the examples")
+    expect("stale program", check_examples(current.replace("\nb\n", "\nx\n", 1), "a\nb\n", "a\nc\n"), "is not that of the examples")
 
     expect("good site", check_site({"a.html": '<a href="https://x.y"><script src="s.js">'}), None)
     expect("script", check_site({"a.html": '<script src="https://x.y/z.js">'}), "https://x.y/z.js")
@@ -431,7 +439,7 @@ def main():
     before, after = ((root / "examples" / name).read_text() for name in ("before.cpp", "after.cpp"))
     tutorial = root / "docs/tutorial.md"
     if options.write_diff:
-        tutorial.write_text(with_diff(tutorial.read_text(), before, after))
+        tutorial.write_text(with_examples(tutorial.read_text(), before, after))
         return 0
 
     texts = markdown.pages(root)
@@ -447,7 +455,7 @@ def main():
         *check_files(texts, lambda path: (root / path).exists()),
         *check_environment(sources, texts["docs/environment.md"]),
         *check_names(from_python, headers_of(root / "include")),
-        *check_diff(texts["docs/tutorial.md"], before, after),
+        *check_examples(texts["docs/tutorial.md"], before, after),
     ]
     if options.program:
         help_of = helper_of(options.program)

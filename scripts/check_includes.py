@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that #include lines of include/ and src/ point the way the layers do.
 
-    base <- libtorch <- { comm, deferred } <- engine <- { recompute, state } <- optim
+    base <- libtorch <- { comm, deferred } <- engine <- { recompute, nn, state } <- optim
     these <- { transfer <- fsdp, ddp <- zero, checkpoint <- data }
     checkpoint/format <- exported/format <- { checkpoint, plan, exported }: bytes, without LibTorch
     all of these, report <- train
@@ -18,7 +18,7 @@ import re
 import sys
 from typing import NamedTuple
 
-CORE = ["libtorch", "comm", "engine", "deferred", "recompute", "state", "optim"]
+CORE = ["libtorch", "comm", "engine", "deferred", "recompute", "nn", "state", "optim"]
 FRONTS = ["transfer", "fsdp", "ddp", "zero", "checkpoint", "data"]
 
 # What each layer may include besides itself, base and the top-level headers.
@@ -29,6 +29,7 @@ MAY_INCLUDE = {
     "deferred": ["libtorch"],
     "engine": ["libtorch", "comm", "deferred"],
     "recompute": ["libtorch", "comm", "engine"],
+    "nn": ["libtorch", "comm", "engine"],
     "state": ["libtorch", "comm", "engine"],
     "optim": ["libtorch", "comm", "engine", "state"],
     "transfer": CORE,
@@ -69,7 +70,7 @@ BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.S)
 # The precompiled header serves every source, so it may name c10d and autograd.
 HOMES = [
     ("torch/csrc/distributed/", ("src/comm/", "src/cli/", "src/pch.h"), "c10d"),
-    ("torch/csrc/autograd/", ("src/engine/", "src/deferred/", "src/exported/", "src/recompute/", "src/libtorch/", "src/train/trace.cpp", "src/pch.h"), "autograd"),
+    ("torch/csrc/autograd/", ("src/engine/", "src/deferred/", "src/exported/", "src/nn/", "src/recompute/", "src/libtorch/", "src/train/trace.cpp", "src/pch.h"), "autograd"),
     ("ATen/core/dispatch/", ("src/engine/", "src/deferred/", "src/exported/", "src/recompute/", "src/libtorch/"), "dispatcher"),
     ("torch/library.h", ("src/engine/", "src/deferred/", "src/exported/", "src/recompute/", "src/libtorch/"), "dispatcher"),
 ]

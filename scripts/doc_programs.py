@@ -20,6 +20,8 @@ Every block of ```cpp in README.md and docs/ is one of these:
   after it, under <!-- code: thrown -->, is the message: numbers aside, "..." for
   anything.
 - Not C++ that could run here: <!-- code: not compiled: REASON -->. There are few.
+- A file of the reader's, <!-- file: NAME -->: the page's commands compile it, and
+  doc_shell.py runs these.
 """
 import argparse
 import dataclasses
@@ -100,7 +102,7 @@ def units_of(pages, preludes):
                 if not units or units[-1].throws != ANYTHING:
                     raise Wrong(f"{path}:{block.line}: a message, and the block before it is not said to throw")
                 units[-1].throws = block.text
-            elif block.language in ("cpp", "c++"):
+            elif block.language in ("cpp", "c++") and block.kind != "file":
                 reason = sort_block(block, units, preludes)
                 if reason is not None:
                     left_out.append((f"{path}:{block.line}", reason))
@@ -203,7 +205,8 @@ def self_test():
                     '<!-- code: at file scope -->\n```cpp\nstruct S {};\n```\n'
                     '<!-- code: in training -->\n```cpp\na = 2;\n```\n'
                     '<!-- code: continues, throws -->\n```cpp\na = 3;\n```\n<!-- code: thrown -->\n```\nno "x"\n```\n'
-                    "<!-- code: not compiled: a reason -->\n```cpp\nx y z\n```\n"}
+                    "<!-- code: not compiled: a reason -->\n```cpp\nx y z\n```\n"
+                    "<!-- file: main.cpp -->\n```cpp\nx y z\nint main() {}\n```\n"}
     bad = {
         "no comment": "```cpp\na = 2;\n```",
         "is none of": "<!-- code: somewhere -->\n```cpp\na = 2;\n```",

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs in .checkers/ what the tests check the pages of the report with:
+# Installs in .checkers/ what the tests check the pages of the report and of the site with:
 # axe-core and html-validate, in the versions that tests/report/npm/package-lock.json
 # pins by their checksums. Nothing outside of this folder changes, and no script
 # of a package is run. Silent when there is nothing to do.
@@ -23,7 +23,7 @@ done
 mkdir -p build
 work="$(mktemp -d "$PWD/build/checkers.XXXXXX")"
 trap 'rm -rf "$work"' EXIT
-echo "setup: installing axe-core and html-validate into .checkers: the tests check the report with them"
+echo "setup: installing axe-core and html-validate into .checkers: the tests check the report and the site with them"
 cp "$source/package.json" "$source/package-lock.json" "$work"
 if ! log="$(cd "$work" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error 2>&1)"; then
   give_up "npm: $(grep -m 1 'npm error' <<<"$log" || tail -n 1 <<<"$log")"

@@ -68,6 +68,8 @@ has_cmake() {
   new_enough_for_us "${first_line##* }"
 }
 
+has_openmpi() { compgen -G '/usr/lib/*/openmpi/include/mpi.h' >/dev/null || [[ -e /usr/lib64/openmpi/include/mpi.h ]]; }
+
 has_chromium() { has_command chromium-headless-shell || has_command chromium; }
 
 has_libfuzzer() { compgen -G '/usr/lib/llvm-14/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a' >/dev/null; }
@@ -104,17 +106,25 @@ list_missing() {
   fi
   if [[ "$profile" == test ]]; then
     need openmpi-bin "tests under mpirun" has_command mpirun
-    need chromium-headless-shell "tests of the report, in a browser" has_chromium
-    need nodejs "runs html-validate, which checks the report" has_command node
+    need libopenmpi-dev "tests of programs with an MPI of their own" has_openmpi
+    need chromium-headless-shell "tests of the report and the site, in a browser" has_chromium
+    need nodejs "runs html-validate, which checks the report and the site" has_command node
     need npm "installs axe-core and html-validate into .checkers" has_command npm
     need zsh "tests of its completion" has_command zsh
     need mandoc "checks manual pages" has_command mandoc
     need iproute2 "tests with network namespaces" has_command ip
     need python3-venv "makes .tensorboard for the tests" has_venv
   fi
+  if [[ "$profile" == bench ]]; then
+    need openmpi-bin "OpenMPI's collectives beside ours" has_command mpirun
+    need libopenmpi-dev "OpenMPI's collectives beside ours" has_openmpi
+  fi
   if [[ "$profile" == test || "$profile" == package ]]; then
     need patchelf "makes packages that do not name folders of this host" has_command patchelf
     need binutils "strips programs" has_command strip
+  fi
+  if [[ "$profile" == test ]]; then
+    need fakeroot "installs the .deb into a folder" has_command fakeroot
   fi
   if [[ "$profile" == test || "$profile" == fuzz ]]; then
     need clang-14 "libFuzzer" has_command clang++-14
@@ -424,7 +434,7 @@ if [[ "$profile" == test ]]; then
   scripts/fetch_launchers.sh || say "the tests under Slurm and MPICH will be skipped"
   scripts/fetch_tensorboard.sh || say "the tests with TensorBoard will be skipped"
   scripts/fetch_transformers.sh "$torch_python" || say "the tests with Hugging Face's models will be skipped"
-  scripts/fetch_page_checkers.sh || say "the tests of the report with axe-core and html-validate will be skipped"
+  scripts/fetch_page_checkers.sh || say "the tests of the report and the site that need axe-core and html-validate will fail"
 fi
 
 mkdir -p build

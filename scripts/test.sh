@@ -113,12 +113,14 @@ check_packages() {
     scripts/check_packages.sh build/packages
 }
 
-# The site, and that the documents tell the truth. Their C++ is in doc_code, one
-# of the tests.
+# The site, in a browser too, and that the documents tell the truth. Their C++ is in
+# doc_code, one of the tests. A browser that does not answer must not hold up the rest.
 check_docs() {
   scripts/check_docs.py --self-test && scripts/doc_programs.py --self-test &&
     scripts/doc_shell.py --self-test && scripts/docs/doxygen_filter.py --self-test &&
+    scripts/docs/pictures.py --check &&
     scripts/build_docs.sh --self-test && scripts/build_docs.sh &&
+    timeout 1800 tests/docs/site_check.py build/site &&
     scripts/check_docs.py --program "$release/bin/tessera" &&
     scripts/doc_shell.py --bin "$release/bin" --python "$(<build/python)"
 }
@@ -130,7 +132,7 @@ check_headers() {
 # Each benchmark once, short, so that it never rots; and what the documents say
 # of speed is what the records have.
 check_bench() {
-  bench/record.py --self-test && bench/record.py --check &&
+  python3 bench/mfu.py --self-test && bench/record.py --self-test && bench/record.py --check &&
     bench/run.py --build "$release" --quick --without-peers --out build/bench/quick.jsonl
 }
 

@@ -6,7 +6,7 @@ import re
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+)(?P<language>[\w+-]*)\s*$")
 HEADING = re.compile(r"^(#{1,6})\s+(.*?)\s*#*$")
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\((?P<target>[^()\s]+)\)")
-DIRECTIVE = re.compile(r"^\s*<!--\s*(?P<kind>code|run)\s*(?::\s*(?P<text>.*?))?\s*-->\s*$")
+DIRECTIVE = re.compile(r"^\s*<!--\s*(?P<kind>code|run|file)\s*(?::\s*(?P<text>.*?))?\s*-->\s*$")
 INLINE_CODE = re.compile(r"`[^`]*`")
 
 

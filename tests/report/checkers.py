@@ -37,12 +37,18 @@ def html_problems(text, folder):
     """What html-validate has against an HTML text."""
     path = folder / "validated.html"
     path.write_text(text)
+    return html_problems_of_files([path], folder).get(path.name, [])
+
+
+def html_problems_of_files(paths, folder, config=CONFIG):
+    """What html-validate has against HTML files, by their names. `folder` is for its results."""
     results = folder / "validated.json"
     results.unlink(missing_ok=True)
     done = subprocess.run(
-        ["node", str(HTML_VALIDATE), "--config", str(CONFIG), "--formatter", f"json={results}", str(path)],
-        capture_output=True, text=True, timeout=60)
+        ["node", str(HTML_VALIDATE), "--config", str(config), "--formatter", f"json={results}", *map(str, paths)],
+        capture_output=True, text=True, timeout=300)
     if done.returncode not in (0, 1) or not results.exists():
-        return [f"html-validate failed: {done.stderr or done.stdout}"]
-    return [f"{message['ruleId']}, line {message['line']}: {message['message']}"
-            for result in json.loads(results.read_text()) for message in result["messages"]]
+        return {paths[0].name: [f"html-validate failed: {done.stderr or done.stdout}"]}
+    return {pathlib.Path(result["filePath"]).name: [
+        f"{message['ruleId']}, line {message['line']}: {message['message']}" for message in result["messages"]]
+        for result in json.loads(results.read_text()) if result["messages"]}
