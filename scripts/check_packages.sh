@@ -83,9 +83,9 @@ beside "$newer" 2.98.99
 fails "has torch 2.98.99" "$place/venv/bin/tessera" doctor
 # pip itself refuses that torch, and takes the one that the wheel was built with.
 "$place/venv/bin/pip" uninstall -q -y tessera
-fails "torch==" "$place/venv/bin/pip" install --no-index "$packages"/tessera-*.whl
+fails "torch==" "$place/venv/bin/pip" --isolated install --no-index "$packages"/tessera-*.whl
 beside "$torch" "$(<build/torch-version)"
-"$place/venv/bin/pip" install -q --no-index "$packages"/tessera-*.whl
+"$place/venv/bin/pip" --isolated install -q --no-index "$packages"/tessera-*.whl
 use wheel "$place/venv/bin/tessera"
 
 # As a part of another project, from an archive: nothing but the library and the

@@ -153,7 +153,7 @@ def main():
     parser.add_argument("site", type=pathlib.Path)
     parser.add_argument("--pictures", type=pathlib.Path)
     parser.add_argument("names", nargs="*", help="of pages, for --pictures; all without")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if not checkers.are_here():
         sys.exit("site_check: axe-core and html-validate are not here: run scripts/fetch_page_checkers.sh")
     site = options.site.resolve()

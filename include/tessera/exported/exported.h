@@ -78,11 +78,15 @@ class TESSERA_API ExportedModule : public torch::nn::Module,
 struct TESSERA_API ExportedSpec {
   /// The size of a dimension: a range, or one number if it was fixed at export.
   struct TESSERA_API Size {
+    /// Both ends belong to the range.
     int64_t least = 0;
     int64_t most = std::numeric_limits<int64_t>::max();
+
+    /// One number.
     bool is_fixed() const {
       return least == most;
     }
+    /// Whether the model takes this size.
     bool contains(int64_t size) const {
       return size >= least && size <= most;
     }
