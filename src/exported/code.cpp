@@ -38,7 +38,7 @@ at::Tensor tensor_or_wrapped(const IValue& value) {
 }
 
 template <class Element, class Convert>
-IValue list_of(std::vector<IValue> values, Convert convert) {
+IValue list_of(const std::vector<IValue>& values, Convert convert) {
   c10::List<Element> list;
   list.reserve(values.size());
   for (const IValue& value : values) {
@@ -52,26 +52,24 @@ IValue list_of(std::vector<IValue> values, Convert convert) {
 IValue make_list(Operand::Form form, std::vector<IValue> elements) {
   switch (form) {
     case Operand::Form::Tensors:
-      return list_of<at::Tensor>(std::move(elements), tensor_or_wrapped);
+      return list_of<at::Tensor>(elements, tensor_or_wrapped);
     case Operand::Form::OptionalTensors:
       return list_of<std::optional<at::Tensor>>(
-          std::move(elements),
-          [](const IValue& value) -> std::optional<at::Tensor> {
+          elements, [](const IValue& value) -> std::optional<at::Tensor> {
             return value.isNone() ? std::nullopt
                                   : std::optional(tensor_or_wrapped(value));
           });
     case Operand::Form::Ints:
-      return list_of<int64_t>(std::move(elements), [](const IValue& value) {
+      return list_of<int64_t>(elements, [](const IValue& value) {
         return value.isBool() ? int64_t{value.toBool()} : value.toInt();
       });
     case Operand::Form::Floats:
-      return list_of<double>(std::move(elements), as_float);
+      return list_of<double>(elements, as_float);
     case Operand::Form::Bools:
-      return list_of<bool>(std::move(elements), as_bool);
+      return list_of<bool>(elements, as_bool);
     case Operand::Form::Strings:
-      return list_of<std::string>(std::move(elements), [](const IValue& value) {
-        return value.toStringRef();
-      });
+      return list_of<std::string>(
+          elements, [](const IValue& value) { return value.toStringRef(); });
     default: {
       c10::impl::GenericList list(c10::NumberType::get());
       for (IValue& element : elements) {

@@ -43,7 +43,7 @@ void ExportedModule::convert(
             "an exported model can be converted to a floating dtype, not to {}.",
             c10::getDtypeNames(*dtype).first));
   }
-  const auto move = [&](at::Tensor tensor) {
+  const auto move = [&](const at::Tensor& tensor) {
     const bool converts = dtype && tensor.is_floating_point();
     tensor.set_data(tensor.to(
         device.value_or(tensor.device()),

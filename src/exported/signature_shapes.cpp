@@ -104,7 +104,9 @@ void Signature::read_extents(const Program& program) {
 }
 
 void Signature::read_ranges(const Program& program) {
-  for (const auto& [text, range] : program.ranges) {
+  for (const auto& entry : program.ranges) {
+    const std::string& text = entry.first;
+    const auto& range = entry.second;
     const auto named =
         std::find_if(symbols_.begin(), symbols_.end(), [&](const auto& each) {
           return each.name == text;

@@ -56,15 +56,16 @@ ExportedValue ExportedValue::tuple(std::vector<ExportedValue> elements) {
 
 ExportedValue ExportedValue::dict(std::vector<Item> items) {
   Dictionary dictionary;
-  for (auto& [key, value] : items) {
+  for (Item& item : items) {
     const auto& keys = dictionary.keys;
-    if (std::find(keys.begin(), keys.end(), key) != keys.end()) {
+    if (std::find(keys.begin(), keys.end(), item.first) != keys.end()) {
       raise<c10::ValueError>(
           {.call = kValueCall},
-          fmt::format("a dictionary was given the key \"{}\" twice.", key));
+          fmt::format(
+              "a dictionary was given the key \"{}\" twice.", item.first));
     }
-    dictionary.keys.push_back(std::move(key));
-    dictionary.values.push_back(std::move(value));
+    dictionary.keys.push_back(std::move(item.first));
+    dictionary.values.push_back(std::move(item.second));
   }
   ExportedValue result;
   result.value_ = std::move(dictionary);

@@ -115,12 +115,12 @@ class FakeCarrier : public C10dCarrier {
 
   WorkPtr send(const Call&, const at::Tensor& tensor, int to, int tag, bool)
       override {
-    Tensors tensors{std::move(tensor)};
+    Tensors tensors{tensor};
     return backend()->send(tensors, to, tag);
   }
   WorkPtr recv(const Call&, const at::Tensor& tensor, int from, int tag, bool)
       override {
-    Tensors tensors{std::move(tensor)};
+    Tensors tensors{tensor};
     return backend()->recv(tensors, from, tag);
   }
 };
