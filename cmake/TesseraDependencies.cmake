@@ -21,15 +21,23 @@ set(TESSERA_HAS_NCCL OFF)
 if(TESSERA_TORCH_HAS_CUDA)
   file(GLOB _wheel_nccl "${TESSERA_TORCH_ROOT_FOUND}/../nvidia/*/include")
   find_path(TESSERA_NCCL_INCLUDE nccl.h HINTS ${_wheel_nccl} /usr/local/cuda/include)
-  # The wheels' CUDA headers may come without crt/, which the others include.
-  find_path(TESSERA_CUDA_INCLUDE crt/host_config.h
-    HINTS $ENV{CUDA_HOME}/include /usr/local/cuda/include
-          /usr/local/cuda/targets/x86_64-linux/include ${_wheel_nccl})
+  # The wheels' CUDA headers include others, which torch does not bring along:
+  # crt/ is in nvidia-cuda-crt, nv/ in nvidia-cuda-cccl.
+  if(NOT TESSERA_CUDA_INCLUDE)
+    foreach(_folder IN ITEMS ${_wheel_nccl} "$ENV{CUDA_HOME}/include" /usr/local/cuda/include
+            "/usr/local/cuda/targets/${CMAKE_SYSTEM_PROCESSOR}-linux/include")
+      if(EXISTS "${_folder}/crt/host_config.h" AND EXISTS "${_folder}/nv/target")
+        set(TESSERA_CUDA_INCLUDE "${_folder}" CACHE PATH "CUDA's headers")
+        break()
+      endif()
+    endforeach()
+  endif()
   if(TESSERA_NCCL_INCLUDE AND TESSERA_CUDA_INCLUDE)
     set(TESSERA_HAS_NCCL ON)
     target_include_directories(tessera_headers SYSTEM INTERFACE
       ${TESSERA_NCCL_INCLUDE} ${TESSERA_CUDA_INCLUDE})
   else()
-    message(STATUS "LibTorch has CUDA, but nccl.h or the CUDA headers were not found: built without NCCL")
+    message(STATUS "LibTorch has CUDA, but nccl.h or the CUDA headers were not found: built without NCCL. "
+      "With LibTorch from pip: pip install nvidia-cuda-crt nvidia-cuda-cccl, in the version of its CUDA")
   endif()
 endif()

@@ -18,7 +18,7 @@ class TokenNumbers {
     return vocabulary_;
   }
   /// Text without any number is token 0. Throws UsageError for text that is
-  /// something else, and for a number that is no token.
+  /// something else, and for a number that is not a token.
   std::vector<int32_t> encode(std::string_view text) const;
   /// Each number behind a blank. Throws std::out_of_range for a number that is
   /// no token.

@@ -101,7 +101,7 @@ class PlacedClaims {
     next();
     return boxes;
   }
-  /// Of those that were packed with their heads.
+  /// The next claim of a list that was packed with its heads.
   Claim take_claim() {
     auto boxes = read_boxes();
     Claim claim = unpack_head(wire_);

@@ -34,7 +34,7 @@ void refuse_together(
     }
   }
   error.add_context(
-      "Not all ranks refused this forward, so this rank has given up the groups of the sharded model: the other ranks fail too, and the model cannot be used any more.");
+      "Not all ranks refused this forward, so this rank has given up the groups of the sharded model: the other ranks fail too, and the model can no longer be used.");
 }
 
 } // namespace tessera::exported

@@ -164,7 +164,7 @@ class TESSERA_API ExportedImpl : public ExportedModule,
   std::shared_ptr<ExportedModule> module_at(const std::string& path);
   /// How many nodes a forward in the current mode runs, those of nested graphs
   /// counted once. What depends on constants alone is computed before the first
-  /// forward, or by this call, and is no node any more.
+  /// forward, or by this call, and is no longer a node.
   size_t num_nodes();
   /// The file it was loaded from.
   const std::filesystem::path& file() const;
