@@ -36,6 +36,35 @@ std::string unknown_command(
       "; `tessera COMMAND --help` says more.";
 }
 
+/// What is wrong with the words of a command, the nearest word that it knows,
+/// and where to look.
+std::string explain(const CLI::App* app, const CLI::Error& error) {
+  const CLI::App* command = app;
+  std::string path = app->get_name();
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    path += " " + command->get_name();
+  }
+  std::string text = path + ": ";
+  const auto unknown = command->remaining();
+  if (unknown.empty()) {
+    text += error.what();
+  } else {
+    std::vector<std::string> known;
+    for (const CLI::Option* option : command->get_options()) {
+      known.push_back(option->get_name());
+    }
+    for (const CLI::App* part :
+         command->get_subcommands([](const CLI::App*) { return true; })) {
+      known.push_back(part->get_name());
+    }
+    text += "\"" + unknown.front() + "\" was not expected." +
+        tessera::state::did_you_mean(unknown.front(), known);
+  }
+  return text + (text.ends_with(".") || text.ends_with("?") ? "" : ".") + " `" +
+      path + " --help` says more.\n";
+}
+
 /// The folder that has this program in bin/, or, behind a launcher that finds
 /// LibTorch, in libexec/tessera/.
 std::filesystem::path installed_prefix() {
@@ -71,6 +100,7 @@ int main(int argc, char** argv) {
       },
       "Print where Tessera is installed, for CMAKE_PREFIX_PATH");
   app.get_formatter()->column_width(34);
+  app.failure_message(explain);
 
   const Actions actions{
       {"run", tessera::cli::add_run(app)},

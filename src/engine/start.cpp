@@ -101,7 +101,7 @@ void compare_starts(const std::vector<Unit*>& units, const Group& group) {
            .parameter = unit->start()->names[i]},
           fmt::format(
               "{} began with other values than rank {}, so the model would be made of parts of different models. "
-              "Call tessera::seed(0) on every rank before the model is built, take rank 0's values with FSDPOptions().sync_module_states(true), or load the model's state before it is used. "
+              "Call tessera::seed(0) on every rank before the model is built, or load the model's state before it is used; FSDP can take rank 0's values, FSDPOptions().sync_module_states(true). "
               "If the values are meant to differ, set compare_start(false) in the options.",
               list_of(others),
               group.global_ranks().front()));

@@ -88,6 +88,10 @@ std::vector<std::string> repeated_blocks(const Exported& model) {
 
 WrapPolicy block_policy(const Exported& model) {
   const auto paths = repeated_blocks(model);
+  if (paths.empty()) {
+    TORCH_WARN(
+        "block_policy: the model has no repeated blocks, so all of it becomes one unit, which is gathered at once. Choose units with choose_by_path or choose_by_class.");
+  }
   return lambda_auto_wrap_policy(
       [chosen = std::set<std::string>(paths.begin(), paths.end())](
           const torch::nn::Module& module) {

@@ -124,6 +124,13 @@ std::string selected_prefix(
   return is_whole_run ? "model" : "";
 }
 
+/// The running statistics of a batch norm, which a checkpoint has among the
+/// parameters.
+bool is_statistic(std::string_view name) {
+  const std::string_view last = name.substr(name.rfind('.') + 1);
+  return last == "running_mean" || last == "running_var";
+}
+
 bool is_trainable(format::DType dtype) {
   return is_floating(dtype) || dtype == format::DType::Complex32 ||
       dtype == format::DType::Complex64 || dtype == format::DType::Complex128;
@@ -151,7 +158,8 @@ CheckpointModel model_of(
       ++result.num_tied;
       continue;
     }
-    if (tensor.is_buffer || !is_trainable(tensor.dtype)) {
+    if (tensor.is_buffer || !is_trainable(tensor.dtype) ||
+        is_statistic(tensor.name)) {
       ++result.num_buffers;
       result.model.buffer_bytes =
           plus(result.model.buffer_bytes, static_cast<int64_t>(tensor.bytes()));

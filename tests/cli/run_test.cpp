@@ -120,6 +120,24 @@ TEST(CommandTest, NamesTheCommandsThatThereAre) {
   EXPECT_THAT(result.output, HasSubstr("doctor"));
 }
 
+TEST(CommandTest, NamesTheNearestWordThatACommandKnows) {
+  auto result = run_command({tessera_program(), "plan", "--layer", "3"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_EQ(
+      result.output,
+      "tessera plan: \"--layer\" was not expected. Did you mean \"--layers\"? "
+      "`tessera plan --help` says more.\n");
+  result = run_command({tessera_program(), "ckpt", "inpsect", "x"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(
+      result.output,
+      HasSubstr(
+          "tessera ckpt: \"inpsect\" was not expected. Did you mean \"inspect\"?"));
+  result = run_command({tessera_program(), "report"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.output, HasSubstr("tessera report: RUN is required"));
+}
+
 /// A port that was free a moment ago.
 std::string free_endpoint() {
   const int fd = ::socket(AF_INET, SOCK_STREAM, 0);

@@ -11,6 +11,7 @@
 
 #include "exported/cases.h"
 #include "support/memory_meter.h"
+#include "train/warnings.h"
 
 namespace tessera {
 namespace {
@@ -19,6 +20,7 @@ using ExportedModuleTest = testing::ExportedCases;
 
 using ::testing::ElementsAre;
 using testing::exported_case;
+using ::testing::HasSubstr;
 using testing::loss_of;
 using testing::on_ranks;
 using testing::Reference;
@@ -264,6 +266,15 @@ TEST_F(ExportedModuleTest, ADeferredInitAroundTheCallDefersTheWeights) {
   EXPECT_TRUE(torch::equal(
       model->forward(reference["args"][0].tensor()),
       reference["leaves"][0].tensor()));
+}
+
+TEST_F(ExportedModuleTest, AModelWithoutRepeatedBlocksIsOneUnitWithAWarning) {
+  const auto model = load_exported(exported_case("views"));
+  EXPECT_TRUE(repeated_blocks(model).empty());
+  const testing::Warnings warnings;
+  (void)block_policy(model);
+  ASSERT_EQ(warnings.texts.size(), 1);
+  EXPECT_THAT(warnings.texts[0], HasSubstr("no repeated blocks"));
 }
 
 TEST_F(ExportedModuleTest, DeferredWeightsAreShardedAsTheyAreRead) {

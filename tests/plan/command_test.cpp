@@ -194,6 +194,8 @@ TEST(PlanCommandTest, GroupsACheckpointIntoUnits) {
       tensors{
           {"tokens.weight", "F32", {16, 8}},
           {"steps", "I64", {3}},
+          {"norm.running_mean", "F32", {8}},
+          {"norm.running_var", "F32", {8}},
           {"odd.weight", "BF16", {5}}};
   for (int i = 0; i < 12; ++i) {
     const std::string block = "blocks." + std::to_string(i);

@@ -30,7 +30,8 @@ TESSERA_API ModuleChoice choose_by_class(std::vector<std::string> names);
 /// units and good parts to recompute. Empty if there are none.
 TESSERA_API std::vector<std::string> repeated_blocks(const Exported& model);
 
-/// The policy that makes each of repeated_blocks() a unit:
+/// The policy that makes each of repeated_blocks() a unit, with a warning if
+/// there are none:
 ///
 ///   tessera::fully_shard(
 ///       model, tessera::FullyShardOptions().policy(block_policy(model)));
