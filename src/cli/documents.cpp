@@ -3,7 +3,10 @@
 #include <tessera/version.h>
 
 #include <CLI/CLI.hpp>
+#include <unistd.h>
 
+#include <csignal>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -58,6 +61,20 @@ const CommandPage& find_page(
   return *page;
 }
 
+/// On a terminal by man(1), where there is one; elsewhere as roff, for man(1).
+void show(const std::string& page) {
+  if (isatty(STDOUT_FILENO) != 0) {
+    std::signal(SIGPIPE, SIG_IGN); // a shell without man(1) reads nothing
+    if (FILE* reader = popen("man -l - 2>/dev/null", "w")) {
+      std::fwrite(page.data(), 1, page.size(), reader);
+      if (pclose(reader) == 0) {
+        return;
+      }
+    }
+  }
+  std::cout << page;
+}
+
 } // namespace
 
 Action add_completion(CLI::App& app) {
@@ -85,18 +102,19 @@ Action add_man(CLI::App& app) {
   };
   auto settings = std::make_shared<Settings>();
   auto* command =
-      app.add_subcommand("man", "Print the manual page of a command");
+      app.add_subcommand("man", "Show the manual page of a command");
   command->add_option("COMMAND", settings->words, "For example: ckpt inspect");
   command->add_option(
       "--write", settings->folder, "Write all pages into this folder instead");
-  command->footer("To read a page: tessera man ckpt inspect | man -l -");
+  command->footer(
+      "A terminal shows the page as man does; a pipe or a file gets its source.");
   return [&app, settings] {
     const CommandPage root = page_of(app);
     if (!settings->folder.empty()) {
       write_man_pages(root, settings->folder);
       return 0;
     }
-    std::cout << man_page(find_page(root, settings->words), version_text());
+    show(man_page(find_page(root, settings->words), version_text()));
     return 0;
   };
 }

@@ -52,7 +52,12 @@ std::string describe_difference(
     texts.push_back(
         item < list.size() ? list[item] : "nothing (its list ends)");
   }
-  return fmt::format("ranks were given different things (item {}):", item) +
+  const bool is_only =
+      std::all_of(lists.begin(), lists.end(), [](const auto& list) {
+        return list.size() == 1;
+      });
+  return "ranks were given different things" +
+      (is_only ? ":" : fmt::format(" (item {}):", item)) +
       comm::list_by_text(texts, group.global_ranks()) +
       "\n  All ranks must make this call alike; look for what depends on the rank.";
 }
