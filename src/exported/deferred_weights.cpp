@@ -39,8 +39,8 @@ at::Tensor read_part(
   }
 }
 
-/// Of the payload, only what lies between the first and the last element of the
-/// tensor is read.
+/// Reads only what lies between the first and the last element of the tensor in
+/// the payload.
 at::Tensor read_exported(
     const std::string& path,
     int64_t offset,
@@ -78,8 +78,8 @@ bool is_in_order(at::IntArrayRef size, at::IntArrayRef stride) {
   return true;
 }
 
-/// Of a payload with this checksum. Where the payload lies, and in which file,
-/// says nothing about its values.
+/// The digest of a weight whose payload has this checksum. Where the payload
+/// lies, and in which file, says nothing about its values.
 std::optional<int64_t> digest_of_weight(
     int64_t checksum,
     at::IntArrayRef size,

@@ -27,7 +27,7 @@ double larger(double a, double b) {
   return std::isnan(a) || a > b ? a : b;
 }
 
-/// Of a scalar in double on the CPU, without an operator.
+/// The value of a scalar in double on the CPU, read without an operator.
 double value_of(const at::Tensor& scalar) {
   return *scalar.const_data_ptr<double>();
 }

@@ -45,7 +45,8 @@ at::Tensor added(const at::Tensor& a, const at::Tensor& b, double p) {
   return std::isinf(p) ? at::maximum(a, b) : a + b;
 }
 
-/// By parameter; -1 where there is no gradient. The same on all ranks.
+/// The powers of plain parameters, in their order: -1 where a parameter has no
+/// gradient. All ranks get the same.
 at::Tensor plain_powers(const ClippedGradients& gradients, double p) {
   const auto scalar = at::TensorOptions(gradients.device).dtype(at::kDouble);
   std::vector<at::Tensor> parts;
@@ -91,7 +92,8 @@ void multiply(const std::vector<at::Tensor>& gradients, const at::Tensor& by) {
         by.to(
             first.device(),
             factor_dtype(first.scalar_type()),
-            /*non_blocking=*/true));
+            // The host reads a factor at once, so it must have arrived.
+            /*non_blocking=*/!first.device().is_cpu()));
   }
 }
 

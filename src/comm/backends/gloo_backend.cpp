@@ -26,8 +26,8 @@
 namespace tessera::comm {
 namespace {
 
-/// Of the tags of c10d's messages, the upper half is ours; programs that use
-/// the process group itself have the lower half.
+/// Tessera's messages use the upper half of c10d's tags; programs that use the
+/// process group itself have the lower half.
 constexpr int kFirstOwnTag = 1 << 30;
 
 class GlooBackend : public c10d::ProcessGroupGloo {
