@@ -22,6 +22,7 @@
 namespace tessera::data::detail {
 namespace {
 
+constexpr const char* kCall = "Loader";
 constexpr int kMaxWorkers = 256;
 constexpr int kMaxPrefetch = 1 << 16;
 
@@ -67,6 +68,14 @@ void check_loader_options(
             options.device()->str()));
   }
 }
+
+class LoaderSampler : public DistributedSampler {
+ public:
+  LoaderSampler(
+      std::shared_ptr<const Order> order,
+      const SamplerOptions& options)
+      : DistributedSampler(std::move(order), options, kCall) {}
+};
 
 } // namespace
 
@@ -180,7 +189,7 @@ class LoaderCore::Impl {
   using SlotPtr = std::shared_ptr<Slot>;
 
   ErrorSite site() const {
-    return site_of("Loader", options_.group());
+    return site_of(kCall, options_.group());
   }
 
   EachTensor each_tensor(Slot& slot) const {
@@ -195,7 +204,7 @@ class LoaderCore::Impl {
   std::shared_ptr<const Order> prepare(
       const std::function<std::shared_ptr<const Order>()>& make_order) {
     std::shared_ptr<const Order> order;
-    all_ranks_or_none(options_.group(), "Loader", [&] {
+    all_ranks_or_none(options_.group(), kCall, [&] {
       check_loader_options(site(), options_, parts_);
       copier_.emplace(options_.device().value_or(at::kCPU));
       order = make_order();
@@ -309,7 +318,7 @@ class LoaderCore::Impl {
   std::optional<DeviceCopier> copier_;
 
   // Touched by the thread that calls next().
-  DistributedSampler sampler_; // ahead of what is delivered
+  LoaderSampler sampler_; // ahead of what is delivered
   std::deque<SlotPtr> ahead_;
   Position delivered_;
   Position committed_;

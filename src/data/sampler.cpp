@@ -81,6 +81,7 @@ std::shared_ptr<const Order> order_together(
 
 void agree_on(
     const Group& group,
+    std::string_view call,
     const Order& order,
     const SamplerOptions& options) {
   std::vector<std::string> items{
@@ -90,7 +91,7 @@ void agree_on(
   for (std::string line; std::getline(lines, line);) {
     items.push_back("order " + line);
   }
-  agree(group, kCall, items);
+  agree(group, call, items);
 }
 
 Position position_in(const StateDict& state) {
@@ -107,14 +108,20 @@ DistributedSampler::DistributedSampler(
 DistributedSampler::DistributedSampler(
     std::shared_ptr<const Order> order,
     SamplerOptions options)
-    : order_(std::move(order)), options_(std::move(options)) {
+    : DistributedSampler(std::move(order), std::move(options), kCall) {}
+
+DistributedSampler::DistributedSampler(
+    std::shared_ptr<const Order> order,
+    SamplerOptions options,
+    std::string_view call)
+    : call_(call), order_(std::move(order)), options_(std::move(options)) {
   options_.group(group_or_world(options_.group()));
   if (const auto& group = options_.group()) {
-    agree_on(*group, *order_, options_);
+    agree_on(*group, call_, *order_, options_);
     rank_ = group->rank();
     num_ranks_ = group->size();
   }
-  check_options(site_of(kCall, options_.group()), options_, size(), num_ranks_);
+  check_options(site(), options_, size(), num_ranks_);
 }
 
 std::optional<Share> DistributedSampler::next() {
@@ -144,10 +151,14 @@ std::optional<Share> DistributedSampler::next() {
   return share;
 }
 
+ErrorSite DistributedSampler::site() const {
+  return site_of(call_, options_.group());
+}
+
 void DistributedSampler::check_position(Position position) const {
   if (position.epoch < 0 || position.samples < 0 || position.samples > size()) {
     raise<c10::ValueError>(
-        site_of(kCall, options_.group()),
+        site(),
         fmt::format(
             "there is no position of {} samples in epoch {}: epochs count from 0 and have {} samples.",
             position.samples,
@@ -169,7 +180,7 @@ int64_t DistributedSampler::batches_per_epoch() const {
 int64_t DistributedSampler::batches_left(Position position) const {
   if (options_.epoch_end() == EpochEnd::Continue) {
     raise<c10::ValueError>(
-        site_of(kCall, options_.group()),
+        site(),
         "epochs do not end under EpochEnd::Continue, so their batches cannot be counted. Count samples: size() and position().");
   }
   return batches_from(
@@ -192,7 +203,7 @@ void DistributedSampler::check_state_dict(const StateDict& state) const {
       diff_state_dicts(state.at("order").dict(), order_->identity());
   if (!differences.empty()) {
     raise<c10::ValueError>(
-        site_of(kCall, options_.group()),
+        site(),
         "the position was saved for other data, or for data in another order, and means nothing here (first what was saved, then what is here):\n" +
             differences +
             "Pass the data set and the seed of the saved run, or leave this part out of what is loaded to begin anew.");

@@ -87,8 +87,10 @@ std::string loss_text(const Summary& summary) {
 }
 
 std::string speed_text(const Summary& summary) {
-  std::string text = count_text(summary.tokens, "token") + " in " +
-      duration_text(summary.seconds);
+  std::string text = summary.tokens > 0
+      ? count_text(summary.tokens, "token") + " in "
+      : "no tokens in the log; ran for ";
+  text += duration_text(summary.seconds);
   if (summary.median_tokens_per_second) {
     text += ", " + count_text(*summary.median_tokens_per_second) +
         " a second (median)";

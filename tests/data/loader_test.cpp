@@ -27,6 +27,7 @@ using testing::of_all_ranks;
 using testing::on_ranks;
 using testing::rest_of;
 using testing::sorted;
+using ::testing::StartsWith;
 using testing::test_device;
 using testing::values_of;
 
@@ -257,7 +258,9 @@ TEST(LoaderTest, RejectsOptionsThatCannotBe) {
   EXPECT_THAT(
       error_for(LoaderOptions().num_workers(-1)), HasSubstr("-1 workers"));
   EXPECT_THAT(error_for(LoaderOptions().prefetch(0)), HasSubstr("0 batches"));
-  EXPECT_THAT(error_for(LoaderOptions().batch_size(0)), HasSubstr("of 0"));
+  EXPECT_THAT(
+      error_for(LoaderOptions().batch_size(0)),
+      AllOf(StartsWith("[Loader]"), HasSubstr("of 0")));
   EXPECT_THAT(
       error_for(LoaderOptions().device(at::Device("cuda:99"))),
       HasSubstr("cuda:99"));

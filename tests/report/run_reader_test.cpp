@@ -312,5 +312,18 @@ TEST(SummaryTest, IsFiveLines) {
       "  1 checkpoint, the last at step 2; 0 restarts\n");
 }
 
+TEST(SummaryTest, CountsNoTokensWhereTheLogHasNone) {
+  const auto run =
+      read_text(R"({"kind":"start","time":100,"world":2,"name":"images"})"
+                "\n"
+                R"({"kind":"step","step":1,"time":110,"loss":5,"seconds":0.5})"
+                "\n"
+                R"({"kind":"end","step":1,"time":165,"reason":"finished"})"
+                "\n");
+  EXPECT_THAT(
+      summary_text(run),
+      ::testing::HasSubstr("\n  no tokens in the log; ran for 1 min 05 s\n"));
+}
+
 } // namespace
 } // namespace tessera::report

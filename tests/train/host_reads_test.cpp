@@ -1,6 +1,7 @@
 // A step reads no value of a tensor: the host never waits for a device.
 #include "support/host_reads.h"
 
+#include <tessera/optim/adamw.h>
 #include <tessera/optim/lr_schedules.h>
 #include <tessera/train/grad_scaler.h>
 
@@ -90,6 +91,79 @@ INSTANTIATE_TEST_SUITE_P(
     HostReadsTest,
     ::testing::Values(FrontEnd::Flat, FrontEnd::Dim0, FrontEnd::Ddp),
     [](const auto& test) { return name_of(test.param); });
+
+/// A meta tensor has no values, so whoever reads one gets an error: what runs
+/// on meta tensors waits for no device. LibTorch's C++ lacks these kernels for
+/// them. They compute nothing here, but tell what they were given.
+int num_conditional_steps = 0;
+
+void unscale_without_values(
+    at::TensorList /*self*/,
+    at::Tensor& /*found_inf*/,
+    const at::Tensor& /*inv_scale*/) {}
+
+at::Tensor& update_scale_without_values(
+    at::Tensor& self,
+    at::Tensor& /*growth_tracker*/,
+    const at::Tensor& /*found_inf*/,
+    double /*growth_factor*/,
+    double /*backoff_factor*/,
+    int64_t /*growth_interval*/) {
+  return self;
+}
+
+at::Tensor& same_shape(const at::Tensor& self, at::Tensor& out) {
+  out.resize_(self.sizes());
+  return out;
+}
+
+void adamw_without_values(
+    at::TensorList /*self*/,
+    at::TensorList /*grads*/,
+    at::TensorList /*exp_avgs*/,
+    at::TensorList /*exp_avg_sqs*/,
+    at::TensorList /*max_exp_avg_sqs*/,
+    at::TensorList /*state_steps*/,
+    double /*lr*/,
+    double /*beta1*/,
+    double /*beta2*/,
+    double /*weight_decay*/,
+    double /*eps*/,
+    bool /*amsgrad*/,
+    bool /*maximize*/,
+    const std::optional<at::Tensor>& /*grad_scale*/,
+    const std::optional<at::Tensor>& found_inf) {
+  num_conditional_steps += found_inf && found_inf->is_meta() ? 1 : 0;
+}
+
+TEST(ScalerOnADeviceTest, NothingOfAnAdamWStepIsRead) {
+  torch::Library kernels(
+      torch::Library::IMPL, "aten", at::DispatchKey::Meta, __FILE__, __LINE__);
+  kernels.impl(
+      "_amp_foreach_non_finite_check_and_unscale_", unscale_without_values);
+  kernels.impl("_amp_update_scale_", update_scale_without_values);
+  kernels.impl("abs.out", same_shape);
+  kernels.impl("logical_not.out", same_shape);
+  kernels.impl("_fused_adamw_", adamw_without_values);
+
+  torch::nn::Module model("model");
+  const auto weight =
+      model.register_parameter("weight", torch::ones({4, 2}, at::kMeta));
+  optim::AdamW optimizer(model.parameters());
+  GradScaler scaler;
+  num_conditional_steps = 0;
+  for (int step = 0; step < 3; ++step) {
+    const auto input = torch::ones({3, 4}, at::kMeta);
+    scaler.scale(input.matmul(weight).sum()).backward();
+    scaler.unscale_(optimizer);
+    scaler.clip_grad_norm_(model, 0.1);
+    scaler.step(optimizer);
+    scaler.update();
+    optimizer.zero_grad();
+  }
+  EXPECT_EQ(num_conditional_steps, 3);
+  EXPECT_ANY_THROW(scaler.get_scale()); // which is a read
+}
 
 TEST(HostReadsCounterTest, AReadIsCounted) {
   const HostReads reads;

@@ -4,6 +4,7 @@
 #include <tessera/checkpoint/checkpoint.h>
 #include <tessera/comm/group.h>
 #include <tessera/data/order.h>
+#include <tessera/error.h>
 #include <tessera/state/state_dict.h>
 
 #include <torch/arg.h>
@@ -136,9 +137,18 @@ class TESSERA_API DistributedSampler : public checkpoint::Stateful {
   void load_state_dict(const StateDict& state) override;
   void check_state_dict(const StateDict& state) const override;
 
+ protected:
+  /// `call` is what errors name: the sampler of a Loader is not the user's own.
+  DistributedSampler(
+      std::shared_ptr<const Order> order,
+      SamplerOptions options,
+      std::string_view call);
+
  private:
+  ErrorSite site() const;
   void check_position(Position position) const;
 
+  std::string_view call_;
   std::shared_ptr<const Order> order_;
   SamplerOptions options_;
   int rank_ = 0;

@@ -44,6 +44,28 @@ std::vector<std::string> ending_with(
   return found;
 }
 
+// Checkpoints of DCP in folders of `folder` or one level below, as a run has
+// them. A link leads to a checkpoint that has a name of its own, and what is
+// hidden is being written.
+std::vector<std::string> checkpoints_below(const fs::path& folder) {
+  std::vector<std::string> found;
+  std::error_code ignored; // what cannot be looked into is not proposed
+  for (fs::recursive_directory_iterator it(folder, ignored), end;
+       !ignored && it != end;
+       it.increment(ignored)) {
+    const bool is_hidden = it->path().filename().string().starts_with('.');
+    if (is_hidden || it.depth() == 1) {
+      it.disable_recursion_pending();
+    }
+    if (!is_hidden && !it->is_symlink(ignored) &&
+        is_there(it->path() / kDcpMetadataName)) {
+      found.push_back(it->path().lexically_relative(folder).string());
+    }
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
 std::unique_ptr<Source> open_folder(OpenedPath at) {
   if (is_there(at.root / kDcpMetadataName)) {
     return open_dcp(at);
@@ -54,6 +76,14 @@ std::unique_ptr<Source> open_folder(OpenedPath at) {
   }
   const auto names = names_in(at.root);
   const auto safetensors = ending_with(names, ".safetensors");
+  const auto checkpoints = checkpoints_below(at.root);
+  if (!checkpoints.empty()) {
+    throw FileError(
+        quoted(at.path) + ": the folder is not a checkpoint, but holds " +
+        (safetensors.empty() ? "" : listed(safetensors) + " and ") +
+        "the checkpoints " + listed(checkpoints) +
+        ". Give the path of one of them.");
+  }
   if (safetensors.size() == 1) {
     at.name = safetensors[0];
     return open_safetensors_file(at);

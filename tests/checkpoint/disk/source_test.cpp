@@ -138,6 +138,27 @@ TEST_F(SourceTest, ReadsFoldersOfSafetensors) {
   EXPECT_EQ(read_tensor(*both, "b"), counting(10, 2));
 }
 
+// The trainer exports the model beside the checkpoints of its run.
+TEST_F(SourceTest, AsksWhichCheckpointOfARunIsMeant) {
+  const fs::path run = folder_ / "run";
+  fs::create_directories(run / "checkpoints");
+  for (const char* step : {"step_00000002", "step_00000010"}) {
+    fs::copy(kGoldens + "/plain", run / "checkpoints" / step);
+  }
+  fs::create_directory_symlink("checkpoints/step_00000010", run / "best");
+  const auto names_both_steps = AllOf(
+      HasSubstr("\"checkpoints/step_00000002\", "
+                "\"checkpoints/step_00000010\""),
+      HasSubstr("Give the path of one of them"));
+  EXPECT_THAT(open_error(run), names_both_steps);
+  EXPECT_THAT(open_error(run / "checkpoints"), HasSubstr("\"step_00000010\""));
+
+  write_safetensors(run / "model.safetensors", {"a"});
+  EXPECT_THAT(
+      open_error(run),
+      AllOf(names_both_steps, HasSubstr("\"model.safetensors\"")));
+}
+
 TEST_F(SourceTest, TakesASharedTensorFromTheFileTheIndexNames) {
   write_safetensors(folder_ / "x.safetensors", {"a", "shared"});
   write_safetensors(folder_ / "y.safetensors", {"b", "shared"}, 10);
