@@ -44,6 +44,7 @@ PEERS = {
     "openmpi": "OpenMPI",
     "libtorch": "LibTorch",
     "logits": "by logits",
+    "plan": "predicted",
     "python": "Python",
     "python_fused": "Python, fused",
     "whole": "sent whole",

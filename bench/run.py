@@ -72,6 +72,7 @@ def contests(build):
         ),
         Contest("comm", "cpu", 15, [ranks(2, "comm_bench"), peer("comm.py", "--ranks", "2")], rounds=2),
         Contest("comm", "cpu", 55, [ranks(4, "comm_bench"), peer("comm.py", "--ranks", "4")], rounds=2),
+        Contest("overlap", "cpu", 70, on_wires(alone)),
         Contest("scale", "cpu", 90, at_each_scale(alone)),
         Contest("state", "cpu", 22, [ranks(2, "state_bench"), peer("state.py", "--ranks", "2")]),
         Contest("step", "cpu", 32, [ranks(2, "step_bench"), peer("steps.py", "--ranks", "2")]),
@@ -98,6 +99,12 @@ def contests(build):
             [alone("units_bench", "cuda"), peer("units.py", "--ranks", "1", "--device", "cuda")],
         ),
     ]
+
+
+def on_wires(alone):
+    """Worlds that are not there, and how many times the wire's time computing takes."""
+    wires = [("8", "1.2"), ("64", "1.2"), ("1024", "1.2"), ("64", "2"), ("1024", "2"), ("64", "2", "4")]
+    return [alone("overlap_bench", *wire) for wire in wires]
 
 
 def at_each_scale(alone):

@@ -128,6 +128,7 @@ def parse(path, tree):
 # Decisions that depend on numbers alone: the library and plan share them.
 POLICIES = (
     "src/comm/group/broadcast_packing.",
+    "src/comm/wire_speed.",
     "src/ddp/bucket_packing.",
     "src/engine/gather_order.",
     "src/engine/idle_buffers.",

@@ -1,4 +1,4 @@
-// `tessera plan`: memory and traffic of a training run, before it is started.
+// `tessera plan`: memory, traffic and time of a training run, before it starts.
 #include <CLI/CLI.hpp>
 
 #include <iostream>
@@ -46,6 +46,7 @@ struct Settings {
   plan::Request request;
   std::string activations; // bytes, as text
   std::string memory; // bytes, as text
+  std::string bandwidth; // bytes per second, as text
   bool json = false;
 };
 
@@ -65,6 +66,9 @@ int print_plan(Settings settings) {
   }
   if (!settings.memory.empty()) {
     settings.request.memory_bytes = parse_size("--memory", settings.memory);
+  }
+  if (!settings.bandwidth.empty()) {
+    settings.request.bandwidth = parse_size("--bandwidth", settings.bandwidth);
   }
   const plan::Answer answer = plan::answer(settings.request);
   std::cout
@@ -113,6 +117,13 @@ void add_model_flags(CLI::App& command, Settings& settings) {
           settings.activations,
           "Memory saved for backward, per rank")
       ->type_name("BYTES")
+      ->group(of_checkpoint);
+  command
+      .add_option(
+          "--tokens",
+          request.tokens,
+          "Tokens per rank per backward, for the time of a step")
+      ->check(CLI::PositiveNumber)
       ->group(of_checkpoint);
   const std::string of_gpt = "GPT";
   const auto add = [&](const char* name, auto& target, const char* help) {
@@ -203,15 +214,39 @@ void add_setup_flags(CLI::App& command, plan::Request& request) {
       ->check(CLI::IsMember({"cpu", "cuda"}));
 }
 
+void add_speed_flags(CLI::App& command, Settings& settings) {
+  const std::string speeds = "Time of a step";
+  command
+      .add_option(
+          "--tflops",
+          settings.request.tflops,
+          "What a rank computes: 10^12 operations per second")
+      ->group(speeds);
+  command
+      .add_option(
+          "--bandwidth",
+          settings.bandwidth,
+          "What a rank sends, and receives, per second: 50GB, ...")
+      ->type_name("BYTES")
+      ->group(speeds);
+  command
+      .add_option(
+          "--latency",
+          settings.request.latency_us,
+          "Of a collective, in microseconds (default 0)")
+      ->group(speeds);
+}
+
 } // namespace
 
 Action add_plan(CLI::App& app) {
   auto settings = std::make_shared<Settings>();
   auto* command = app.add_subcommand(
       "plan",
-      "Memory and traffic of a run before it is started, and what fits");
+      "Memory, traffic and time of a run before it starts, and what fits");
   add_model_flags(*command, *settings);
   add_setup_flags(*command, settings->request);
+  add_speed_flags(*command, *settings);
   command
       ->add_option(
           "--memory", settings->memory, "Memory of a rank's device: 80GB, ...")

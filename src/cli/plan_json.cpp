@@ -83,6 +83,13 @@ std::string plan_json(const plan::Answer& answer) {
     json["wire"][key_of(operation)] = json_of(plan.wire.of(operation));
   }
   json["wire"]["total"] = json_of(plan.wire.total());
+  if (answer.setup.speeds.are_known()) {
+    json["seconds"] = {
+        {"computing", plan.time.computing},
+        {"sending", plan.time.sending},
+        {"waiting", plan.time.waiting()},
+        {"together", plan.time.together}};
+  }
   json["units"] = ordered_json::array();
   for (const UnitLine& unit : plan.units) {
     json["units"].push_back(

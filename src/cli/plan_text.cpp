@@ -129,6 +129,26 @@ std::string wire_table(const plan::Wire& wire, const Style& style) {
   return text;
 }
 
+std::string milliseconds(double seconds) {
+  return fmt::format("{:.2f} ms", seconds * 1e3);
+}
+
+std::string time_table(const plan::StepTime& time, const Style& style) {
+  std::string text = heading_line(style, "time per step");
+  const auto line = [&](const char* name, double seconds, const auto& words) {
+    text +=
+        fmt::format("  {:<26}{:>12}  {}\n", name, milliseconds(seconds), words);
+  };
+  line("computing", time.computing, "forward and backward");
+  line(
+      "sending",
+      time.sending,
+      milliseconds(time.sending - time.waiting()) + " of it while computing");
+  line("waiting", time.waiting(), "for the wire");
+  line("together", time.together, "computing and waiting");
+  return text;
+}
+
 std::string name_of(const UnitLine& unit) {
   return printable(unit.name) +
       (unit.last.empty() ? "" : " to " + printable(unit.last));
@@ -268,6 +288,9 @@ std::string plan_text(const plan::Answer& answer, const Style& style) {
     text += memory_table(answer, "host memory per rank", plan.host, style);
   }
   text += wire_table(plan.wire, style);
+  if (setup.speeds.are_known()) {
+    text += time_table(plan.time, style);
+  }
   text += units_table(plan.units, style);
   if (answer.fit) {
     text += fit_text(answer, style);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <string>
 
@@ -118,6 +119,33 @@ Environment settle_environment(const InitOptions& options) {
   return environment;
 }
 
+/// Nothing pretends to be slow but what pretends anyway.
+WireSpeed fake_wire_from(
+    const InitOptions& options,
+    const std::string& backend) {
+  WireSpeed speed;
+  const double bandwidth = options.fake_bandwidth();
+  const double latency = options.fake_latency();
+  if (!(std::isfinite(bandwidth) && bandwidth >= 0) ||
+      !(std::isfinite(latency) && latency >= 0)) {
+    raise<c10::ValueError>(
+        {.call = "init"},
+        "fake_bandwidth and fake_latency: expected bytes per second and seconds, 0 or more.");
+  }
+  if ((bandwidth > 0 || latency > 0) && backend != "fake") {
+    raise<c10::ValueError>(
+        {.call = "init"},
+        fmt::format(
+            "fake_bandwidth and fake_latency belong to the backend \"fake\"; this is \"{}\".",
+            backend));
+  }
+  if (bandwidth > 0) {
+    speed.bytes_per_second = bandwidth;
+  }
+  speed.latency_seconds = latency;
+  return speed;
+}
+
 std::shared_ptr<WorldInfo> read_settings(
     const InitOptions& options,
     const Environment& environment) {
@@ -125,6 +153,7 @@ std::shared_ptr<WorldInfo> read_settings(
   info->rank = environment.rank;
   info->local_rank = environment.local_rank;
   info->backend = backend_from(options);
+  info->fake_wire = fake_wire_from(options, info->backend);
   info->timeout = timeout_from(options);
   info->compare_calls = compare_calls_setting();
   info->host_of.assign(static_cast<size_t>(environment.world_size), 0);

@@ -32,7 +32,11 @@ std::optional<int> GatherOrder::record(int unit) {
   foresees_ =
       foresees_ && position_ < expected_.size() && expected_[position_] == unit;
   ++position_;
-  if (!foresees_ || position_ >= expected_.size() ||
+  return foreseen();
+}
+
+std::optional<int> GatherOrder::foreseen() const {
+  if (is_iteration_ended_ || !foresees_ || position_ >= expected_.size() ||
       expected_[position_] == kGap) {
     return std::nullopt;
   }

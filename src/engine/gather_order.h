@@ -17,9 +17,11 @@ namespace tessera::engine {
 ///
 /// Foresight. The order of gathers is recorded from one end of backward to the
 /// next. In the next iteration the gather that followed the current one is
-/// foreseen. Iterations that begin with the same unit are taken for the same: a
-/// program may train several models in turns. A gather out of order is right
-/// all the same: nothing is foreseen until the next iteration.
+/// foreseen, and started ahead: as soon as the current one is finished, or
+/// where backward begins, if the unit was still Full from forward then.
+/// Iterations that begin with the same unit are taken for the same: a program
+/// may train several models in turns. A gather out of order is right all the
+/// same: nothing is foreseen until the next iteration.
 ///
 /// Units that die stay in recorded orders as gaps, so that ranks go on
 /// foreseeing the same gathers.
@@ -69,9 +71,11 @@ class GatherOrder {
     return result;
   }
 
-  /// Records a gather that a touch needed, and returns the unit whose gather is
-  /// to be started now: the one that followed last time.
+  /// Records a gather that a touch needed. Returns foreseen().
   std::optional<int> record(int unit);
+  /// The unit whose gather is to be started now: the one that followed last
+  /// time.
+  std::optional<int> foreseen() const;
   /// The next gather begins an iteration.
   void end_iteration() {
     is_iteration_ended_ = true;

@@ -110,6 +110,7 @@ void Schedule::touch(std::span<Unit* const> units) {
   }
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
+  const bool begins_backward = in_backward() && backwards_.empty();
   backwards_.enter(shared_from_this());
   for (const Unit* unit : units) {
     check_touch(*unit);
@@ -121,6 +122,9 @@ void Schedule::touch(std::span<Unit* const> units) {
   make_room(units);
   for (Unit* unit : units) {
     ensure_full(*unit);
+  }
+  if (begins_backward) {
+    gather_ahead();
   }
   last_touched_ = units.back();
 }
@@ -167,14 +171,10 @@ void Schedule::ensure_full(Unit& unit) {
   }
   start_gather(unit, /*ahead=*/false);
   finish_gather(unit);
+  order_.record(unit.number());
   // Only now that this gather is finished: what it needed on the way is free
   // again.
-  if (const auto next = order_.record(unit.number())) {
-    Unit& foreseen = *units_.at(*next);
-    if (is_worth_gathering_ahead(foreseen)) {
-      start_gather(foreseen, /*ahead=*/true);
-    }
-  }
+  gather_ahead();
   if (!in_backward() && check_.is_due()) {
     try {
       check_.compare();
@@ -182,6 +182,20 @@ void Schedule::ensure_full(Unit& unit) {
       recover();
       throw;
     }
+  }
+}
+
+/// Starts the gather that followed last time.
+void Schedule::gather_ahead() {
+  const auto next = order_.foreseen();
+  if (!next) {
+    return;
+  }
+  Unit& unit = *units_.at(*next);
+  // A gather would hide from backward that the shard was changed.
+  const bool is_refused = in_backward() && unit.is_stale();
+  if (is_worth_gathering_ahead(unit) && !is_refused) {
+    start_gather(unit, /*ahead=*/true);
   }
 }
 

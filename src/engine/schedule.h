@@ -47,7 +47,8 @@ struct Reductions {
 /// gives each rank random numbers of its own if the program asked for that
 /// (seed.h).
 ///
-/// Backward (schedule_backward.cpp): a touch does the same. When the gradients
+/// Backward (schedule_backward.cpp): a touch does the same, the first one even
+/// if what it touches is Full already. When the gradients
 /// of a unit are there, its node hands them over: the reduction of the unit
 /// before is finished, the gradients are copied to where they travel from, this
 /// unit is freed (unless it is the root), and its reduction starts. It runs
@@ -129,6 +130,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
  private:
   void make_room(std::span<Unit* const> units);
   void ensure_full(Unit& unit);
+  void gather_ahead();
   void start_gather(Unit& unit, bool ahead);
   void finish_gather(Unit& unit);
   void start_reduction(Unit& unit);

@@ -18,6 +18,12 @@ void note_setup(const TrainingSetup& setup, std::vector<std::string>& notes) {
     notes.emplace_back(
         "buckets of 1 MB, then 25 MB, the defaults of DDPOptions");
   }
+  if (setup.speeds.are_known()) {
+    notes.emplace_back(
+        "time: matrix products and collectives, one collective at a time; no optimizer, no other operators");
+    notes.emplace_back(
+        "the time of a collective: --latency, and what a rank sends at --bandwidth");
+  }
   notes.emplace_back(
       "the loop is forward, backward, step, zero_grad: no gradients in forward");
   notes.emplace_back(

@@ -125,6 +125,11 @@ GptProgram::GptProgram(
   logits_ = times(count, shape.vocabulary, element);
   loss_logits_ = times(count, shape.vocabulary, format::element_bytes(loss));
   casts_logits_ = loss != compute;
+  const auto tokens = static_cast<double>(count);
+  const auto width = static_cast<double>(shape.width);
+  square_flops_ = 2 * tokens * width * width;
+  attention_flops_ = 4 * tokens * width * static_cast<double>(shape.length);
+  head_flops_ = 2 * tokens * width * static_cast<double>(shape.vocabulary);
   times(states_, 64); // what a block has at most, so that sums need no check
 }
 
@@ -132,7 +137,8 @@ size_t GptProgram::root() const {
   return static_cast<size_t>(shape_.layers);
 }
 
-void GptProgram::forward(Rank& rank, Ledger& ledger) const {
+void GptProgram::forward(Rank& rank, Account& account) const {
+  Ledger& ledger = account.device;
   constexpr Kind kind = Kind::Activations;
   ledger.add(kind, 2 * tokens_); // ids and targets
   rank.touch(root());
@@ -142,13 +148,14 @@ void GptProgram::forward(Rank& rank, Ledger& ledger) const {
   ledger.drop(kind, states_ + positions_);
   for (size_t block = 0; block < root(); ++block) {
     if (recomputes_) {
-      recomputed_forward(rank, ledger, block);
+      recomputed_forward(rank, account, block);
     } else {
-      block_forward(rank, ledger, block);
+      block_forward(rank, account, block);
     }
   }
   rank.touch(root());
   ledger.add(kind, states_ + stats_); // the last norm
+  account.clock.compute(head_flops_);
   ledger.add(kind, logits_);
   if (casts_logits_) {
     ledger.add(kind, loss_logits_);
@@ -159,33 +166,44 @@ void GptProgram::forward(Rank& rank, Ledger& ledger) const {
 
 /// The block's input is allocated already and stays. Adds the block's output
 /// and what the block saves for backward.
-void GptProgram::block_forward(Rank& rank, Ledger& ledger, size_t unit) const {
+void GptProgram::block_forward(Rank& rank, Account& account, size_t unit)
+    const {
+  Ledger& ledger = account.device;
   constexpr Kind kind = Kind::Activations;
   rank.touch(unit);
   ledger.add(kind, states_ + stats_); // norm1
+  account.clock.compute(3 * square_flops_);
   ledger.add(kind, 3 * states_); // qkv
+  account.clock.compute(attention_flops_);
   ledger.add(kind, states_ + log_sum_exp_); // attention
+  account.clock.compute(square_flops_);
   ledger.add(kind, 2 * states_); // out, and its sum with the input
   ledger.drop(kind, states_);
   ledger.add(kind, states_ + stats_); // norm2
+  account.clock.compute(4 * square_flops_);
   ledger.add(kind, 4 * states_); // up
   ledger.add(kind, 4 * states_); // gelu
+  account.clock.compute(4 * square_flops_);
   ledger.add(kind, 2 * states_); // down, and the output
   ledger.drop(kind, states_);
 }
 
 /// Frees what block_forward() saved, and the block's input. The gradient of the
 /// output is allocated already; leaves the gradient of the input.
-void GptProgram::block_backward(Rank& rank, Ledger& ledger, size_t unit) const {
+void GptProgram::block_backward(Rank& rank, Account& account, size_t unit)
+    const {
+  Ledger& ledger = account.device;
   constexpr Kind kind = Kind::Activations;
   using namespace block_param; // NOLINT: names of one enum
   rank.touch(unit);
+  account.clock.compute(8 * square_flops_);
   ledger.add(kind, 4 * states_); // down
   rank.add_gradient(unit, kDownBias);
   rank.add_gradient(unit, kDownWeight);
   ledger.drop(kind, 4 * states_); // what gelu gave
   ledger.add(kind, 4 * states_); // gelu
   ledger.drop(kind, 8 * states_);
+  account.clock.compute(8 * square_flops_);
   ledger.add(kind, states_); // up
   rank.add_gradient(unit, kUpBias);
   rank.add_gradient(unit, kUpWeight);
@@ -196,13 +214,16 @@ void GptProgram::block_backward(Rank& rank, Ledger& ledger, size_t unit) const {
   ledger.drop(kind, 2 * states_ + stats_);
   // Added to the gradient of the output, which recompute() still holds.
   ledger.drop(kind, recomputes_ ? 0 : states_);
+  account.clock.compute(2 * square_flops_);
   ledger.add(kind, states_); // out
   rank.add_gradient(unit, kOutBias);
   rank.add_gradient(unit, kOutWeight);
+  account.clock.compute(2 * attention_flops_);
   ledger.add(kind, 3 * states_); // attention
   ledger.drop(kind, 5 * states_ + log_sum_exp_);
   ledger.add(kind, 3 * states_); // its parts as one, laid out as qkv was
   ledger.drop(kind, 3 * states_);
+  account.clock.compute(6 * square_flops_);
   ledger.add(kind, states_); // qkv
   rank.add_gradient(unit, kQkvBias);
   rank.add_gradient(unit, kQkvWeight);
@@ -218,23 +239,26 @@ void GptProgram::block_backward(Rank& rank, Ledger& ledger, size_t unit) const {
 
 /// Runs the block with a graph, which is then freed: the input and the output
 /// stay.
-void GptProgram::recomputed_forward(Rank& rank, Ledger& ledger, size_t unit)
+void GptProgram::recomputed_forward(Rank& rank, Account& account, size_t unit)
     const {
+  Ledger& ledger = account.device;
   ledger.add(Kind::Activations, random_state_);
-  block_forward(rank, ledger, unit);
+  block_forward(rank, account, unit);
   ledger.drop(Kind::Activations, 15 * states_ + 2 * stats_ + log_sum_exp_);
 }
 
-void GptProgram::recomputed_backward(Rank& rank, Ledger& ledger, size_t unit)
+void GptProgram::recomputed_backward(Rank& rank, Account& account, size_t unit)
     const {
+  Ledger& ledger = account.device;
   ledger.add(Kind::Activations, random_state_); // of now
-  block_forward(rank, ledger, unit);
+  block_forward(rank, account, unit);
   ledger.drop(Kind::Activations, random_state_ + states_); // and the output
-  block_backward(rank, ledger, unit);
+  block_backward(rank, account, unit);
   ledger.drop(Kind::Activations, random_state_); // of then
 }
 
-void GptProgram::backward(Rank& rank, Ledger& ledger) const {
+void GptProgram::backward(Rank& rank, Account& account) const {
+  Ledger& ledger = account.device;
   constexpr Kind kind = Kind::Activations;
   using namespace root_param; // NOLINT: names of one enum
   ledger.add(kind, loss_logits_); // of the log-softmax
@@ -245,6 +269,7 @@ void GptProgram::backward(Rank& rank, Ledger& ledger) const {
     ledger.drop(kind, loss_logits_);
   }
   rank.touch(root());
+  account.clock.compute(2 * head_flops_);
   ledger.add(kind, states_); // head
   rank.add_gradient(root(), shape_.is_tied ? kTokens : kHead);
   ledger.drop(kind, logits_ + states_);
@@ -254,9 +279,9 @@ void GptProgram::backward(Rank& rank, Ledger& ledger) const {
   ledger.drop(kind, 2 * states_ + stats_);
   for (size_t block = root(); block-- > 0;) {
     if (recomputes_) {
-      recomputed_backward(rank, ledger, block);
+      recomputed_backward(rank, account, block);
     } else {
-      block_backward(rank, ledger, block);
+      block_backward(rank, account, block);
     }
   }
   rank.touch(root());

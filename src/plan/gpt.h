@@ -67,14 +67,14 @@ class GptProgram : public Program {
       const GptRun& run,
       format::DType compute,
       Device device);
-  void forward(Rank& rank, Ledger& ledger) const override;
-  void backward(Rank& rank, Ledger& ledger) const override;
+  void forward(Rank& rank, Account& account) const override;
+  void backward(Rank& rank, Account& account) const override;
 
  private:
-  void block_forward(Rank& rank, Ledger& ledger, size_t unit) const;
-  void block_backward(Rank& rank, Ledger& ledger, size_t unit) const;
-  void recomputed_forward(Rank& rank, Ledger& ledger, size_t unit) const;
-  void recomputed_backward(Rank& rank, Ledger& ledger, size_t unit) const;
+  void block_forward(Rank& rank, Account& account, size_t unit) const;
+  void block_backward(Rank& rank, Account& account, size_t unit) const;
+  void recomputed_forward(Rank& rank, Account& account, size_t unit) const;
+  void recomputed_backward(Rank& rank, Account& account, size_t unit) const;
   size_t root() const;
 
   const GptShape shape_;
@@ -90,6 +90,10 @@ class GptProgram : public Program {
   int64_t logits_ = 0;
   int64_t loss_logits_ = 0; // in the loss's dtype
   bool casts_logits_ = false;
+  // Operations of forward; backward has twice as many.
+  double square_flops_ = 0; // a product with a matrix of (width, width)
+  double attention_flops_ = 0; // both products, as if nothing was masked
+  double head_flops_ = 0;
 };
 
 } // namespace tessera::plan

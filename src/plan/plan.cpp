@@ -29,14 +29,17 @@ void walk_step(
   const int64_t walked = std::min<int64_t>(setup.accumulate, 3);
   for (int64_t i = 0; i < walked; ++i) {
     const bool is_last = i + 1 == walked;
-    account.wire.set_repeats(i == 1 && !is_last ? setup.accumulate - 2 : 1);
+    const int64_t repeats = i == 1 && !is_last ? setup.accumulate - 2 : 1;
+    account.wire.set_repeats(repeats);
+    const StepTime before = account.clock.time();
     plan.before_forward = account.device.now();
     rank.begin_forward();
-    program.forward(rank, account.device);
+    program.forward(rank, account);
     plan.after_forward = account.device.now();
     rank.begin_backward(setup.syncs_always || is_last);
-    program.backward(rank, account.device);
+    program.backward(rank, account);
     rank.end_backward();
+    account.clock.repeat_since(before, repeats - 1);
     plan.after_backward = account.device.now();
   }
   account.wire.set_repeats(1);
@@ -80,13 +83,14 @@ Plan walk(
     const Model& model,
     const Program& program,
     const TrainingSetup& setup) {
-  Account account;
+  Account account{.clock = Clock(setup.speeds)};
   const auto rank = make_rank(model, setup, account);
   Plan plan;
   for (int step = 0; step < kSteps; ++step) {
     account.device.reset_peak();
     account.host.reset_peak();
     account.wire.reset();
+    account.clock.reset();
     walk_step(program, setup, *rank, account, plan);
   }
   plan.description = model.description;
@@ -95,6 +99,7 @@ Plan walk(
   plan.device = {account.device.peak(), account.device.highest()};
   plan.host = {account.host.peak(), account.host.highest()};
   plan.wire = account.wire;
+  plan.time = account.clock.time();
   plan.units = lines_of(model, setup);
   return plan;
 }
@@ -112,7 +117,7 @@ Plan plan_of(const GptSubject& subject, const TrainingSetup& setup) {
 
 Plan plan_of(const ModelSubject& subject, const TrainingSetup& setup) {
   const UnitsProgram program(
-      subject.model, subject.activation_bytes.value_or(0));
+      subject.model, subject.activation_bytes.value_or(0), subject.tokens);
   Plan plan = walk(subject.model, program, setup);
   plan.knows_activations = subject.activation_bytes.has_value();
   return plan;

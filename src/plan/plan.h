@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "plan/clock.h"
 #include "plan/gpt.h"
 #include "plan/ledger.h"
 #include "plan/model.h"
@@ -25,6 +26,8 @@ struct GptSubject {
 struct ModelSubject {
   Model model;
   std::optional<int64_t> activation_bytes = std::nullopt;
+  /// Tokens per rank per backward, of which each parameter computes.
+  int64_t tokens = 0;
 };
 
 using Subject = std::variant<GptSubject, ModelSubject>;
@@ -57,6 +60,7 @@ struct Plan {
   Memory after_forward;
   Memory after_backward;
   Wire wire; // of a step: all its forwards and backwards
+  StepTime time; // likewise, by the speeds of the set-up
   std::vector<UnitLine> units; // in the order of forward
   bool knows_activations = true;
 };

@@ -9,10 +9,17 @@ int64_t UnitsProgram::share_of(size_t unit) const {
                                : share;
 }
 
-void UnitsProgram::forward(Rank& rank, Ledger& ledger) const {
+double UnitsProgram::forward_flops(size_t unit) const {
+  return 2 * static_cast<double>(model_.kind_of(unit).numel()) *
+      static_cast<double>(tokens_);
+}
+
+void UnitsProgram::forward(Rank& rank, Account& account) const {
+  Ledger& ledger = account.device;
   rank.touch(model_.root());
   for (size_t unit = 0; unit < model_.units.size(); ++unit) { // root again
     rank.touch(unit);
+    account.clock.compute(forward_flops(unit));
     ledger.add(Kind::Activations, share_of(unit));
   }
 }
@@ -24,14 +31,17 @@ void UnitsProgram::add_gradients(Rank& rank, size_t unit) const {
   }
 }
 
-void UnitsProgram::backward(Rank& rank, Ledger& ledger) const {
+void UnitsProgram::backward(Rank& rank, Account& account) const {
+  Ledger& ledger = account.device;
   // The root has parameters on both ends: its gradients are complete last.
   const size_t root = model_.root();
   rank.touch(root);
+  account.clock.compute(2 * forward_flops(root));
   add_gradients(rank, root);
   ledger.drop(Kind::Activations, share_of(root));
   for (size_t unit = root; unit-- > 0;) {
     rank.touch(unit);
+    account.clock.compute(2 * forward_flops(unit));
     add_gradients(rank, unit);
     rank.finish_unit(unit);
     ledger.drop(Kind::Activations, share_of(unit));

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 
+#include "plan/clock.h"
 #include "plan/ledger.h"
 #include "plan/model.h"
 #include "plan/setup.h"
@@ -11,12 +12,13 @@
 
 namespace tessera::plan {
 
-/// What a rank holds and sends. On the CPU, device and host are the same
-/// memory: the host's ledger stays empty.
+/// What a rank holds and sends, and how long that takes. On the CPU, device and
+/// host are the same memory: the host's ledger stays empty.
 struct Account {
   Ledger device;
   Ledger host; // what offload moves to host memory
   Wire wire;
+  Clock clock;
 };
 
 /// [Note: walking through a step]

@@ -1,5 +1,6 @@
 #include "plan/replicated_rank.h"
 
+#include <algorithm>
 #include <map>
 #include <numeric>
 #include <vector>
@@ -87,11 +88,14 @@ void ReplicatedRank::add_gradient(size_t unit, size_t param) {
   }
   one.has_gradient = true;
   one.came = true;
+  one.made = account_.clock.now();
 }
 
 void ReplicatedRank::end_backward() {
   std::vector<ddp::GradientSize> gradients;
+  std::vector<double> made;
   for (const size_t param : order_) {
+    made.push_back(params_[param].made);
     gradients.push_back(
         {.bytes = params_[param].bytes,
          .kind = static_cast<int64_t>(params_[param].dtype)});
@@ -103,20 +107,27 @@ void ReplicatedRank::end_backward() {
   }
   for (const auto& bucket : ddp::pack_buckets(gradients, {})) {
     int64_t bytes = 0;
+    double is_full = 0; // when
     for (const size_t gradient : bucket) {
       bytes += gradients[gradient].bytes;
+      is_full = std::max(is_full, made[gradient]);
     }
-    account_.wire.count_sum(Operation::AllReduce, bytes, setup_.world());
+    account_.clock.send_at(
+        is_full,
+        account_.wire.count_sum(Operation::AllReduce, bytes, setup_.world()));
   }
-  account_.wire.count(
+  // Behind the buckets.
+  account_.clock.wait_until(account_.clock.send(account_.wire.count(
       Operation::Agreement,
       times(kCountsBytes, setup_.world()),
-      setup_.world());
+      setup_.world())));
 }
 
 void ReplicatedRank::step() {
-  account_.wire.count(
-      Operation::SendParams, sent_bytes_, setup_.world(), num_sends_);
+  account_.clock.wait_until(account_.clock.send(
+      account_.wire.count(
+          Operation::SendParams, sent_bytes_, setup_.world(), num_sends_),
+      num_sends_));
   if (!has_state_) {
     has_state_ = true;
     account_.device.add(

@@ -18,6 +18,7 @@ struct Request {
   std::string checkpoint;
   CheckpointOptions grouping;
   std::optional<int64_t> activation_bytes = std::nullopt;
+  std::optional<int64_t> tokens = std::nullopt; // per rank per backward
   std::optional<int64_t> layers = std::nullopt;
   std::optional<int64_t> width = std::nullopt;
   std::optional<int64_t> heads = std::nullopt;
@@ -43,6 +44,11 @@ struct Request {
   bool no_sync = false;
   bool offload = false;
   std::string device = "cpu";
+
+  // How fast a rank is.
+  std::optional<double> tflops = std::nullopt;
+  std::optional<int64_t> bandwidth = std::nullopt; // bytes per second
+  std::optional<double> latency_us = std::nullopt; // of a collective
 
   // The questions.
   std::optional<int64_t> memory_bytes = std::nullopt; // of a rank's device

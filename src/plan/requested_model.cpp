@@ -69,6 +69,10 @@ GptSubject gpt_of(const Request& request, Notes& notes) {
   subject.run.batch = value_or_usual(request.batch, 1, "--batch", notes);
   subject.run.recomputes = request.recompute;
   subject.run.loss_dtype = request.loss_dtype.value_or(format::DType::Float32);
+  if (request.tokens) {
+    throw PlanError(
+        "--tokens belongs to a checkpoint; a GPT has --batch sequences of --length tokens.");
+  }
   if (!request.loss_dtype) {
     notes.emplace_back("--loss-dtype float32: the loss is computed in float32");
   }
@@ -111,9 +115,18 @@ ModelSubject checkpoint_of(const Request& request, Notes& notes) {
       request.grouping.unit.empty()
           ? "units: each module of a numbered list (blocks.7); the rest is the root"
           : "units: what --unit finds; the rest is the root");
+  if (request.tflops && !request.tokens) {
+    throw PlanError(
+        "--tflops: a checkpoint does not tell how much is computed. Give --tokens N, the tokens per rank per backward.");
+  }
+  if (request.tokens) {
+    notes.emplace_back(
+        "time: each parameter is multiplied once for each token in forward; attention is not counted");
+  }
   return {
       .model = std::move(found.model),
-      .activation_bytes = request.activation_bytes};
+      .activation_bytes = request.activation_bytes,
+      .tokens = request.tokens.value_or(0)};
 }
 
 } // namespace

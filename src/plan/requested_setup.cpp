@@ -1,6 +1,7 @@
 #include "plan/requested_setup.h"
 
 #include <charconv>
+#include <cmath>
 
 #include "checkpoint/format/error.h"
 #include "plan/checked.h"
@@ -57,6 +58,38 @@ void place_ranks(
   setup.is_whole = strategy == "no_shard";
 }
 
+/// A number that was given and is not positive, or not finite, is refused.
+void check_speed(const char* flag, std::optional<double> value) {
+  if (value && !(std::isfinite(*value) && *value > 0)) {
+    throw PlanError(std::string(flag) + ": expected a positive number.");
+  }
+}
+
+Speeds speeds_of(const Request& request, int64_t world) {
+  check_speed("--tflops", request.tflops);
+  if (request.latency_us && !(*request.latency_us >= 0)) {
+    throw PlanError("--latency: expected microseconds, 0 or more.");
+  }
+  if (!request.tflops) {
+    if (request.bandwidth || request.latency_us || request.tokens) {
+      throw PlanError(
+          "--bandwidth, --latency and --tokens predict the time of a step, which needs --tflops too: what a rank computes per second.");
+    }
+    return {};
+  }
+  if (world > 1 && !request.bandwidth) {
+    throw PlanError(
+        "the time of a step on several ranks needs --bandwidth too: what a rank sends per second, such as 50GB.");
+  }
+  Speeds speeds{.flops = *request.tflops * 1e12};
+  if (request.bandwidth) {
+    speeds.wire = {
+        .bytes_per_second = static_cast<double>(*request.bandwidth),
+        .latency_seconds = request.latency_us.value_or(0) * 1e-6};
+  }
+  return speeds;
+}
+
 } // namespace
 
 std::string strategy_of(const Request& request) {
@@ -92,6 +125,7 @@ TrainingSetup setup_of(const Request& request) {
         " does not shard parameters. Leave them out.");
   }
   place_ranks(request, strategy, setup);
+  setup.speeds = speeds_of(request, setup.world());
   setup.reshard_after_forward =
       request.reshard_after_forward.value_or(strategy != "shard_grad_op");
   if (strategy == "shard_grad_op" && setup.reshard_after_forward) {

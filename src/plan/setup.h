@@ -7,6 +7,7 @@
 
 #include "checkpoint/format/dtype.h"
 #include "engine/layout.h"
+#include "plan/clock.h"
 #include "plan/model.h"
 
 namespace tessera::plan {
@@ -49,6 +50,7 @@ struct TrainingSetup {
   /// Shards, their gradients and optimizer state lie in host memory.
   bool offload = false;
   Device device = Device::Cuda;
+  Speeds speeds = {};
 
   int64_t world() const {
     return copies * shards;

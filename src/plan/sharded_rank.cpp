@@ -1,5 +1,7 @@
 #include "plan/sharded_rank.h"
 
+#include <utility>
+
 #include "plan/checked.h"
 
 namespace tessera::plan {
@@ -36,6 +38,7 @@ void ShardedRank::begin_forward() {
 
 void ShardedRank::begin_backward(bool reduces) {
   in_backward_ = true;
+  begins_backward_ = true;
   reduces_ = reduces;
 }
 
@@ -51,12 +54,19 @@ void ShardedRank::touch(size_t unit) {
   for (const int other : order_.to_free(in_backward_, describe)) {
     reshard(static_cast<size_t>(other));
   }
-  if (units_[unit].state == State::Full) {
-    return;
+  const bool begins_backward = std::exchange(begins_backward_, false);
+  if (units_[unit].state != State::Full) {
+    start_gather(unit);
+    finish_gather(unit);
+    order_.record(static_cast<int>(unit));
+    gather_ahead();
+  } else if (begins_backward) {
+    gather_ahead();
   }
-  start_gather(unit);
-  finish_gather(unit);
-  const auto next = order_.record(static_cast<int>(unit));
+}
+
+void ShardedRank::gather_ahead() {
+  const auto next = order_.foreseen();
   if (next && (setup_.shards > 1 || setup_.offload)) {
     start_gather(static_cast<size_t>(*next));
   }
@@ -73,22 +83,20 @@ void ShardedRank::start_gather(size_t unit) {
       continue;
     }
     pool_.take(bundle.gathered, Kind::Full);
-    count_shards(
+    units_[unit].arrives = account_.clock.send(count_shards(
         in_backward_ ? Operation::GatherBackward : Operation::GatherForward,
         bundle,
-        bundle.gathered);
+        bundle.gathered));
   }
 }
 
-void ShardedRank::count_shards(
+int64_t ShardedRank::count_shards(
     Operation operation,
     const BundleSizes& bundle,
     int64_t bytes) {
-  if (bundle.travels_whole) {
-    account_.wire.count_sum(operation, bytes, setup_.shards);
-  } else {
-    account_.wire.count(operation, bytes, setup_.shards);
-  }
+  return bundle.travels_whole
+      ? account_.wire.count_sum(operation, bytes, setup_.shards)
+      : account_.wire.count(operation, bytes, setup_.shards);
 }
 
 void ShardedRank::finish_gather(size_t unit) {
@@ -96,6 +104,7 @@ void ShardedRank::finish_gather(size_t unit) {
     return;
   }
   units_[unit].state = State::Full;
+  account_.clock.wait_until(units_[unit].arrives);
   for (const BundleSizes& bundle : units_[unit].sizes->bundles) {
     if (!bundle.shows_shard && bundle.copies_out) {
       pool_.take(bundle.full, Kind::Full);
@@ -166,10 +175,13 @@ void ShardedRank::start_reduction(size_t unit) {
   for (const BundleSizes& bundle : units_[unit].sizes->bundles) {
     if (setup_.shards > 1) {
       account_.device.add(Kind::Gradients, bundle.reduced);
-      count_shards(Operation::ReduceScatter, bundle, bundle.gradients);
+      units_[unit].arrives = account_.clock.send(
+          count_shards(Operation::ReduceScatter, bundle, bundle.gradients));
     }
-    account_.wire.count_sum(
-        Operation::AllReduce, bundle.reduced, setup_.copies);
+    if (setup_.copies > 1) {
+      units_[unit].arrives = account_.clock.send(account_.wire.count_sum(
+          Operation::AllReduce, bundle.reduced, setup_.copies));
+    }
   }
 }
 
@@ -180,6 +192,7 @@ void ShardedRank::finish_reduction() {
   Unit& unit = units_[*reducing_];
   reducing_.reset();
   unit.waits = false;
+  account_.clock.wait_until(unit.arrives);
   for (const BundleSizes& bundle : unit.sizes->bundles) {
     if (setup_.shards > 1) {
       pool_.give(bundle.gradients, Kind::Gradients);
@@ -204,8 +217,10 @@ void ShardedRank::end_backward() {
   }
   order_.end_iteration();
   pool_.trim();
-  account_.wire.count(
-      Operation::Agreement, times(kOrderBytes, setup_.world()), setup_.world());
+  account_.clock.wait_until(account_.clock.send(account_.wire.count(
+      Operation::Agreement,
+      times(kOrderBytes, setup_.world()),
+      setup_.world())));
 }
 
 void ShardedRank::step() {

@@ -34,10 +34,12 @@ class ShardedRank : public Rank {
     int64_t gradient_bytes = 0; // of these
     bool waits = false; // a gradient buffer waits for a reduction
     bool has_shard_gradient = false;
+    double arrives = 0; // when the gather, or the reduction, ends
   };
 
   void start_gather(size_t unit);
-  void count_shards(
+  void gather_ahead();
+  int64_t count_shards(
       Operation operation,
       const BundleSizes& bundle,
       int64_t bytes);
@@ -56,6 +58,7 @@ class ShardedRank : public Rank {
   const size_t root_; // stays full until the end of backward
   engine::GatherOrder order_;
   bool in_backward_ = false;
+  bool begins_backward_ = false; // nothing was touched in it
   std::optional<size_t> reducing_;
   bool reduces_ = true;
   bool has_state_ = false; // the optimizer

@@ -1,16 +1,9 @@
 #include "plan/wire.h"
 
+#include "comm/wire_speed.h"
 #include "plan/checked.h"
 
 namespace tessera::plan {
-namespace {
-
-/// bytes * (ranks - 1) / ranks, rounded up, without overflow.
-int64_t others_part(int64_t bytes, int64_t ranks) {
-  return bytes - bytes / ranks;
-}
-
-} // namespace
 
 const char* name_of(Operation operation) {
   switch (operation) {
@@ -48,20 +41,27 @@ const char* key_of(Operation operation) {
   return "?";
 }
 
-void Wire::count(
+int64_t Wire::count(
     Operation operation,
     int64_t tensor_bytes,
     int64_t ranks,
     int64_t collectives) {
+  const int64_t sent = comm::sent_of(tensor_bytes, ranks);
   if (ranks > 1) {
-    add(operation, collectives, tensor_bytes, others_part(tensor_bytes, ranks));
+    add(operation, collectives, tensor_bytes, sent);
   }
+  return sent;
 }
 
-void Wire::count_sum(Operation operation, int64_t tensor_bytes, int64_t ranks) {
+int64_t Wire::count_sum(
+    Operation operation,
+    int64_t tensor_bytes,
+    int64_t ranks) {
+  const int64_t sent = times(comm::sent_of(tensor_bytes, ranks), 2);
   if (ranks > 1) {
-    add(operation, 1, tensor_bytes, times(others_part(tensor_bytes, ranks), 2));
+    add(operation, 1, tensor_bytes, sent);
   }
+  return sent;
 }
 
 void Wire::add(

@@ -35,8 +35,7 @@ struct Traffic {
   int64_t collectives = 0;
   /// The size of the whole tensors that are gathered or reduced, with padding.
   int64_t tensor_bytes = 0;
-  /// What each rank sends, and receives, in an algorithm that sends no byte
-  /// twice, such as a ring: (n - 1) / n of the tensors, and twice that where
+  /// What each rank sends, and receives: see comm::sent_of(). Twice that where
   /// every rank gets a sum.
   int64_t sent_bytes = 0;
 };
@@ -44,14 +43,14 @@ struct Traffic {
 class Wire {
  public:
   /// Counts tensors that are exchanged by `ranks` ranks in that many
-  /// collectives; nothing if there is one rank.
-  void count(
+  /// collectives; nothing if there is one rank. Returns what each rank sends.
+  int64_t count(
       Operation operation,
       int64_t tensor_bytes,
       int64_t ranks,
       int64_t collectives = 1);
   /// The same for one collective that gives every rank the sum.
-  void count_sum(Operation operation, int64_t tensor_bytes, int64_t ranks);
+  int64_t count_sum(Operation operation, int64_t tensor_bytes, int64_t ranks);
   /// Everything counted from now on counts `repeats` times.
   void set_repeats(int64_t repeats) {
     repeats_ = repeats;

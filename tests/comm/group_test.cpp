@@ -2,9 +2,11 @@
 #include <tessera/comm/init.h>
 #include <tessera/error.h>
 
+#include <chrono>
 #include <numeric>
 
 #include "base/byte_vector.h"
+#include "support/errors.h"
 #include "support/ranks.h"
 
 namespace tessera {
@@ -453,6 +455,42 @@ TEST(FakeGroupTest, ShapesAreThoseOfAWorldThatIsNotThere) {
   const auto half = world.split(0, 0);
   EXPECT_EQ(half->size(), 512);
   shutdown();
+}
+
+TEST(FakeGroupTest, PretendsToBeAsSlowAsAsked) {
+  using Clock = std::chrono::steady_clock;
+  const Group world = init(InitOptions()
+                               .backend("fake")
+                               .rank(0)
+                               .world_size(4)
+                               .local_rank(0)
+                               .fake_bandwidth(1e6)
+                               .fake_latency(0.05));
+  const auto output = torch::empty({4, 25000}); // 400 kB, of which 300 travel
+  const auto start = Clock::now();
+  const auto seconds = [&] {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  Work first = world.all_gather_into_async(output, torch::ones({25000}));
+  Work second = world.barrier_async();
+  EXPECT_FALSE(first.done()); // it takes 0.35 s
+  first.wait();
+  EXPECT_GE(seconds(), 0.35);
+  second.wait();
+  EXPECT_GE(seconds(), 0.40);
+  EXPECT_EQ(output.sum().item<float>(), 100000);
+  shutdown();
+}
+
+TEST(FakeGroupTest, OnlyWhatPretendsMaySlowDown) {
+  const auto error_for = [](const InitOptions& options) {
+    return testing::error_of([&] { init(options); });
+  };
+  EXPECT_THAT(
+      error_for(InitOptions().fake_bandwidth(1e9)), HasSubstr("\"fake\""));
+  EXPECT_THAT(
+      error_for(InitOptions().backend("fake").fake_latency(-1)),
+      HasSubstr("0 or more"));
 }
 
 TEST(GroupHandleTest, AnEmptyHandleSaysWhereToGetOne) {

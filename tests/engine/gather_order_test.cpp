@@ -61,6 +61,20 @@ TEST(GatherOrderTest, ForeseesEachGatherOfAnIterationThatComesAgain) {
   });
 }
 
+TEST(GatherOrderTest, GoesOnForeseeingUntilTheNextGather) {
+  GatherOrder order;
+  run(order, {1, 2, 3});
+  EXPECT_EQ(
+      order.foreseen(), std::nullopt); // the next iteration may be another
+  order.record(1);
+  EXPECT_EQ(order.foreseen(), 2);
+  EXPECT_EQ(order.foreseen(), 2);
+  order.record(2);
+  EXPECT_EQ(order.foreseen(), 3);
+  order.forget(3);
+  EXPECT_EQ(order.foreseen(), std::nullopt);
+}
+
 TEST(GatherOrderTest, ForeseesNothingMoreOnceTheOrderChanged) {
   check_property([] {
     GatherOrder order;

@@ -135,11 +135,11 @@ TEST_P(FullyShardTest, IssuesExactlyTheCollectivesOfTheSchedule) {
       // Forward: the root and each block; backward: each block again.
       EXPECT_EQ(schedule.probe_for_tests().counts.gathers, 1 + 2 * kDepth);
       EXPECT_EQ(schedule.probe_for_tests().counts.reductions, 1 + kDepth);
-      // All but the root, and the last block in backward: when its turn to be
-      // gathered ahead comes, it is still Full from forward.
+      // All but the root: the last block, which is still Full when the gather
+      // before it ends, is gathered ahead where backward begins.
       EXPECT_EQ(
           schedule.probe_for_tests().counts.prefetched,
-          step == 0 ? 0 : 2 * kDepth - 1);
+          step == 0 ? 0 : 2 * kDepth);
     }
   });
 }
@@ -325,7 +325,7 @@ TEST(FullyShardGroupsTest, TwoModelsInTurnsAreBothGatheredAhead) {
         EXPECT_EQ(schedule.probe_for_tests().counts.gathers, 1 + 2 * kDepth);
         EXPECT_EQ(
             schedule.probe_for_tests().counts.prefetched,
-            step == 0 ? 0 : 2 * kDepth - 1);
+            step == 0 ? 0 : 2 * kDepth);
       }
     }
   });

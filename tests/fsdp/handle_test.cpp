@@ -291,7 +291,7 @@ TEST(FsdpTest, TheObserverSeesWhatHappens) {
     EXPECT_EQ(seen[Kind::Reshard], seen[Kind::Gather]);
     EXPECT_EQ(seen[Kind::Reduce], 2 * (1 + kDepth));
     EXPECT_EQ(seen[Kind::ReduceWait], seen[Kind::Reduce]);
-    EXPECT_EQ(ahead, 2 * kDepth - 1);
+    EXPECT_EQ(ahead, 2 * kDepth);
     int64_t block = 0;
     int64_t root = 0;
     for (const FSDPUnit& unit : fsdp_units(*module)) {

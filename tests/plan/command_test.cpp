@@ -133,6 +133,36 @@ TEST(PlanCommandTest, SaysWhatWouldMakeItFit) {
   EXPECT_THAT(run(asked).output, HasSubstr("what would help"));
 }
 
+TEST(PlanCommandTest, PredictsTheTimeOfAStep) {
+  const std::vector<std::string> words{
+      "--layers", "2", "--width", "128", "--world", "8", "--tflops", "100"};
+  auto with_wire = words;
+  with_wire.insert(with_wire.end(), {"--bandwidth", "50GB", "--latency", "20"});
+  EXPECT_THAT(
+      run(with_wire).output,
+      AllOf(
+          HasSubstr("time per step"),
+          HasSubstr("while computing"),
+          HasSubstr("no optimizer")));
+  const json seconds = run_json(with_wire)["seconds"];
+  EXPECT_GT(seconds["computing"], 0);
+  EXPECT_GT(seconds["sending"], 7 * 20e-6); // at least the latencies
+  EXPECT_NEAR(
+      seconds["together"].get<double>(),
+      seconds["computing"].get<double>() + seconds["waiting"].get<double>(),
+      1e-12);
+  EXPECT_FALSE(
+      run_json({"--layers", "2", "--width", "128"}).contains("seconds"));
+
+  const ScratchFolder folder;
+  const std::string path = folder / "m.safetensors";
+  write_safetensors(path, {{"blocks.0.weight", "F32", {100, 100}}});
+  const json of_file =
+      run_json({path, "--tflops", "1e-6", "--tokens", "10"})["seconds"];
+  EXPECT_NEAR(of_file["computing"].get<double>(), 6 * 1e4 * 10 / 1e6, 1e-9);
+  EXPECT_THAT(run({path, "--tflops", "1"}).output, HasSubstr("--tokens N"));
+}
+
 TEST(PlanCommandTest, SuggestsNothingToARunThatFits) {
   const json plan =
       run_json({"--layers", "2", "--width", "64", "--memory", "80GB"});
@@ -354,6 +384,12 @@ TEST(PlanCommandTest, RejectsWithReasons) {
       {{"--layers", "2", "--width", "128", "--no-sync"}, "--accumulate"},
       {{"--layers", "2", "--width", "128", "--largest", "layers"}, "--memory"},
       {{"--layers", "2", "--width", "128", "--memory", "many"}, "many"},
+      {{"--layers", "2", "--width", "128", "--tflops", "0"}, "positive"},
+      {{"--layers", "2", "--width", "128", "--bandwidth", "1GB"}, "--tflops"},
+      {{"--layers", "2", "--width", "128", "-n", "2", "--tflops", "1"},
+       "--bandwidth"},
+      {{"--layers", "2", "--width", "128", "--tflops", "1", "--tokens", "5"},
+       "--tokens belongs"},
       {{"--layers", "2", "--width", "128", "--strategy", "tensor"},
        "shard_grad_op"},
       {{"--layers",

@@ -39,6 +39,13 @@ struct TESSERA_API InitOptions {
   /// "fake" pretends: one process, any world size, nothing is sent.
   TORCH_ARG(std::string, backend) = "auto";
 
+  /// With "fake", how fast it pretends to be: bytes that a rank sends, and
+  /// receives at the same time, per second, and seconds that a collective takes
+  /// beside its bytes. Collectives of a group take place one after the other,
+  /// and take no time of the processor. 0: at once.
+  TORCH_ARG(double, fake_bandwidth) = 0;
+  TORCH_ARG(double, fake_latency) = 0;
+
   /// How long joining and each collective may wait for a peer. Default: the
   /// variable TESSERA_TIMEOUT in seconds, otherwise 10 minutes.
   TORCH_ARG(std::optional<std::chrono::milliseconds>, timeout) = std::nullopt;

@@ -8,6 +8,7 @@
 
 #include "comm/backends/carrier.h"
 #include "comm/store/store.h"
+#include "comm/wire_speed.h"
 
 namespace tessera::comm {
 
@@ -19,6 +20,7 @@ struct BackendConfig {
   Milliseconds timeout{0};
   std::string address; // this host's, numeric, as the peers reach it
   int ranks_on_host = 1; // of the whole world: does each rank have a core?
+  WireSpeed fake_wire; // of the fake backend
   std::string call = "init"; // for messages: the call that makes the group
 
   int size() const {
@@ -40,7 +42,7 @@ CarrierPtr make_shm_backend(const BackendConfig& config);
 
 /// The backend of a rank whose peers do not exist: gathers repeat this rank's
 /// input, reductions leave the input as it is, and so do broadcasts, scatters
-/// and messages from the others.
+/// and messages from the others. They take the time that config.fake_wire says.
 CarrierPtr make_fake_backend(const BackendConfig& config);
 
 /// Whether this build has NCCL. Without NCCL make_nccl_backend() throws an

@@ -1,27 +1,88 @@
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+
 #include "comm/backends/backends.h"
 #include "comm/backends/c10d_carrier.h"
 #include "comm/backends/done_work.h"
+#include "comm/backends/queued_work.h"
+#include "comm/shm/op_queue.h"
 
 namespace tessera::comm {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
+int64_t bytes_of(const Tensors& tensors) {
+  int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    bytes += static_cast<int64_t>(tensor.nbytes());
+  }
+  return bytes;
+}
+
+/// Makes collectives take the time that they would take on a network: one after
+/// the other, on a thread that sleeps, so that they take nothing from those who
+/// compute.
+class FakeWire {
+ public:
+  explicit FakeWire(const WireSpeed& speed) : speed_(speed) {}
+  ~FakeWire() {
+    queue_->stop();
+  }
+  FakeWire(const FakeWire&) = delete;
+  FakeWire& operator=(const FakeWire&) = delete;
+
+  WorkPtr carry(c10d::OpType type, Tensors outputs, int64_t sent_bytes) {
+    auto work =
+        c10::make_intrusive<QueuedWork>(type, std::move(outputs), queue_);
+    work->start(
+        [end = end_of(sent_bytes)] { std::this_thread::sleep_until(end); });
+    return work;
+  }
+
+ private:
+  using Time = std::chrono::steady_clock::time_point;
+
+  Time end_of(int64_t sent_bytes) {
+    const std::chrono::duration<double> takes(speed_.seconds(sent_bytes));
+    const MutexLock lock(mutex_);
+    free_at_ = std::max(free_at_, std::chrono::steady_clock::now()) +
+        std::chrono::duration_cast<Time::duration>(takes);
+    return free_at_;
+  }
+
+  const WireSpeed speed_;
+  const std::shared_ptr<shm::OpQueue> queue_ = std::make_shared<shm::OpQueue>();
+
+  Mutex mutex_;
+  Time free_at_ TESSERA_GUARDED_BY(mutex_);
+};
+
 /// Shapes and memory as if all ranks were there; nothing is sent.
 class FakeBackend : public c10d::Backend {
  public:
-  FakeBackend(int rank, int size) : Backend(rank, size) {}
+  FakeBackend(int rank, int size, const WireSpeed& speed)
+      : Backend(rank, size) {
+    if (std::isfinite(speed.bytes_per_second) || speed.latency_seconds > 0) {
+      wire_.emplace(speed);
+    }
+  }
 
   const std::string getBackendName() const override {
     return "fake";
   }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions&) override {
-    return done(c10d::OpType::BROADCAST, tensors);
+    return done(c10d::OpType::BROADCAST, tensors, bytes_of(tensors));
   }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions&) override {
-    return done(c10d::OpType::ALLREDUCE, tensors);
+    return done(c10d::OpType::ALLREDUCE, tensors, 2 * part_of(tensors));
   }
 
   WorkPtr _allgather_base(
@@ -30,7 +91,7 @@ class FakeBackend : public c10d::Backend {
       const c10d::AllgatherOptions&) override {
     auto parts = output.view({getSize(), -1});
     parts.copy_(input.reshape({1, -1}).expand_as(parts));
-    return done(c10d::OpType::_ALLGATHER_BASE, {output});
+    return done(c10d::OpType::_ALLGATHER_BASE, {output}, part_of({output}));
   }
 
   WorkPtr allgather(
@@ -40,7 +101,7 @@ class FakeBackend : public c10d::Backend {
     for (at::Tensor& output : outputs.at(0)) {
       output.copy_(inputs.at(0));
     }
-    return done(c10d::OpType::ALLGATHER, outputs.at(0));
+    return done(c10d::OpType::ALLGATHER, outputs.at(0), part_of(outputs.at(0)));
   }
 
   WorkPtr _reduce_scatter_base(
@@ -49,7 +110,7 @@ class FakeBackend : public c10d::Backend {
       const c10d::ReduceScatterOptions&) override {
     output.copy_(
         input.view({getSize(), -1}).select(0, getRank()).view_as(output));
-    return done(c10d::OpType::_REDUCE_SCATTER_BASE, {output});
+    return done(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, part_of({input}));
   }
 
   WorkPtr alltoall_base(
@@ -62,11 +123,11 @@ class FakeBackend : public c10d::Backend {
     output.view(-1)
         .narrow(0, 0, count)
         .copy_(input.view(-1).narrow(0, 0, count));
-    return done(c10d::OpType::ALLTOALL_BASE, {output});
+    return done(c10d::OpType::ALLTOALL_BASE, {output}, part_of({input}));
   }
 
   WorkPtr barrier(const c10d::BarrierOptions&) override {
-    return done(c10d::OpType::BARRIER, {});
+    return done(c10d::OpType::BARRIER, {}, 0);
   }
 
   WorkPtr gather(
@@ -77,7 +138,7 @@ class FakeBackend : public c10d::Backend {
     for (at::Tensor& part : parts) {
       part.copy_(inputs.at(0));
     }
-    return done(c10d::OpType::GATHER, std::move(parts));
+    return done(c10d::OpType::GATHER, std::move(parts), bytes_of(inputs));
   }
 
   WorkPtr scatter(
@@ -87,25 +148,34 @@ class FakeBackend : public c10d::Backend {
     if (!inputs.empty()) {
       outputs.at(0).copy_(inputs.front().at(static_cast<size_t>(getRank())));
     }
-    return done(c10d::OpType::SCATTER, outputs);
+    return done(c10d::OpType::SCATTER, outputs, bytes_of(outputs));
   }
 
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions&) override {
-    return done(c10d::OpType::REDUCE, tensors);
+    return done(c10d::OpType::REDUCE, tensors, bytes_of(tensors));
   }
 
   WorkPtr send(Tensors& tensors, int, int) override {
-    return done(c10d::OpType::SEND, tensors);
+    return done(c10d::OpType::SEND, tensors, bytes_of(tensors));
   }
 
   WorkPtr recv(Tensors& tensors, int, int) override {
-    return done(c10d::OpType::RECV, tensors);
+    return done(c10d::OpType::RECV, tensors, bytes_of(tensors));
   }
 
  private:
-  static WorkPtr done(c10d::OpType type, Tensors outputs) {
+  int64_t part_of(const Tensors& tensors) const {
+    return sent_of(bytes_of(tensors), getSize());
+  }
+
+  WorkPtr done(c10d::OpType type, Tensors outputs, int64_t sent_bytes) {
+    if (wire_) {
+      return wire_->carry(type, std::move(outputs), sent_bytes);
+    }
     return c10::make_intrusive<DoneWork>(type, std::move(outputs));
   }
+
+  std::optional<FakeWire> wire_; // nothing: nothing takes time
 };
 
 /// Messages are taken, and what is received is what was there before.
@@ -129,7 +199,8 @@ class FakeCarrier : public C10dCarrier {
 
 CarrierPtr make_fake_backend(const BackendConfig& config) {
   return std::make_shared<FakeCarrier>(
-      c10::make_intrusive<FakeBackend>(config.rank, config.size()),
+      c10::make_intrusive<FakeBackend>(
+          config.rank, config.size(), config.fake_wire),
       Capabilities{.takes_every_dtype = true});
 }
 

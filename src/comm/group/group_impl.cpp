@@ -87,6 +87,7 @@ GroupImpl::GroupImpl(
       .timeout = world_->timeout,
       .address = world_->address,
       .ranks_on_host = count_on_host(*world_),
+      .fake_wire = world_->fake_wire,
       .call = size() == world_->size() ? "init" : "split"};
   cpu_ = make_cpu_carrier(config);
   process_group_ =

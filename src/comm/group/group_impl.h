@@ -27,6 +27,7 @@ struct WorldInfo {
   std::vector<int> host_of; // by global rank: a number for each host
   std::string address; // this host's, numeric, as the peers reach it
   std::string backend; // InitOptions::backend
+  WireSpeed fake_wire; // by InitOptions
   bool use_nccl = false;
   bool compare_calls = false; // TESSERA_CHECK=1
   Milliseconds timeout{0};

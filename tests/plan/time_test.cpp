@@ -1,0 +1,114 @@
+// The time of a step, without running anything.
+#include <algorithm>
+
+#include "plan/clock.h"
+#include "plan/plan.h"
+
+namespace tessera::plan {
+namespace {
+
+TEST(ClockTest, TheWireCarriesOneCollectiveAtATimeBesideComputing) {
+  Clock clock(
+      {.flops = 10, .wire = {.bytes_per_second = 4, .latency_seconds = 1}});
+  const double first = clock.send(8);
+  const double second = clock.send(4);
+  EXPECT_DOUBLE_EQ(first, 1 + 2);
+  EXPECT_DOUBLE_EQ(second, 3 + 1 + 1);
+  clock.compute(20); // 2 s
+  clock.wait_until(first);
+  EXPECT_DOUBLE_EQ(clock.now(), 3);
+  clock.compute(50);
+  clock.wait_until(second); // has been there for long
+  EXPECT_DOUBLE_EQ(clock.time().together, 8);
+  EXPECT_DOUBLE_EQ(clock.time().computing, 7);
+  EXPECT_DOUBLE_EQ(clock.time().waiting(), 1);
+  EXPECT_DOUBLE_EQ(clock.time().sending, 5);
+  EXPECT_DOUBLE_EQ(clock.send(4), 8 + 2); // the wire is idle
+}
+
+TEST(ClockTest, NothingTakesTimeWithoutSpeeds) {
+  Clock clock;
+  clock.compute(1e30);
+  clock.wait_until(clock.send(INT64_MAX));
+  EXPECT_EQ(clock.now(), 0);
+  EXPECT_FALSE(Speeds().are_known());
+}
+
+TEST(ClockTest, RepeatsCountLikeTheFirst) {
+  Clock clock({.flops = 10, .wire = {.bytes_per_second = 4}});
+  const StepTime before = clock.time();
+  clock.compute(10);
+  clock.wait_until(clock.send(8));
+  clock.repeat_since(before, 3);
+  EXPECT_DOUBLE_EQ(clock.time().together, 4 * 3);
+  EXPECT_DOUBLE_EQ(clock.time().computing, 4);
+  EXPECT_DOUBLE_EQ(clock.time().sending, 4 * 2);
+}
+
+constexpr GptShape kShape{
+    .layers = 12,
+    .width = 768,
+    .heads = 12,
+    .vocabulary = 50257,
+    .length = 1024};
+
+StepTime time_of(const TrainingSetup& setup) {
+  return make_plan(GptSubject{kShape, {.batch = 4}}, setup).time;
+}
+
+Speeds speeds(double bandwidth) {
+  return {.flops = 4e14, .wire = {.bytes_per_second = bandwidth}};
+}
+
+TEST(StepTimeTest, ComputesSixOperationsForEachParameterAndToken) {
+  const double tokens = 4 * 1024;
+  // All but the positions, and attention: the trainer counts alike for MFU.
+  const double multiplied = 124.44e6 - 1024 * 768;
+  const double flops = tokens * (6 * multiplied + 12.0 * 12 * 768 * 1024);
+  const StepTime time = time_of({.speeds = speeds(50e9)});
+  EXPECT_NEAR(time.computing, flops / 4e14, 0.001 * time.computing);
+  EXPECT_EQ(time.sending, 0); // one rank
+  EXPECT_NEAR(time.together, time.computing, 1e-9);
+}
+
+TEST(StepTimeTest, IsAtLeastEachLaneAndAtMostBoth) {
+  for (const Engine engine : {Engine::Sharded, Engine::Ddp, Engine::Zero}) {
+    for (const double bandwidth : {1e9, 20e9, 50e9, 400e9}) {
+      TrainingSetup setup{.engine = engine, .speeds = speeds(bandwidth)};
+      (engine == Engine::Sharded ? setup.shards : setup.copies) = 64;
+      const StepTime time = time_of(setup);
+      EXPECT_GE(time.together, std::max(time.computing, time.sending) - 1e-9);
+      EXPECT_LE(time.together, time.computing + time.sending + 1e-9);
+      EXPECT_GT(time.sending, 0);
+    }
+  }
+}
+
+/// Only the first gather and the last reduction have nothing to hide behind.
+TEST(StepTimeTest, WaitsForLittleWhereComputingTakesLonger) {
+  TrainingSetup setup{
+      .shards = 64,
+      .param_dtype = format::DType::BFloat16,
+      .speeds = speeds(200e9)};
+  const StepTime time = time_of(setup);
+  ASSERT_GT(time.computing, 1.2 * time.sending);
+  const double root = 50257 * 768 + 1024 * 768 + 2 * 768;
+  const double ends = (2 + 4) * root * 63 / 64 / 200e9;
+  EXPECT_LE(time.together, 1.05 * (time.computing + ends));
+  setup.reshard_after_forward = false; // nothing is gathered in backward
+  EXPECT_LT(time_of(setup).sending, time.sending);
+}
+
+TEST(StepTimeTest, AccumulationMultipliesWhatItRepeats) {
+  TrainingSetup setup{.shards = 8, .speeds = speeds(50e9)};
+  const StepTime one = time_of(setup);
+  setup.accumulate = 10;
+  const StepTime ten = time_of(setup);
+  EXPECT_NEAR(ten.together, 10 * one.together, 1e-6 * ten.together);
+  EXPECT_NEAR(ten.sending, 10 * one.sending, 1e-6 * ten.sending);
+  setup.syncs_always = false;
+  EXPECT_LT(time_of(setup).sending, ten.sending);
+}
+
+} // namespace
+} // namespace tessera::plan
