@@ -68,7 +68,9 @@ BpeModel::BpeModel(const BpeParts& parts)
   for (size_t i = 0; i < parts.merges.size(); ++i) {
     const auto& [left, right] = parts.merges[i];
     const std::string where = "model.merges[" + std::to_string(i) + "]";
-    merges_[key_of(id_in(parts, left, where), id_in(parts, right, where))] = {
+    const int32_t left_id = id_in(parts, left, where);
+    const int32_t right_id = id_in(parts, right, where);
+    merges_[key_of(left_id, right_id)] = {
         .rank = static_cast<int32_t>(i),
         .token = id_in(parts, left + right, where)};
   }

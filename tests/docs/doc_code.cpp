@@ -226,6 +226,7 @@ int main(int argc, char** argv) {
     }
   }
   int count = static_cast<int>(words.size());
+  words.push_back(nullptr); // as main's own argv ends
   ::testing::InitGoogleTest(&count, words.data());
   if (!is_first) {
     auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
