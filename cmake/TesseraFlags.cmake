@@ -26,6 +26,11 @@ endif()
 target_compile_options(tessera_options INTERFACE
   -fPIC -fno-omit-frame-pointer -Winvalid-pch)
 
+# at::RecordFunction has one member less with NDEBUG, and LibTorch is released with
+# NDEBUG: without it, as in a debug build, ours would read the wrong bytes.
+target_compile_definitions(tessera_options INTERFACE
+  $<$<NOT:$<CONFIG:Release,RelWithDebInfo,MinSizeRel>>:NDEBUG>)
+
 if(TESSERA_SANITIZE)
   target_compile_options(tessera_options INTERFACE
     -fsanitize=${TESSERA_SANITIZE} -fno-sanitize-recover=all)

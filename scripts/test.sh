@@ -69,10 +69,10 @@ build() {
   return "$status"
 }
 
-# Two programs at a time: each runs several ranks of its own, but a test of timeouts
-# or of dead ranks mostly waits.
+# Three programs at a time, whatever the cores: each runs several ranks of its own, but
+# a test of timeouts or of dead ranks mostly waits.
 run_tests() {
-  ctest --test-dir "$release" --output-on-failure --no-tests=error -j 2 \
+  ctest --test-dir "$release" --output-on-failure --no-tests=error -j 3 \
     --timeout 5400 --output-junit "$PWD/$ctest_report"
 }
 

@@ -87,8 +87,8 @@ std::string plan_json(const plan::Answer& answer) {
     json["seconds"] = {
         {"computing", plan.time.computing},
         {"sending", plan.time.sending},
-        {"waiting", plan.time.waiting()},
-        {"together", plan.time.together}};
+        {"waiting", plan.time.waiting},
+        {"step", plan.time.together()}};
   }
   json["units"] = ordered_json::array();
   for (const UnitLine& unit : plan.units) {

@@ -143,9 +143,9 @@ std::string time_table(const plan::StepTime& time, const Style& style) {
   line(
       "sending",
       time.sending,
-      milliseconds(time.sending - time.waiting()) + " of it while computing");
-  line("waiting", time.waiting(), "for the wire");
-  line("together", time.together, "computing and waiting");
+      milliseconds(time.hidden()) + " of it while computing");
+  line("waiting", time.waiting, "for the wire");
+  line("together", time.together(), "computing and waiting");
   return text;
 }
 

@@ -113,8 +113,10 @@ DistributedSampler::DistributedSampler(
 DistributedSampler::DistributedSampler(
     std::shared_ptr<const Order> order,
     SamplerOptions options,
-    std::string_view call)
-    : call_(call), order_(std::move(order)), options_(std::move(options)) {
+    std::string call)
+    : call_(std::move(call)),
+      order_(std::move(order)),
+      options_(std::move(options)) {
   options_.group(group_or_world(options_.group()));
   if (const auto& group = options_.group()) {
     agree_on(*group, call_, *order_, options_);

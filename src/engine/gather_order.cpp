@@ -22,7 +22,7 @@ void GatherOrder::begin_iteration(int first) {
   is_iteration_ended_ = false;
 }
 
-std::optional<int> GatherOrder::record(int unit) {
+void GatherOrder::record(int unit) {
   if (is_iteration_ended_) {
     begin_iteration(unit);
   }
@@ -32,7 +32,6 @@ std::optional<int> GatherOrder::record(int unit) {
   foresees_ =
       foresees_ && position_ < expected_.size() && expected_[position_] == unit;
   ++position_;
-  return foreseen();
 }
 
 std::optional<int> GatherOrder::foreseen() const {

@@ -17,11 +17,12 @@ namespace tessera::engine {
 ///
 /// Foresight. The order of gathers is recorded from one end of backward to the
 /// next. In the next iteration the gather that followed the current one is
-/// foreseen, and started ahead: as soon as the current one is finished, or
-/// where backward begins, if the unit was still Full from forward then.
-/// Iterations that begin with the same unit are taken for the same: a program
-/// may train several models in turns. A gather out of order is right all the
-/// same: nothing is foreseen until the next iteration.
+/// foreseen, and started ahead: as soon as the current gather is finished. The
+/// last unit of forward is often the first of backward, and still Full then:
+/// its gather is started where backward begins. Iterations that begin with the
+/// same unit are taken for the same: a program may train several models in
+/// turns. A gather out of order is right all the same: nothing is foreseen
+/// until the next iteration.
 ///
 /// Units that die stay in recorded orders as gaps, so that ranks go on
 /// foreseeing the same gathers.
@@ -71,8 +72,8 @@ class GatherOrder {
     return result;
   }
 
-  /// Records a gather that a touch needed. Returns foreseen().
-  std::optional<int> record(int unit);
+  /// Records a gather that a touch needed.
+  void record(int unit);
   /// The unit whose gather is to be started now: the one that followed last
   /// time.
   std::optional<int> foreseen() const;

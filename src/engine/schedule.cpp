@@ -192,9 +192,7 @@ void Schedule::gather_ahead() {
     return;
   }
   Unit& unit = *units_.at(*next);
-  // A gather would hide from backward that the shard was changed.
-  const bool is_refused = in_backward() && unit.is_stale();
-  if (is_worth_gathering_ahead(unit) && !is_refused) {
+  if (is_worth_gathering_ahead(unit)) {
     start_gather(unit, /*ahead=*/true);
   }
 }

@@ -47,14 +47,15 @@ struct Reductions {
 /// gives each rank random numbers of its own if the program asked for that
 /// (seed.h).
 ///
-/// Backward (schedule_backward.cpp): a touch does the same, the first one even
-/// if what it touches is Full already. When the gradients
-/// of a unit are there, its node hands them over: the reduction of the unit
-/// before is finished, the gradients are copied to where they travel from, this
-/// unit is freed (unless it is the root), and its reduction starts. It runs
-/// beside the backward of the next unit; more in flight would each hold a full
-/// gradient. At the end of backward the last reduction is finished, everything
-/// is freed, and the ranks compare what they did.
+/// Backward (schedule_backward.cpp): a touch does the same, and the first one
+/// starts the foreseen gather even if what it touches is Full. When the
+/// gradients of a unit are there, its node hands them over: the reduction of
+/// the unit before is finished, the gradients are copied to where they travel
+/// from, this unit is freed (unless it is the root), and its reduction starts.
+/// It runs beside the backward of the next unit; more in flight would each hold
+/// a full gradient. At the end of backward the last reduction is finished,
+/// everything is freed (but a root that goes on accumulating), and the ranks
+/// compare what they did.
 ///
 /// Autograd's graph task id tells whether this thread is in a backward.
 /// OpenBackwards (libtorch/backward_hooks.h) calls end_backward() when autograd

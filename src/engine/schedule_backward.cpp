@@ -57,6 +57,12 @@ void drop_unused(
   }
 }
 
+/// A root whose gradients are still being accumulated: the next forward begins
+/// with it, and no optimizer steps before that. A write makes it stale.
+bool stays_for_next_forward(Unit& unit) {
+  return unit.is_root() && !unit.gradients().syncs();
+}
+
 } // namespace
 
 torch::autograd::variable_list GatherNode::apply(
@@ -131,7 +137,10 @@ void Schedule::end_backward() {
     finish_reduction();
   }
   for (const int number : std::vector<int>(order_.held())) {
-    reshard(*units_.at(number));
+    Unit& unit = *units_.at(number);
+    if (!stays_for_next_forward(unit)) {
+      reshard(unit);
+    }
   }
   for (const auto& [number, unit] : units_) {
     unit->gradients().release_hooks();

@@ -1,6 +1,7 @@
 // The time of a step: what is computed and what is sent, side by side.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -22,13 +23,16 @@ struct Speeds {
 
 /// Where the seconds of a step go.
 struct StepTime {
-  double together = 0;
   double computing = 0;
+  double waiting = 0; // for the wire
   double sending = 0; // the wire is busy
 
-  /// The rank waits for the wire.
-  double waiting() const {
-    return together - computing;
+  double together() const {
+    return computing + waiting;
+  }
+  /// Of sending.
+  double hidden() const {
+    return std::max(0.0, sending - waiting);
   }
 };
 
@@ -58,8 +62,12 @@ class Clock {
     return now_;
   }
   /// Since the last reset().
-  StepTime time() const;
-  void reset();
+  const StepTime& time() const {
+    return time_;
+  }
+  void reset() {
+    time_ = {};
+  }
   /// What took place since `before` takes place so many times more.
   void repeat_since(const StepTime& before, int64_t times);
 
@@ -67,9 +75,7 @@ class Clock {
   Speeds speeds_;
   double now_ = 0; // of the computing lane
   double wire_free_ = 0;
-  double began_ = 0; // at reset()
-  double computing_ = 0; // since
-  double sending_ = 0; // since
+  StepTime time_; // since reset()
 };
 
 } // namespace tessera::plan

@@ -1,8 +1,8 @@
 #include "plan/ledger.h"
 
 #include <algorithm>
-#include <cassert>
 #include <numeric>
+#include <stdexcept>
 
 #include "plan/checked.h"
 
@@ -44,9 +44,11 @@ void Ledger::add(Kind kind, int64_t bytes) {
 
 void Ledger::drop(Kind kind, int64_t bytes) {
   int64_t& mine = now_.by_kind[static_cast<size_t>(kind)];
+  if (bytes > mine) {
+    throw std::logic_error("more is freed than there was");
+  }
   mine -= bytes;
   total_ -= bytes;
-  assert(mine >= 0 && "more is freed than there was");
 }
 
 void Ledger::reset_peak() {

@@ -26,7 +26,7 @@ struct GptSubject {
 struct ModelSubject {
   Model model;
   std::optional<int64_t> activation_bytes = std::nullopt;
-  /// Tokens per rank per backward, of which each parameter computes.
+  /// Tokens per rank per backward, by which each parameter is multiplied.
   int64_t tokens = 0;
 };
 

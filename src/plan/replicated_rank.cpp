@@ -83,19 +83,18 @@ void ReplicatedRank::add_gradient(size_t unit, size_t param) {
     account_.device.add(Kind::Buffers, bytes_);
     has_buckets_ = true;
   }
-  if (!one.came) {
-    order_.push_back(number);
-  }
+  std::erase(order_, number); // complete when the last contribution came
+  order_.push_back(number);
   one.has_gradient = true;
   one.came = true;
-  one.made = account_.clock.now();
+  one.made_at = account_.clock.now();
 }
 
 void ReplicatedRank::end_backward() {
   std::vector<ddp::GradientSize> gradients;
-  std::vector<double> made;
+  std::vector<double> made_at;
   for (const size_t param : order_) {
-    made.push_back(params_[param].made);
+    made_at.push_back(params_[param].made_at);
     gradients.push_back(
         {.bytes = params_[param].bytes,
          .kind = static_cast<int64_t>(params_[param].dtype)});
@@ -107,13 +106,13 @@ void ReplicatedRank::end_backward() {
   }
   for (const auto& bucket : ddp::pack_buckets(gradients, {})) {
     int64_t bytes = 0;
-    double is_full = 0; // when
+    double full_at = 0;
     for (const size_t gradient : bucket) {
       bytes += gradients[gradient].bytes;
-      is_full = std::max(is_full, made[gradient]);
+      full_at = std::max(full_at, made_at[gradient]);
     }
     account_.clock.send_at(
-        is_full,
+        full_at,
         account_.wire.count_sum(Operation::AllReduce, bytes, setup_.world()));
   }
   // Behind the buckets.

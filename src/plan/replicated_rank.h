@@ -33,7 +33,7 @@ class ReplicatedRank : public Rank {
     format::DType dtype = format::DType::Float32;
     bool has_gradient = false;
     bool came = false; // in this backward
-    double made = 0; // when
+    double made_at = 0;
   };
 
   void add_params(const Model& model);

@@ -121,7 +121,7 @@ ModelSubject checkpoint_of(const Request& request, Notes& notes) {
   }
   if (request.tokens) {
     notes.emplace_back(
-        "time: each parameter is multiplied once for each token in forward; attention is not counted");
+        "time: each parameter is multiplied once for each token in forward; attention is not counted; the root's gradients come first in backward");
   }
   return {
       .model = std::move(found.model),

@@ -58,16 +58,16 @@ void place_ranks(
   setup.is_whole = strategy == "no_shard";
 }
 
-/// A number that was given and is not positive, or not finite, is refused.
-void check_speed(const char* flag, std::optional<double> value) {
-  if (value && !(std::isfinite(*value) && *value > 0)) {
-    throw PlanError(std::string(flag) + ": expected a positive number.");
-  }
-}
-
 Speeds speeds_of(const Request& request, int64_t world) {
-  check_speed("--tflops", request.tflops);
-  if (request.latency_us && !(*request.latency_us >= 0)) {
+  const double flops = request.tflops.value_or(1) * 1e12;
+  if (!(std::isfinite(flops) && flops > 0)) {
+    throw PlanError("--tflops: expected a positive number.");
+  }
+  if (request.bandwidth.value_or(1) < 1) {
+    throw PlanError("--bandwidth: expected bytes per second, 1 or more.");
+  }
+  const double latency_us = request.latency_us.value_or(0);
+  if (!(std::isfinite(latency_us) && latency_us >= 0)) {
     throw PlanError("--latency: expected microseconds, 0 or more.");
   }
   if (!request.tflops) {
@@ -81,11 +81,11 @@ Speeds speeds_of(const Request& request, int64_t world) {
     throw PlanError(
         "the time of a step on several ranks needs --bandwidth too: what a rank sends per second, such as 50GB.");
   }
-  Speeds speeds{.flops = *request.tflops * 1e12};
+  Speeds speeds{.flops = flops};
   if (request.bandwidth) {
     speeds.wire = {
         .bytes_per_second = static_cast<double>(*request.bandwidth),
-        .latency_seconds = request.latency_us.value_or(0) * 1e-6};
+        .latency_seconds = latency_us * 1e-6};
   }
   return speeds;
 }

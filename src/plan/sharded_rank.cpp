@@ -1,5 +1,6 @@
 #include "plan/sharded_rank.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "plan/checked.h"
@@ -83,11 +84,22 @@ void ShardedRank::start_gather(size_t unit) {
       continue;
     }
     pool_.take(bundle.gathered, Kind::Full);
-    units_[unit].arrives = account_.clock.send(count_shards(
-        in_backward_ ? Operation::GatherBackward : Operation::GatherForward,
-        bundle,
-        bundle.gathered));
+    note_sent(
+        units_[unit],
+        count_shards(
+            in_backward_ ? Operation::GatherBackward : Operation::GatherForward,
+            bundle,
+            bundle.gathered));
   }
+}
+
+void ShardedRank::note_sent(Unit& unit, int64_t sent_bytes) {
+  unit.arrives_at = std::max(unit.arrives_at, account_.clock.send(sent_bytes));
+}
+
+int64_t ShardedRank::count_copies(const BundleSizes& bundle) {
+  return account_.wire.count_sum(
+      Operation::AllReduce, bundle.reduced, setup_.copies);
 }
 
 int64_t ShardedRank::count_shards(
@@ -104,7 +116,7 @@ void ShardedRank::finish_gather(size_t unit) {
     return;
   }
   units_[unit].state = State::Full;
-  account_.clock.wait_until(units_[unit].arrives);
+  account_.clock.wait_until(units_[unit].arrives_at);
   for (const BundleSizes& bundle : units_[unit].sizes->bundles) {
     if (!bundle.shows_shard && bundle.copies_out) {
       pool_.take(bundle.full, Kind::Full);
@@ -175,12 +187,11 @@ void ShardedRank::start_reduction(size_t unit) {
   for (const BundleSizes& bundle : units_[unit].sizes->bundles) {
     if (setup_.shards > 1) {
       account_.device.add(Kind::Gradients, bundle.reduced);
-      units_[unit].arrives = account_.clock.send(
+      note_sent(
+          units_[unit],
           count_shards(Operation::ReduceScatter, bundle, bundle.gradients));
-    }
-    if (setup_.copies > 1) {
-      units_[unit].arrives = account_.clock.send(account_.wire.count_sum(
-          Operation::AllReduce, bundle.reduced, setup_.copies));
+    } else {
+      note_sent(units_[unit], count_copies(bundle));
     }
   }
 }
@@ -192,10 +203,12 @@ void ShardedRank::finish_reduction() {
   Unit& unit = units_[*reducing_];
   reducing_.reset();
   unit.waits = false;
-  account_.clock.wait_until(unit.arrives);
+  account_.clock.wait_until(unit.arrives_at);
   for (const BundleSizes& bundle : unit.sizes->bundles) {
     if (setup_.shards > 1) {
       pool_.give(bundle.gradients, Kind::Gradients);
+      // Only what the shards have summed up can be averaged over the copies.
+      account_.clock.wait_until(account_.clock.send(count_copies(bundle)));
     }
     if (bundle.converts_gradient) {
       home_.add(Kind::Gradients, bundle.shard_gradient);
@@ -212,8 +225,11 @@ void ShardedRank::finish_reduction() {
 
 void ShardedRank::end_backward() {
   finish_reduction();
-  for (const int unit : std::vector<int>(order_.held())) {
-    reshard(static_cast<size_t>(unit));
+  for (const int held : std::vector<int>(order_.held())) {
+    const auto unit = static_cast<size_t>(held);
+    if (unit != root_ || reduces_) { // else the next forward begins with it
+      reshard(unit);
+    }
   }
   order_.end_iteration();
   pool_.trim();

@@ -34,11 +34,13 @@ class ShardedRank : public Rank {
     int64_t gradient_bytes = 0; // of these
     bool waits = false; // a gradient buffer waits for a reduction
     bool has_shard_gradient = false;
-    double arrives = 0; // when the gather, or the reduction, ends
+    double arrives_at = 0; // what is gathered or reduced
   };
 
   void start_gather(size_t unit);
   void gather_ahead();
+  void note_sent(Unit& unit, int64_t sent_bytes);
+  int64_t count_copies(const BundleSizes& bundle);
   int64_t count_shards(
       Operation operation,
       const BundleSizes& bundle,

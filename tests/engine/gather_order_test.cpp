@@ -26,7 +26,8 @@ std::vector<int> any_order() {
 Foreseen run(GatherOrder& order, const std::vector<int>& units) {
   Foreseen foreseen;
   for (const int unit : units) {
-    foreseen.push_back(order.record(unit));
+    order.record(unit);
+    foreseen.push_back(order.foreseen());
   }
   order.end_iteration();
   return foreseen;
@@ -126,7 +127,8 @@ TEST(GatherOrderTest, ForeseesPastTheGapOfADeadUnit) {
       if (units[i] == dead) { // nobody can touch it, so the order changes
         break;
       }
-      foreseen.push_back(order.record(units[i]));
+      order.record(units[i]);
+      foreseen.push_back(order.foreseen());
     }
     expected.resize(foreseen.size());
     RC_ASSERT(foreseen == expected);
@@ -157,7 +159,8 @@ TEST(GatherOrderTest, NeverForeseesADeadUnit) {
           break;
         default:
           if (!dead.contains(unit)) {
-            const auto next = order.record(unit);
+            order.record(unit);
+            const auto next = order.foreseen();
             RC_ASSERT(!next || !dead.contains(*next));
           }
       }
@@ -185,9 +188,11 @@ TEST(GatherOrderTest, ARecordHasAnEnd) {
   }
   order.end_iteration();
   for (size_t i = 0; i + 1 < GatherOrder::kMaxRecord; ++i) {
-    ASSERT_TRUE(order.record(static_cast<int>(i % 2)).has_value());
+    order.record(static_cast<int>(i % 2));
+    ASSERT_TRUE(order.foreseen().has_value());
   }
-  EXPECT_FALSE(order.record(1).has_value());
+  order.record(1);
+  EXPECT_FALSE(order.foreseen().has_value());
 }
 
 /// Holdings of all units, and the units held, oldest first.

@@ -100,6 +100,40 @@ TEST_P(FullyShardTest, AccumulationMatchesOneLargeBatch) {
   });
 }
 
+TEST_P(FullyShardTest, AccumulationGathersTheRootOnce) {
+  run([&](const Group& world) {
+    auto model = make_stack();
+    auto plain = make_stack();
+    shard_blocks(model, options());
+    auto& counts = engine::Schedule::of(world)->probe_for_tests().counts;
+    const auto gathers_of_backward = [&] {
+      counts = {};
+      loss_of(model, tokens(world.rank(), 0)).backward();
+      return counts.gathers;
+    };
+    const int64_t all = world.size() == 1 ? 0 : 1 + 2 * kDepth;
+    const int64_t blocks = world.size() == 1 ? 0 : 2 * kDepth;
+    set_requires_gradient_sync(*model, false);
+    EXPECT_EQ(gathers_of_backward(), all);
+    EXPECT_EQ(gathers_of_backward(), blocks);
+    // Whoever writes in between finds the new values in the next forward.
+    for (Stack* written : {&model, &plain}) {
+      const at::NoGradGuard no_grad;
+      for (const at::Tensor& param : parameters(**written)) {
+        param.mul_(1.5);
+      }
+    }
+    EXPECT_NEAR(
+        loss_of(model, tokens(0, 0)).item<double>(),
+        loss_of(plain, tokens(0, 0)).item<double>(),
+        1e-9);
+    set_requires_gradient_sync(*model, true);
+    EXPECT_EQ(
+        gathers_of_backward(), blocks); // the loss above gathered the root
+    EXPECT_EQ(gathers_of_backward(), all);
+  });
+}
+
 TEST_P(FullyShardTest, ClipGivesTheNormOfTheUnshardedGradients) {
   run([&](const Group& world) {
     auto plain = make_stack();
@@ -328,6 +362,40 @@ TEST(FullyShardGroupsTest, TwoModelsInTurnsAreBothGatheredAhead) {
             step == 0 ? 0 : 2 * kDepth);
       }
     }
+  });
+}
+
+TEST(FullyShardGroupsTest, AWriteToOneOfTwoModelsIsFoundInTheirBackward) {
+  on_ranks(2, [](const Group&) {
+    torch::manual_seed(0);
+    const auto make = [] {
+      torch::nn::Sequential model(
+          torch::nn::Linear(3, 3), torch::nn::Linear(3, 3));
+      for (const auto& child : model->children()) {
+        fully_shard(*child);
+      }
+      fully_shard(*model); // its root has no parameters that backward reads
+      return model;
+    };
+    auto first = make();
+    auto second = make();
+    const auto loss = [&] {
+      const auto input = torch::ones({2, 3});
+      const auto of_first = first->forward(input).sum();
+      return of_first + second->forward(input).sum();
+    };
+    loss().backward();
+    loss().backward(); // gathers ahead, from one model to the other
+    const auto late = loss();
+    {
+      const at::NoGradGuard no_grad;
+      for (const at::Tensor& param : parameters(*first)) {
+        param.add_(1);
+      }
+    }
+    EXPECT_THAT(
+        error_of([&] { late.backward(); }),
+        HasSubstr("between this graph's forward and its backward"));
   });
 }
 

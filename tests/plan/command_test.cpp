@@ -148,7 +148,7 @@ TEST(PlanCommandTest, PredictsTheTimeOfAStep) {
   EXPECT_GT(seconds["computing"], 0);
   EXPECT_GT(seconds["sending"], 7 * 20e-6); // at least the latencies
   EXPECT_NEAR(
-      seconds["together"].get<double>(),
+      seconds["step"].get<double>(),
       seconds["computing"].get<double>() + seconds["waiting"].get<double>(),
       1e-12);
   EXPECT_FALSE(
@@ -385,6 +385,18 @@ TEST(PlanCommandTest, RejectsWithReasons) {
       {{"--layers", "2", "--width", "128", "--largest", "layers"}, "--memory"},
       {{"--layers", "2", "--width", "128", "--memory", "many"}, "many"},
       {{"--layers", "2", "--width", "128", "--tflops", "0"}, "positive"},
+      {{"--layers", "2", "--width", "128", "--tflops", "1e300"}, "positive"},
+      {{"--layers", "2", "--width", "128", "--tflops", "1", "--latency", "inf"},
+       "0 or more"},
+      {{"--layers",
+        "2",
+        "--width",
+        "128",
+        "--tflops",
+        "1",
+        "--bandwidth",
+        "0.5"},
+       "1 or more"},
       {{"--layers", "2", "--width", "128", "--bandwidth", "1GB"}, "--tflops"},
       {{"--layers", "2", "--width", "128", "-n", "2", "--tflops", "1"},
        "--bandwidth"},

@@ -40,7 +40,8 @@ struct TrainedGptImpl : torch::nn::Module {
   }
 
   at::Tensor forward(const at::Tensor& ids) {
-    auto x = tokens(ids) + positions(torch::arange(ids.size(1)));
+    auto x = tokens(ids); // first: backward comes to it last
+    x = x + positions(torch::arange(ids.size(1)));
     for (const auto& module : *blocks) {
       const auto block = std::dynamic_pointer_cast<gpt::BlockImpl>(module);
       x = run.recomputes

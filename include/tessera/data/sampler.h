@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -142,13 +143,13 @@ class TESSERA_API DistributedSampler : public checkpoint::Stateful {
   DistributedSampler(
       std::shared_ptr<const Order> order,
       SamplerOptions options,
-      std::string_view call);
+      std::string call);
 
  private:
   ErrorSite site() const;
   void check_position(Position position) const;
 
-  std::string_view call_;
+  std::string call_; // in errors
   std::shared_ptr<const Order> order_;
   SamplerOptions options_;
   int rank_ = 0;

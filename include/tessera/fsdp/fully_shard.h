@@ -114,8 +114,8 @@ TESSERA_API void reshard(ModuleRef module);
 
 /// If off, backward adds to full gradients that stay on this rank; the next
 /// backward of the model with synchronisation on averages their sum, also for
-/// parameters that it did not use again. recover() drops them. For gradient
-/// accumulation.
+/// parameters that it did not use again. recover() drops them. The root stays
+/// gathered for the next forward. For gradient accumulation.
 TESSERA_API void set_requires_gradient_sync(ModuleRef module, bool on);
 
 /// Averages the gradients that wait since backwards without synchronisation, as

@@ -44,45 +44,46 @@ std::vector<std::string> ending_with(
   return found;
 }
 
-// Checkpoints of DCP in folders of `folder` or one level below, as a run has
-// them. A link leads to a checkpoint that has a name of its own, and what is
-// hidden is being written.
-std::vector<std::string> checkpoints_below(const fs::path& folder) {
-  std::vector<std::string> found;
-  std::error_code ignored; // what cannot be looked into is not proposed
-  for (fs::recursive_directory_iterator it(folder, ignored), end;
-       !ignored && it != end;
-       it.increment(ignored)) {
-    const bool is_hidden = it->path().filename().string().starts_with('.');
-    if (is_hidden || it.depth() == 1) {
-      it.disable_recursion_pending();
-    }
-    if (!is_hidden && !it->is_symlink(ignored) &&
-        is_there(it->path() / kDcpMetadataName)) {
-      found.push_back(it->path().lexically_relative(folder).string());
+// The steps that a Manager saved in `folder`, as paths from the run's.
+std::vector<std::string> steps_in(
+    const fs::path& folder,
+    const std::string& prefix) {
+  std::vector<std::string> steps;
+  std::error_code error; // what cannot be listed is not proposed
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name.starts_with("step_") && is_there(it->path() / kDcpMetadataName)) {
+      steps.push_back(prefix + name);
     }
   }
-  std::sort(found.begin(), found.end());
-  return found;
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+// A folder of steps, or the folder of a trainer's run, where an export may lie
+// beside them.
+std::vector<std::string> steps_of_run(const fs::path& folder) {
+  auto steps = steps_in(folder, "");
+  return steps.empty() ? steps_in(folder / "checkpoints", "checkpoints/")
+                       : steps;
 }
 
 std::unique_ptr<Source> open_folder(OpenedPath at) {
   if (is_there(at.root / kDcpMetadataName)) {
     return open_dcp(at);
   }
-  if (is_there(at.root / kSafetensorsIndexName)) {
-    at.name = kSafetensorsIndexName;
-    return open_safetensors_index(at);
-  }
   const auto names = names_in(at.root);
   const auto safetensors = ending_with(names, ".safetensors");
-  const auto checkpoints = checkpoints_below(at.root);
-  if (!checkpoints.empty()) {
+  if (const auto steps = steps_of_run(at.root); !steps.empty()) {
     throw FileError(
         quoted(at.path) + ": the folder is not a checkpoint, but holds " +
         (safetensors.empty() ? "" : listed(safetensors) + " and ") +
-        "the checkpoints " + listed(checkpoints) +
-        ". Give the path of one of them.");
+        "the checkpoints " + listed(steps) + ". Give the path of one of them.");
+  }
+  if (is_there(at.root / kSafetensorsIndexName)) {
+    at.name = kSafetensorsIndexName;
+    return open_safetensors_index(at);
   }
   if (safetensors.size() == 1) {
     at.name = safetensors[0];

@@ -1,16 +1,18 @@
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
-#include <memory>
 #include <optional>
 #include <thread>
 #include <utility>
 
+#include "base/mutex.h"
 #include "comm/backends/backends.h"
 #include "comm/backends/c10d_carrier.h"
 #include "comm/backends/done_work.h"
-#include "comm/backends/queued_work.h"
-#include "comm/shm/op_queue.h"
 
 namespace tessera::comm {
 namespace {
@@ -25,31 +27,61 @@ int64_t bytes_of(const Tensors& tensors) {
   return bytes;
 }
 
-/// Makes collectives take the time that they would take on a network: one after
-/// the other, on a thread that sleeps, so that they take nothing from those who
-/// compute.
-class FakeWire {
- public:
-  explicit FakeWire(const WireSpeed& speed) : speed_(speed) {}
-  ~FakeWire() {
-    queue_->stop();
-  }
-  FakeWire(const FakeWire&) = delete;
-  FakeWire& operator=(const FakeWire&) = delete;
+using Time = std::chrono::steady_clock::time_point;
 
-  WorkPtr carry(c10d::OpType type, Tensors outputs, int64_t sent_bytes) {
-    auto work =
-        c10::make_intrusive<QueuedWork>(type, std::move(outputs), queue_);
-    work->start(
-        [end = end_of(sent_bytes)] { std::this_thread::sleep_until(end); });
-    return work;
+/// A collective that ends at its time. Its future is completed by whoever waits
+/// for it.
+class TimedWork : public c10d::Work {
+ public:
+  TimedWork(c10d::OpType type, Tensors outputs, Time end)
+      : Work(-1, type), outputs_(std::move(outputs)), end_(end) {}
+
+  bool isCompleted() override {
+    return std::chrono::steady_clock::now() >= end_;
+  }
+  bool isSuccess() const override {
+    return true;
+  }
+  bool wait(std::chrono::milliseconds) override {
+    std::this_thread::sleep_until(end_);
+    if (!is_told_.exchange(true)) {
+      future_->markCompleted(c10::IValue(outputs_));
+    }
+    return true;
+  }
+  Tensors result() override {
+    return outputs_;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return future_;
   }
 
  private:
-  using Time = std::chrono::steady_clock::time_point;
+  const Tensors outputs_;
+  const Time end_;
+  const c10::intrusive_ptr<c10::ivalue::Future> future_ =
+      c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::create(c10::TensorType::get()));
+  std::atomic<bool> is_told_{false};
+};
 
+/// Makes collectives take the time that they would take on a network, one after
+/// the other. They take nothing from those who compute: whoever waits for one
+/// sleeps.
+class FakeWire {
+ public:
+  explicit FakeWire(const WireSpeed& speed) : speed_(speed) {}
+
+  WorkPtr carry(c10d::OpType type, Tensors outputs, int64_t sent_bytes) {
+    return c10::make_intrusive<TimedWork>(
+        type, std::move(outputs), end_of(sent_bytes));
+  }
+
+ private:
   Time end_of(int64_t sent_bytes) {
-    const std::chrono::duration<double> takes(speed_.seconds(sent_bytes));
+    constexpr double kLongest = 24 * 3600; // what a Time can be added to
+    const std::chrono::duration<double> takes(
+        std::min(speed_.seconds(sent_bytes), kLongest));
     const MutexLock lock(mutex_);
     free_at_ = std::max(free_at_, std::chrono::steady_clock::now()) +
         std::chrono::duration_cast<Time::duration>(takes);
@@ -57,7 +89,6 @@ class FakeWire {
   }
 
   const WireSpeed speed_;
-  const std::shared_ptr<shm::OpQueue> queue_ = std::make_shared<shm::OpQueue>();
 
   Mutex mutex_;
   Time free_at_ TESSERA_GUARDED_BY(mutex_);
@@ -78,11 +109,11 @@ class FakeBackend : public c10d::Backend {
   }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions&) override {
-    return done(c10d::OpType::BROADCAST, tensors, bytes_of(tensors));
+    return work_for(c10d::OpType::BROADCAST, tensors, bytes_of(tensors));
   }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions&) override {
-    return done(c10d::OpType::ALLREDUCE, tensors, 2 * part_of(tensors));
+    return work_for(c10d::OpType::ALLREDUCE, tensors, 2 * part_of(tensors));
   }
 
   WorkPtr _allgather_base(
@@ -91,7 +122,7 @@ class FakeBackend : public c10d::Backend {
       const c10d::AllgatherOptions&) override {
     auto parts = output.view({getSize(), -1});
     parts.copy_(input.reshape({1, -1}).expand_as(parts));
-    return done(c10d::OpType::_ALLGATHER_BASE, {output}, part_of({output}));
+    return work_for(c10d::OpType::_ALLGATHER_BASE, {output}, part_of({output}));
   }
 
   WorkPtr allgather(
@@ -101,7 +132,8 @@ class FakeBackend : public c10d::Backend {
     for (at::Tensor& output : outputs.at(0)) {
       output.copy_(inputs.at(0));
     }
-    return done(c10d::OpType::ALLGATHER, outputs.at(0), part_of(outputs.at(0)));
+    return work_for(
+        c10d::OpType::ALLGATHER, outputs.at(0), part_of(outputs.at(0)));
   }
 
   WorkPtr _reduce_scatter_base(
@@ -110,7 +142,8 @@ class FakeBackend : public c10d::Backend {
       const c10d::ReduceScatterOptions&) override {
     output.copy_(
         input.view({getSize(), -1}).select(0, getRank()).view_as(output));
-    return done(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, part_of({input}));
+    return work_for(
+        c10d::OpType::_REDUCE_SCATTER_BASE, {output}, part_of({input}));
   }
 
   WorkPtr alltoall_base(
@@ -123,11 +156,11 @@ class FakeBackend : public c10d::Backend {
     output.view(-1)
         .narrow(0, 0, count)
         .copy_(input.view(-1).narrow(0, 0, count));
-    return done(c10d::OpType::ALLTOALL_BASE, {output}, part_of({input}));
+    return work_for(c10d::OpType::ALLTOALL_BASE, {output}, part_of({input}));
   }
 
   WorkPtr barrier(const c10d::BarrierOptions&) override {
-    return done(c10d::OpType::BARRIER, {}, 0);
+    return work_for(c10d::OpType::BARRIER, {}, 0);
   }
 
   WorkPtr gather(
@@ -138,7 +171,7 @@ class FakeBackend : public c10d::Backend {
     for (at::Tensor& part : parts) {
       part.copy_(inputs.at(0));
     }
-    return done(c10d::OpType::GATHER, std::move(parts), bytes_of(inputs));
+    return work_for(c10d::OpType::GATHER, std::move(parts), others_of(inputs));
   }
 
   WorkPtr scatter(
@@ -148,27 +181,32 @@ class FakeBackend : public c10d::Backend {
     if (!inputs.empty()) {
       outputs.at(0).copy_(inputs.front().at(static_cast<size_t>(getRank())));
     }
-    return done(c10d::OpType::SCATTER, outputs, bytes_of(outputs));
+    return work_for(c10d::OpType::SCATTER, outputs, others_of(outputs));
   }
 
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions&) override {
-    return done(c10d::OpType::REDUCE, tensors, bytes_of(tensors));
+    return work_for(c10d::OpType::REDUCE, tensors, bytes_of(tensors));
   }
 
   WorkPtr send(Tensors& tensors, int, int) override {
-    return done(c10d::OpType::SEND, tensors, bytes_of(tensors));
+    return work_for(c10d::OpType::SEND, tensors, bytes_of(tensors));
   }
 
   WorkPtr recv(Tensors& tensors, int, int) override {
-    return done(c10d::OpType::RECV, tensors, bytes_of(tensors));
+    return work_for(c10d::OpType::RECV, tensors, bytes_of(tensors));
   }
 
  private:
+  /// What the root gets, or sends, of parts like this.
+  int64_t others_of(const Tensors& part) const {
+    return (getSize() - 1) * bytes_of(part);
+  }
+
   int64_t part_of(const Tensors& tensors) const {
     return sent_of(bytes_of(tensors), getSize());
   }
 
-  WorkPtr done(c10d::OpType type, Tensors outputs, int64_t sent_bytes) {
+  WorkPtr work_for(c10d::OpType type, Tensors outputs, int64_t sent_bytes) {
     if (wire_) {
       return wire_->carry(type, std::move(outputs), sent_bytes);
     }
