@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything `make test` runs after setup.sh: phases one after the other, then
+# Everything `make test` runs after setup.sh: phases, most of them one after the other, then
 # the minutes of each and the count of tests. A failed phase does not hide the
 # later ones, except that without a build there is nothing left to run.
 set -euo pipefail
@@ -22,8 +22,12 @@ phase() {
   shift
   echo "== $name"
   "$@" 2>&1 | tee "$logs/$name.log" || status=$?
-  local seconds=$((SECONDS - started))
-  local result=ok
+  ended "$name" "$status" $((SECONDS - started))
+}
+
+# ended NAME STATUS SECONDS: notes how a phase ended, and returns the status.
+ended() {
+  local name="$1" status="$2" seconds="$3" result=ok
   if ((status != 0)); then
     result=FAILED
     echo "== $name FAILED (exit $status), log in $logs/$name.log"
@@ -38,10 +42,41 @@ minutes() { printf '%d.%d' $(($1 / 60)) $(($1 % 60 / 6)); }
 # counted NAME COMMAND...: a phase that is itself one test in the results.
 counted() {
   if phase "$@"; then
-    scripts/junit_summary.py "$results" --add "$1" --seconds "$phase_seconds"
+    note_success "$1"
   else
     note_failure "$1"
   fi
+}
+
+# together NAME=COMMAND...: counted phases beside each other, since each often leaves a
+# core idle. They are shown one after the other when all have ended.
+together() {
+  local pair name status seconds
+  for pair in "$@"; do
+    name="${pair%%=*}"
+    (
+      status=0
+      started=$SECONDS
+      "${pair#*=}" >"$logs/$name.log" 2>&1 || status=$?
+      echo "$status $((SECONDS - started))" >"$logs/$name.end"
+    ) &
+  done
+  wait
+  for pair in "$@"; do
+    name="${pair%%=*}"
+    read -r status seconds <"$logs/$name.end"
+    echo "== $name"
+    cat "$logs/$name.log"
+    if ended "$name" "$status" "$seconds"; then
+      note_success "$name"
+    else
+      note_failure "$name"
+    fi
+  done
+}
+
+note_success() {
+  scripts/junit_summary.py "$results" --add "$1" --seconds "$phase_seconds"
 }
 
 note_failure() {
@@ -136,9 +171,9 @@ check_bench() {
     bench/run.py --build "$release" --quick --without-peers --out build/bench/quick.jsonl
 }
 
-# All formats of checkpoints at once, half a minute each.
+# All formats of checkpoints at once, a quarter of a minute each.
 run_fuzzers() {
-  JOBS="$jobs" scripts/fuzz.sh
+  FOR=15 JOBS="$jobs" scripts/fuzz.sh
 }
 
 counted format scripts/format.sh --check
@@ -150,9 +185,6 @@ fi
 # A failed test is counted from its own XML, or from ctest's report.
 phase tests run_tests || true
 counted fuzz run_fuzzers
-counted bench check_bench
 counted install check_install
-counted packages check_packages
-counted headers check_headers
-counted docs check_docs
+together packages=check_packages docs=check_docs bench=check_bench headers=check_headers
 finish --ctest "$ctest_report"
