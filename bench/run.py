@@ -40,6 +40,7 @@ class Contest:
     commands: list
     rounds: int = 3
     setup: object = None  # called before the first round
+    brief: int = None  # how many of the commands show that all of them run
 
 
 def contests(build):
@@ -72,8 +73,8 @@ def contests(build):
         ),
         Contest("comm", "cpu", 15, [ranks(2, "comm_bench"), peer("comm.py", "--ranks", "2")], rounds=2),
         Contest("comm", "cpu", 55, [ranks(4, "comm_bench"), peer("comm.py", "--ranks", "4")], rounds=2),
-        Contest("overlap", "cpu", 70, on_wires(alone)),
-        Contest("scale", "cpu", 90, at_each_scale(alone)),
+        Contest("overlap", "cpu", 70, on_wires(alone), brief=1),
+        Contest("scale", "cpu", 90, at_each_scale(alone), brief=4),
         Contest("state", "cpu", 22, [ranks(2, "state_bench"), peer("state.py", "--ranks", "2")]),
         Contest("step", "cpu", 32, [ranks(2, "step_bench"), peer("steps.py", "--ranks", "2")]),
         Contest("step", "cuda", 120, both("step_bench", "steps.py", "124M")),
@@ -266,7 +267,7 @@ def choose(args):
         if args.without_peers:
             contest.commands = [command for command in contest.commands if not is_peer(command)]
         if args.quick:
-            contest.commands = [command + ["--quick"] for command in contest.commands]
+            contest.commands = [command + ["--quick"] for command in contest.commands[: contest.brief]]
         chosen.append((contest, 1 if args.quick else args.rounds or contest.rounds))
     if not chosen:
         sys.exit(f"none of {', '.join(sorted(wanted))} runs on {args.device}")
