@@ -58,7 +58,7 @@ class TempFolder {
   }
 
  private:
-  TempFolder(std::string path, bool owns)
+  TempFolder(const std::string& path, bool owns)
       : path_(path.empty() ? make() : path), owns_(owns) {}
 
   static std::string make() {

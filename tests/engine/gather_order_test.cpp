@@ -123,11 +123,11 @@ TEST(GatherOrderTest, ForeseesPastTheGapOfADeadUnit) {
         std::optional<int>(dead),
         std::optional<int>());
     Foreseen foreseen;
-    for (size_t i = 0; i < units.size(); ++i) {
-      if (units[i] == dead) { // nobody can touch it, so the order changes
+    for (const int unit : units) {
+      if (unit == dead) { // nobody can touch it, so the order changes
         break;
       }
-      order.record(units[i]);
+      order.record(unit);
       foreseen.push_back(order.foreseen());
     }
     expected.resize(foreseen.size());
