@@ -3,7 +3,7 @@
 // time of a network.
 //
 //   overlap_bench 64 1.2     # 64 ranks; computing takes 1.2 times the wire
-//   overlap_bench 64 2 4     # the same, 4 backwards to a step, one reduction
+//   overlap_bench 64 2 4     # a step of 4 backwards and one reduction
 //
 // The limit is the wire, or computing with the first gather and the last
 // reduction, which nothing can hide, whichever is longer. The peer `plan` is

@@ -52,16 +52,22 @@ counted() {
 # core idle. They are shown one after the other when all have ended.
 together() {
   local pair name status seconds
+  local -a groups=()
+  set -m # each in a process group of its own, which Ctrl-C ends as a whole
   for pair in "$@"; do
     name="${pair%%=*}"
     (
       status=0
       started=$SECONDS
-      "${pair#*=}" >"$logs/$name.log" 2>&1 || status=$?
+      "${pair#*=}" </dev/null >"$logs/$name.log" 2>&1 || status=$?
       echo "$status $((SECONDS - started))" >"$logs/$name.end"
     ) &
+    groups+=("-$!")
   done
+  set +m
+  trap 'kill -- "${groups[@]}" 2>/dev/null; exit 130' INT TERM
   wait
+  trap - INT TERM
   for pair in "$@"; do
     name="${pair%%=*}"
     read -r status seconds <"$logs/$name.end"

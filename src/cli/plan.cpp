@@ -233,7 +233,7 @@ void add_speed_flags(CLI::App& command, Settings& settings) {
       .add_option(
           "--latency",
           settings.request.latency_us,
-          "Of a collective, in microseconds (default 0)")
+          "Latency of a collective, in microseconds (default 0)")
       ->group(speeds);
 }
 

@@ -192,7 +192,10 @@ void Schedule::gather_ahead() {
     return;
   }
   Unit& unit = *units_.at(*next);
-  if (is_worth_gathering_ahead(unit)) {
+  // The touch of a unit that was written since forward is an error, which names
+  // the unit. Once the unit is gathered anew, only autograd would notice.
+  const bool is_refused = in_backward() && unit.is_stale();
+  if (is_worth_gathering_ahead(unit) && !is_refused) {
     start_gather(unit, /*ahead=*/true);
   }
 }

@@ -30,7 +30,7 @@ struct StepTime {
   double together() const {
     return computing + waiting;
   }
-  /// Of sending.
+  /// The part of `sending` during which the rank computes.
   double hidden() const {
     return std::max(0.0, sending - waiting);
   }

@@ -83,7 +83,9 @@ void ReplicatedRank::add_gradient(size_t unit, size_t param) {
     account_.device.add(Kind::Buffers, bytes_);
     has_buckets_ = true;
   }
-  std::erase(order_, number); // complete when the last contribution came
+  if (one.came) { // complete when the last contribution came
+    std::erase(order_, number);
+  }
   order_.push_back(number);
   one.has_gradient = true;
   one.came = true;

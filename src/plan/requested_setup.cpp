@@ -73,7 +73,7 @@ Speeds speeds_of(const Request& request, int64_t world) {
   if (!request.tflops) {
     if (request.bandwidth || request.latency_us || request.tokens) {
       throw PlanError(
-          "--bandwidth, --latency and --tokens predict the time of a step, which needs --tflops too: what a rank computes per second.");
+          "--bandwidth, --latency and --tokens are for the time of a step. Give --tflops too: what a rank computes per second.");
     }
     return {};
   }

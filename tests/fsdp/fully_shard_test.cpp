@@ -380,7 +380,7 @@ TEST(FullyShardGroupsTest, AWriteToOneOfTwoModelsIsFoundInTheirBackward) {
     auto first = make();
     auto second = make();
     const auto loss = [&] {
-      const auto input = torch::ones({2, 3});
+      const auto input = torch::ones({2, 3}, torch::requires_grad());
       const auto of_first = first->forward(input).sum();
       return of_first + second->forward(input).sum();
     };

@@ -1,4 +1,4 @@
-// The time of a step, without running anything.
+// The predicted time of a step.
 #include <algorithm>
 
 #include "plan/clock.h"

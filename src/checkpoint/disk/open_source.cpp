@@ -44,8 +44,8 @@ std::vector<std::string> ending_with(
   return found;
 }
 
-// The steps that a Manager saved in `folder`, as paths from the run's.
-std::vector<std::string> steps_in(
+// The steps that a checkpoint::Manager saved in `folder`, each with `prefix`.
+std::vector<std::string> saved_steps(
     const fs::path& folder,
     const std::string& prefix) {
   std::vector<std::string> steps;
@@ -64,8 +64,8 @@ std::vector<std::string> steps_in(
 // A folder of steps, or the folder of a trainer's run, where an export may lie
 // beside them.
 std::vector<std::string> steps_of_run(const fs::path& folder) {
-  auto steps = steps_in(folder, "");
-  return steps.empty() ? steps_in(folder / "checkpoints", "checkpoints/")
+  auto steps = saved_steps(folder, "");
+  return steps.empty() ? saved_steps(folder / "checkpoints", "checkpoints/")
                        : steps;
 }
 
