@@ -1,11 +1,13 @@
 # tessera_compile_together(TARGET COUNT): compiles the sources of a room (a folder
 # with what is below it) as one, COUNT of them at most, in groups of even size.
-# Sources with options of their own are compiled alone.
+# Sources with options of their own, and those with SKIP_UNITY_BUILD_INCLUSION, are
+# compiled alone.
 function(tessera_compile_together target count)
   get_target_property(sources ${target} SOURCES)
   set(rooms)
   foreach(source IN LISTS sources)
-    if(source MATCHES "^\\$<" OR IS_ABSOLUTE ${source}) # one of two, or generated
+    get_source_file_property(is_alone ${source} SKIP_UNITY_BUILD_INCLUSION)
+    if(is_alone OR source MATCHES "^\\$<" OR IS_ABSOLUTE ${source}) # one of two, or generated
       continue()
     endif()
     if(source MATCHES "^([^/]+)/")

@@ -61,15 +61,15 @@ std::string hex(const std::string& bytes) {
   return text;
 }
 
-struct Named {
+struct WrittenTensor {
   const char* name;
   at::Tensor whole;
 };
 
-std::vector<Named> tensors_of_every_kind() {
+std::vector<WrittenTensor> tensors_of_every_kind() {
   torch::manual_seed(4);
   const at::Tensor values = torch::randint(0, 100, {6, 4});
-  std::vector<Named> result;
+  std::vector<WrittenTensor> result;
   for (const auto dtype :
        {at::kBool,
         at::kByte,
@@ -98,7 +98,7 @@ TEST(LiveInteropTest, PythonReadsEveryKindOfTensorAndValue) {
     const TempFolder folder(world);
     for (const Cut how : {Cut::Whole, Cut::Rows, Cut::Flat}) {
       StateDict tensors;
-      for (const Named& tensor : tensors_of_every_kind()) {
+      for (const WrittenTensor& tensor : tensors_of_every_kind()) {
         tensors.set(tensor.name, cut(tensor.whole, how, world));
       }
       const StateDict state{
@@ -127,7 +127,7 @@ TEST(LiveInteropTest, PythonReadsEveryKindOfTensorAndValue) {
         }
         by_path[path] = row;
       }
-      for (const Named& tensor : tensors_of_every_kind()) {
+      for (const WrittenTensor& tensor : tensors_of_every_kind()) {
         SCOPED_TRACE(tensor.name);
         const auto row = by_path.at("/t/" + std::string(tensor.name));
         EXPECT_EQ(

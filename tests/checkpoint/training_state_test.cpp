@@ -48,8 +48,8 @@ struct NetImpl : torch::nn::Module {
 TORCH_MODULE(Net);
 
 template <class Optimizer>
-struct Trial {
-  Trial(bool sharded, uint64_t seed, const Group& group) {
+struct ResumedTrial {
+  ResumedTrial(bool sharded, uint64_t seed, const Group& group) {
     torch::manual_seed(seed);
     net = Net();
     net->to(test_device());
@@ -93,7 +93,7 @@ void check_resume(const Group& world, bool sharded) {
   const auto saved = checkpoint::SaveOptions().group(group);
   const auto loaded = checkpoint::LoadOptions().group(group);
   const TempFolder folder(group);
-  Trial<Optimizer> run(sharded, 1, world);
+  ResumedTrial<Optimizer> run(sharded, 1, world);
   run.steps(3);
   static_cast<torch::optim::Optimizer&>(*run.optimizer)
       .param_groups()[0]
@@ -103,7 +103,7 @@ void check_resume(const Group& world, bool sharded) {
   checkpoint::save(*run.training, folder / "c", saved);
   const std::vector<float> expected = run.steps(3);
 
-  Trial<Optimizer> other(sharded, 2, world);
+  ResumedTrial<Optimizer> other(sharded, 2, world);
   checkpoint::load(*other.training, folder / "c", loaded);
   EXPECT_EQ(other.training->values.at("step").to_int(), 3);
   EXPECT_EQ(other.training->values.at("note").string(), "half way");
@@ -132,18 +132,18 @@ TEST(TrainingStateTest, GoesOnWithAnotherNumberOfRanksOrNone) {
     const TempFolder folder(world);
     const auto pair = world.subgroup({0, 1});
     if (pair) {
-      Trial<optim::AdamW> run(true, 1, *pair);
+      ResumedTrial<optim::AdamW> run(true, 1, *pair);
       run.steps(2);
       checkpoint::save(
           *run.training, folder / "c", checkpoint::SaveOptions().group(*pair));
     }
     world.barrier();
-    Trial<optim::AdamW> wide(true, 7, world);
+    ResumedTrial<optim::AdamW> wide(true, 7, world);
     checkpoint::load(*wide.training, folder / "c");
     EXPECT_EQ(wide.training->values.at("step").to_int(), 2);
     checkpoint::save(*wide.training, folder / "wide");
 
-    Trial<torch::optim::AdamW> plain(false, 8, world.alone());
+    ResumedTrial<torch::optim::AdamW> plain(false, 8, world.alone());
     checkpoint::load(
         *plain.training,
         folder / "wide",
@@ -167,7 +167,7 @@ TEST(TrainingStateTest, ThroughAManagerAndAsync) {
     checkpoint::Manager manager(folder / "c");
     std::vector<float> expected;
     {
-      Trial<optim::AdamW> run(true, 1, world);
+      ResumedTrial<optim::AdamW> run(true, 1, world);
       EXPECT_EQ(manager.load_latest(*run.training), std::nullopt);
       run.steps(2);
       manager.async_save(2, *run.training);
@@ -176,7 +176,7 @@ TEST(TrainingStateTest, ThroughAManagerAndAsync) {
       expected = run.steps(3);
       manager.wait();
     }
-    Trial<optim::AdamW> run(true, 5, world);
+    ResumedTrial<optim::AdamW> run(true, 5, world);
     EXPECT_EQ(manager.load_latest(*run.training), 4);
     EXPECT_EQ(run.steps(3), expected);
   });

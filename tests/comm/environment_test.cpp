@@ -10,7 +10,7 @@
 namespace tessera::comm {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using Variables = std::map<std::string, std::string>;
 
 Environment read(const Variables& variables) {

@@ -40,15 +40,15 @@ TEST(ErrorTest, AnInternalAssertAsksForAReport) {
     TESSERA_INTERNAL_ASSERT(1 + 1 == 3, "sums are off");
     FAIL();
   } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("1 + 1 == 3"));
-    EXPECT_THAT(error.what(), testing::HasSubstr("error_test.cpp"));
-    EXPECT_THAT(error.what(), testing::HasSubstr("bug in Tessera"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("1 + 1 == 3"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("error_test.cpp"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("bug in Tessera"));
   }
 }
 
 TEST(VersionTest, IsThatOfTheHeaders) {
   EXPECT_STREQ(version(), TESSERA_VERSION_STRING);
-  EXPECT_THAT(libtorch_version(), testing::StartsWith("2."));
+  EXPECT_THAT(libtorch_version(), ::testing::StartsWith("2."));
 }
 
 } // namespace

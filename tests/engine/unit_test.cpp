@@ -21,8 +21,8 @@ using ::testing::HasSubstr;
 using testing::on_ranks;
 
 /// A unit of one parameter, (4, 3). Its face keeps the unit alive.
-struct OneParam {
-  explicit OneParam(const Group& world)
+struct UnitOfOneParam {
+  explicit UnitOfOneParam(const Group& world)
       : face(torch::ones({4, 3}, torch::requires_grad())),
         unit(Schedule::of(world)->add_unit(
             "unit",
@@ -53,7 +53,7 @@ struct OneParam {
 
 TEST(UnitTest, TellsWhetherItStartedAGatherAndWhetherItFreed) {
   on_ranks(2, [](const Group& world) {
-    const OneParam param(world);
+    const UnitOfOneParam param(world);
     Unit& unit = *param.unit;
     EXPECT_EQ(unit.state(), UnitState::Sharded);
     EXPECT_FALSE(unit.reshard());
@@ -71,7 +71,7 @@ TEST(UnitTest, TellsWhetherItStartedAGatherAndWhetherItFreed) {
 
 TEST(UnitTest, IsStaleAfterAWrite) {
   on_ranks(2, [](const Group& world) {
-    const OneParam param(world);
+    const UnitOfOneParam param(world);
     Unit& unit = *param.unit;
     param.unit->count_write();
     EXPECT_FALSE(unit.is_stale()); // not gathered yet
@@ -86,7 +86,7 @@ TEST(UnitTest, IsStaleAfterAWrite) {
 
 TEST(UnitTest, AReductionEndsInTheGradientOfTheLeaf) {
   on_ranks(2, [](const Group& world) {
-    const OneParam param(world);
+    const UnitOfOneParam param(world);
     const auto reduction = param.reduce(world.rank());
     EXPECT_EQ(reduction.used, std::vector<bool>{true});
     EXPECT_EQ(reduction.failure, nullptr);
@@ -100,7 +100,7 @@ TEST(UnitTest, AReductionEndsInTheGradientOfTheLeaf) {
 
 TEST(UnitTest, HandsOverWhatAHookThrew) {
   on_ranks(2, [](const Group& world) {
-    const OneParam param(world);
+    const UnitOfOneParam param(world);
     param.leaf().register_hook([](const at::Tensor&) -> at::Tensor {
       throw std::runtime_error("of the user");
     });
@@ -115,7 +115,7 @@ TEST(UnitTest, HandsOverWhatAHookThrew) {
 
 TEST(UnitTest, ZerosStandInUntilTheRanksHaveCompared) {
   on_ranks(2, [](const Group& world) {
-    const OneParam param(world);
+    const UnitOfOneParam param(world);
     const at::NoGradGuard no_grad;
     UnitGradients& gradients = param.unit->gradients();
     for (const bool used_by_any : {true, false}) {
@@ -133,12 +133,12 @@ TEST(UnitTest, ZerosStandInUntilTheRanksHaveCompared) {
 TEST(UnitTest, IsForgottenWhenItDies) {
   on_ranks(2, [](const Group& world) {
     const auto schedule = Schedule::of(world);
-    auto first = std::make_unique<OneParam>(world);
+    auto first = std::make_unique<UnitOfOneParam>(world);
     schedule->gather(*first->unit);
     EXPECT_EQ(schedule->probe_for_tests().counts.gathers, 1);
     first.reset();
     schedule->recover(); // would follow the pointer
-    const OneParam second(world); // and its number is free
+    const UnitOfOneParam second(world); // and its number is free
     schedule->gather(*second.unit);
     EXPECT_EQ(schedule->probe_for_tests().counts.gathers, 2);
     schedule->reshard(*second.unit);

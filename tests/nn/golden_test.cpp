@@ -15,9 +15,9 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kTokens = 13;
-constexpr int64_t kWidth = 6;
-constexpr int64_t kClasses = 11;
+constexpr int64_t kGoldenTokens = 13;
+constexpr int64_t kGoldenWidth = 6;
+constexpr int64_t kGoldenClasses = 11;
 
 struct Golden {
   std::string name;
@@ -103,12 +103,12 @@ TEST_P(LinearCrossEntropyGoldenTest, ProducesPyTorchValues) {
   const auto leaf = [&](at::Tensor values) {
     return values.to(dtype).requires_grad_();
   };
-  const auto hidden =
-      leaf(pattern(kTokens * kWidth, 7, 23).view({kTokens, kWidth}));
-  const auto weight =
-      leaf(pattern(kClasses * kWidth, 5, 19).view({kClasses, kWidth}));
-  const auto bias = leaf(pattern(kClasses, 3, 7));
-  auto targets = (torch::arange(kTokens) * 4).remainder(kClasses);
+  const auto hidden = leaf(pattern(kGoldenTokens * kGoldenWidth, 7, 23)
+                               .view({kGoldenTokens, kGoldenWidth}));
+  const auto weight = leaf(pattern(kGoldenClasses * kGoldenWidth, 5, 19)
+                               .view({kGoldenClasses, kGoldenWidth}));
+  const auto bias = leaf(pattern(kGoldenClasses, 3, 7));
+  auto targets = (torch::arange(kGoldenTokens) * 4).remainder(kGoldenClasses);
   if (golden.name == "all_ignored") {
     targets.fill_(golden.ignore_index);
   }
@@ -125,10 +125,10 @@ TEST_P(LinearCrossEntropyGoldenTest, ProducesPyTorchValues) {
     options.linear_bias(bias);
   }
   if (golden.has_class_weight) {
-    options.weight((pattern(kClasses, 5, 13).abs() + 0.5).to(dtype));
+    options.weight((pattern(kGoldenClasses, 5, 13).abs() + 0.5).to(dtype));
   }
   const auto loss = linear_cross_entropy(hidden, weight, targets, options);
-  loss.backward((golden.reduction == "none" ? pattern(kTokens, 3, 11)
+  loss.backward((golden.reduction == "none" ? pattern(kGoldenTokens, 3, 11)
                                             : torch::tensor(1.5))
                     .to(loss.scalar_type()));
 

@@ -10,22 +10,31 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kTokens = 512;
-constexpr int64_t kWidth = 32;
-constexpr int64_t kClasses = 4096;
+constexpr int64_t kMeasuredTokens = 512;
+constexpr int64_t kMeasuredWidth = 32;
+constexpr int64_t kMeasuredClasses = 4096;
 constexpr int64_t kChunk = 64;
 constexpr double kFloat = 4; // bytes
-constexpr double kChunkBytes = kChunk * kClasses * kFloat;
-constexpr double kLogitsBytes = kTokens * kClasses * kFloat;
+constexpr double kChunkBytes = kChunk * kMeasuredClasses * kFloat;
+constexpr double kLogitsBytes = kMeasuredTokens * kMeasuredClasses * kFloat;
 constexpr double kGradientBytes =
-    (kTokens * kWidth + kClasses * kWidth) * kFloat;
+    (kMeasuredTokens * kMeasuredWidth + kMeasuredClasses * kMeasuredWidth) *
+    kFloat;
 constexpr double kSlack = 1.1;
 
 struct Layer {
   explicit Layer(at::ScalarType dtype = torch::kFloat)
-      : hidden(torch::randn({kTokens, kWidth}).to(dtype).requires_grad_()),
-        weight(torch::randn({kClasses, kWidth}).to(dtype).requires_grad_()),
-        targets(torch::randint(0, kClasses, {kTokens}, torch::kLong)) {}
+      : hidden(torch::randn({kMeasuredTokens, kMeasuredWidth})
+                   .to(dtype)
+                   .requires_grad_()),
+        weight(torch::randn({kMeasuredClasses, kMeasuredWidth})
+                   .to(dtype)
+                   .requires_grad_()),
+        targets(torch::randint(
+            0,
+            kMeasuredClasses,
+            {kMeasuredTokens},
+            torch::kLong)) {}
 
   at::Tensor hidden;
   at::Tensor weight;
@@ -90,7 +99,7 @@ TEST(LinearCrossEntropyMemoryTest, BFloat16AddsACopyOfTheWeight) {
     linear_cross_entropy(layer.hidden, layer.weight, layer.targets, in_chunks())
         .backward();
   });
-  const double weight_bytes = kClasses * kWidth * kFloat;
+  const double weight_bytes = kMeasuredClasses * kMeasuredWidth * kFloat;
   EXPECT_LE(ours, kSlack * (2 * kChunkBytes + kGradientBytes + weight_bytes));
 }
 
@@ -100,7 +109,8 @@ TEST(LinearCrossEntropyMemoryTest, ByDefaultAChunkHasAsManyElementsAsHidden) {
     linear_cross_entropy(layer.hidden, layer.weight, layer.targets).backward();
   });
   // 512 * 32 / 4096 would be 4 tokens: it is 128, the least.
-  EXPECT_LE(ours, kSlack * (2 * 128 * kClasses * kFloat + kGradientBytes));
+  EXPECT_LE(
+      ours, kSlack * (2 * 128 * kMeasuredClasses * kFloat + kGradientBytes));
 }
 
 TEST(LinearCrossEntropyMemoryTest, BackwardHandsItsMemoryOn) {

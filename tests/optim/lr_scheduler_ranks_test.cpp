@@ -20,14 +20,14 @@ using namespace tessera::optim; // NOLINT: the subject of these tests
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::unique_ptr<SGD> make_sgd(double lr) {
+std::unique_ptr<SGD> make_sgd_of_rank(double lr) {
   return std::make_unique<SGD>(
       std::vector<at::Tensor>{torch::zeros({1}, torch::requires_grad())}, lr);
 }
 
 TEST(LrSchedulerRanksTest, PlateauDecidesByTheMeanOfTheRanks) {
   on_ranks(4, [](const Group& world) {
-    const auto optimizer = make_sgd(0.8);
+    const auto optimizer = make_sgd_of_rank(0.8);
     ReduceLROnPlateau schedule(
         *optimizer, ReduceLROnPlateauOptions().factor(0.5).patience(0));
     // Rank 0 gets worse by itself, the mean gets better.
@@ -46,7 +46,7 @@ TEST(LrSchedulerRanksTest, PlateauDecidesByTheMeanOfTheRanks) {
 
 TEST(LrSchedulerRanksTest, PlateauRejectsMetricsThatDifferIfAsked) {
   on_ranks(2, [](const Group& world) {
-    const auto optimizer = make_sgd(0.8);
+    const auto optimizer = make_sgd_of_rank(0.8);
     ReduceLROnPlateau schedule(
         *optimizer, ReduceLROnPlateauOptions().rank_metrics(RankMetrics::Same));
     schedule.step(2.0);
@@ -62,7 +62,7 @@ TEST(LrSchedulerRanksTest, PlateauRejectsMetricsThatDifferIfAsked) {
 
 TEST(LrSchedulerRanksTest, PlateauLooksAtItsGroupAlone) {
   on_ranks(2, [](const Group& world) {
-    const auto optimizer = make_sgd(0.8);
+    const auto optimizer = make_sgd_of_rank(0.8);
     ReduceLROnPlateau schedule(
         *optimizer, ReduceLROnPlateauOptions().group(world.alone()));
     schedule.step(world.rank() == 0 ? 1.0 : 5.0);

@@ -16,7 +16,7 @@
 namespace tessera::optim {
 namespace {
 
-constexpr int kSteps = 10;
+constexpr int kGoldenSteps = 10;
 const std::vector<std::vector<int64_t>> kShapes{
     {12, 5},
     {5, 12},
@@ -200,7 +200,7 @@ void expect_values_of(const Golden& golden, bool to_the_bit) {
     params.push_back(numbers(shape, 3).requires_grad_());
   }
   Muon optimizer(params, options_by_name().at(golden.name));
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kGoldenSteps; ++step) {
     for (size_t i = 0; i < params.size(); ++i) {
       const bool misses = i == 1 && step % 4 == 0;
       params[i].mutable_grad() = misses
@@ -301,7 +301,7 @@ TEST(MuonLiveTest, EqualsPythonBitByBitAloneAndSharded) {
     for (const Golden& golden : now.cases) {
       expect_values_of(golden, /*to_the_bit=*/true);
     }
-    ASSERT_EQ(now.losses.numel(), 2 * kSteps);
+    ASSERT_EQ(now.losses.numel(), 2 * kGoldenSteps);
     EXPECT_LT(now.losses[-1].item<float>(), now.losses[0].item<float>() / 2);
     expect_losses(now.losses, ShardLayout::Flat);
     expect_losses(now.losses, ShardLayout::Dim0);

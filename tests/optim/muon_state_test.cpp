@@ -16,12 +16,12 @@ using tessera::testing::on_ranks;
 using tessera::testing::TempFolder;
 
 /// A model whose matrices Muon steps and whose vectors AdamW steps.
-struct Trial {
+struct SavedTrial {
   Matrices model{/*has_vectors=*/true};
   Group group; // the ranks that have the parts; not valid if it is whole
   MuonWithAdamW optimizers;
 
-  explicit Trial(
+  explicit SavedTrial(
       const std::optional<FullyShardOptions>& options = std::nullopt) {
     if (options) {
       group = *options->group();
@@ -46,7 +46,7 @@ FullyShardOptions over(const Group& group, ShardLayout layout) {
 }
 
 /// Parameters and state; momentum too, so to the bit.
-void expect_same(Trial& found, Trial& wanted) {
+void expect_same(SavedTrial& found, SavedTrial& wanted) {
   const auto options = StateDictOptions().full_state_dict(true);
   const auto own = get_state_dict(found.model, found.optimizers, options);
   const auto other = get_state_dict(wanted.model, wanted.optimizers, options);
@@ -56,13 +56,13 @@ void expect_same(Trial& found, Trial& wanted) {
 
 TEST(MuonStateTest, MovesFromTwoFlatRanksToFourByRows) {
   on_ranks(4, [](const Group& world) {
-    Trial plain;
+    SavedTrial plain;
     plain.step(0);
     plain.step(1);
     const auto two = world.subgroup({0, 1}, "two");
     ModelAndOptimizerState state;
     if (two) {
-      Trial run(over(*two, ShardLayout::Flat));
+      SavedTrial run(over(*two, ShardLayout::Flat));
       run.step(0);
       run.step(1);
       state = get_state_dict(
@@ -70,7 +70,7 @@ TEST(MuonStateTest, MovesFromTwoFlatRanksToFourByRows) {
           run.optimizers,
           StateDictOptions().full_state_dict(true).cpu_offload(true));
     }
-    Trial run(over(world, ShardLayout::Dim0));
+    SavedTrial run(over(world, ShardLayout::Dim0));
     set_state_dict(
         run.model,
         run.optimizers,
@@ -86,11 +86,11 @@ TEST(MuonStateTest, MovesFromTwoFlatRanksToFourByRows) {
 TEST(MuonStateTest, MovesThroughACheckpoint) {
   on_ranks(4, [](const Group& world) {
     const TempFolder folder(world);
-    Trial plain;
+    SavedTrial plain;
     plain.step(0);
     const auto two = world.subgroup({0, 1}, "two");
     if (two) {
-      Trial run(over(*two, ShardLayout::Flat));
+      SavedTrial run(over(*two, ShardLayout::Flat));
       run.step(0);
       TrainingState training(run.model, run.optimizers);
       checkpoint::save(
@@ -99,12 +99,12 @@ TEST(MuonStateTest, MovesThroughACheckpoint) {
           checkpoint::SaveOptions().group(*two));
     }
     world.barrier();
-    Trial rows(over(world, ShardLayout::Dim0));
+    SavedTrial rows(over(world, ShardLayout::Dim0));
     TrainingState training(rows.model, rows.optimizers);
     checkpoint::load(training, folder.path() / "step_1");
     rows.step(1);
 
-    Trial whole;
+    SavedTrial whole;
     TrainingState whole_training(whole.model, whole.optimizers);
     checkpoint::load(whole_training, folder.path() / "step_1");
     whole.step(1);
@@ -117,7 +117,7 @@ TEST(MuonStateTest, MovesThroughACheckpoint) {
 
 TEST(MuonStateTest, RanksWithNothingOfAMatrixKeepNoMomentum) {
   on_ranks(4, [](const Group& world) {
-    Trial run(over(world, ShardLayout::Dim0));
+    SavedTrial run(over(world, ShardLayout::Dim0));
     run.step(0);
     for (const at::Tensor& param : parameters(run.model)) {
       const auto& optimizer = *run.optimizers.muon;

@@ -26,7 +26,7 @@ NamedOptimizer::NamedTensors named(const Params& params) {
   return all;
 }
 
-Params copies_of(const Params& params) {
+Params clones_of(const Params& params) {
   Params copies;
   for (const auto& param : params) {
     copies.push_back(param.detach().clone().requires_grad_());
@@ -44,7 +44,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(NamedOptimizerTest, StepsAsTheOneInsideAndNamesItsState) {
   auto params = make_params();
-  auto plain_params = copies_of(params);
+  auto plain_params = clones_of(params);
   NamedOptimizer optimizer(named(params), GetParam().make(params));
   const auto plain = GetParam().make(plain_params);
   torch::optim::StepLR scheduler(optimizer, 1, 0.5);
@@ -84,7 +84,7 @@ TEST_P(NamedOptimizerTest, LoadsByNameWhateverTheOrder) {
     make_gradients(params, step);
     first.step();
   }
-  auto copies = copies_of(params);
+  auto copies = clones_of(params);
   const auto names = named(copies);
   NamedOptimizer second(
       names, GetParam().make({copies[3], copies[2], copies[1], copies[0]}));
@@ -111,7 +111,7 @@ TEST_P(NamedOptimizerTest, InitializesState) {
 TEST(NamedLibTorchTest, AClosureThatClearsGradientsRunsInsideLBFGS) {
   auto params = make_params();
   params.resize(2);
-  auto plain_params = copies_of(params);
+  auto plain_params = clones_of(params);
   const auto options = torch::optim::LBFGSOptions(0.1).max_iter(5);
   NamedOptimizer optimizer(
       named(params), std::make_unique<torch::optim::LBFGS>(params, options));

@@ -19,12 +19,12 @@ using parity::make_composite;
 using parity::on_two_and_four_ranks;
 using tessera::testing::test_device;
 
-constexpr double kLearningRate = 1e-2;
+constexpr double kComposableLearningRate = 1e-2;
 
 /// A model and its optimizer, after one step.
 struct Trained {
   Trained(CompositeParamModelImpl& module, const at::Tensor& batch)
-      : model(module), optim(parameters(module), kLearningRate) {
+      : model(module), optim(parameters(module), kComposableLearningRate) {
     optim.zero_grad();
     model.forward(batch).sum().backward();
     optim.step();
@@ -37,7 +37,7 @@ struct Trained {
 /// A new optimizer that loads `saved` has what the one it came from has.
 void expect_reloads(Trained& trained, const StateDict& saved) {
   const StateDict own = optim::state_dict(trained.optim);
-  optim::Adam reloaded(parameters(trained.model), kLearningRate);
+  optim::Adam reloaded(parameters(trained.model), kComposableLearningRate);
   optim::load_state_dict(
       reloaded,
       optim_state_dict_to_load(

@@ -18,7 +18,7 @@ namespace {
 
 using namespace tessera::testing; // NOLINT: the fixture of these tests
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kOverflow = std::numeric_limits<double>::infinity();
 
 class HostReadsTest : public ::testing::TestWithParam<FrontEnd> {};
 
@@ -208,7 +208,7 @@ TEST_P(ClipOnDeviceTest, ClipsAsOnTheHost) {
 INSTANTIATE_TEST_SUITE_P(
     Norms,
     ClipOnDeviceTest,
-    ::testing::Values(1.0, 2.0, 3.5, kInfinity),
+    ::testing::Values(1.0, 2.0, 3.5, kOverflow),
     [](const auto& test) { return "P" + std::to_string(test.index); });
 
 TEST(ClipOnDeviceGradientsTest, KeepsDtypesAndANaN) {
@@ -227,7 +227,7 @@ TEST(ClipOnDeviceGradientsTest, KeepsDtypesAndANaN) {
     EXPECT_NEAR(param.grad().flatten()[0].item<double>(), 2 / norm, 2e-3);
   }
   module->parameters()[0].grad()[1][1] = std::nan("");
-  fsdp::clip_on_device(gradients, 1.0, kInfinity);
+  fsdp::clip_on_device(gradients, 1.0, kOverflow);
   for (const auto& param : module->parameters()) {
     EXPECT_TRUE(param.grad().isnan().all().item<bool>());
   }

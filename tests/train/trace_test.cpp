@@ -17,7 +17,7 @@ namespace tessera {
 namespace {
 
 using namespace tessera::testing; // NOLINT: the fixture of these tests
-using Json = nlohmann::json;
+using TraceJson = nlohmann::json;
 using ::testing::HasSubstr;
 
 struct Event {
@@ -31,8 +31,8 @@ struct Event {
 std::vector<Event> read(const fs::path& path) {
   std::ifstream in(path);
   std::vector<Event> events;
-  const Json trace = Json::parse(in);
-  for (const Json& event : trace.at("traceEvents")) {
+  const TraceJson trace = TraceJson::parse(in);
+  for (const TraceJson& event : trace.at("traceEvents")) {
     if (event.at("ph") == "X") {
       const auto start = event.at("ts").get<double>();
       events.push_back(

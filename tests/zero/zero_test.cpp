@@ -32,7 +32,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using torch::optim::OptimizerParamGroup;
 
-torch::nn::Sequential make_model() {
+torch::nn::Sequential make_zero_model() {
   torch::manual_seed(0);
   return torch::nn::Sequential(
       torch::nn::Linear(7, 13), torch::nn::ReLU(), torch::nn::Linear(13, 3));
@@ -47,8 +47,8 @@ void backward(torch::nn::Sequential& model, int step) {
 /// Expects the same bits with and without sharding.
 template <class O, class Options>
 void expect_matches_plain(const Options& options, bool bucket_view = false) {
-  auto sharded = make_model();
-  auto plain = make_model();
+  auto sharded = make_zero_model();
+  auto plain = make_zero_model();
   ZeroRedundancyOptimizer zero(
       sharded->parameters(),
       optimizer_class<O>(options),
@@ -121,8 +121,8 @@ TEST(ZeroTest, StridesOfParametersAreKept) {
 
 TEST(ZeroTest, FrozenParametersLeaveTheirBucket) {
   on_ranks(2, [](const Group&) {
-    auto model = make_model();
-    auto plain = make_model();
+    auto model = make_zero_model();
+    auto plain = make_zero_model();
     ZeroRedundancyOptimizer zero(
         model->parameters(),
         optimizer_class<optim::AdamW>(1e-2),
@@ -143,7 +143,7 @@ TEST(ZeroTest, FrozenParametersLeaveTheirBucket) {
 
 TEST(ZeroTest, ReferencesToOptionsStayValid) {
   on_ranks(2, [](const Group&) {
-    auto model = make_model();
+    auto model = make_zero_model();
     ZeroRedundancyOptimizer zero(
         model->parameters(), optimizer_class<optim::SGD>(0.1));
     auto& options = zero.param_groups()[0].options();
@@ -158,7 +158,7 @@ TEST(ZeroTest, ReferencesToOptionsStayValid) {
 
 TEST(ZeroTest, AnOldGraphIsNotRunBackward) {
   on_ranks(2, [](const Group&) {
-    auto model = make_model();
+    auto model = make_zero_model();
     ZeroRedundancyOptimizer zero(
         model->parameters(), optimizer_class<optim::SGD>(0.1));
     backward(model, 0);
@@ -183,7 +183,7 @@ TEST(ZeroTest, RejectsModelsThatDiffer) {
 
 TEST(ZeroTest, RejectsOnEveryRankWhatOneRankSees) {
   on_ranks(2, [](const Group& world) {
-    auto model = make_model();
+    auto model = make_zero_model();
     std::vector<at::Tensor> params = model->parameters();
     if (world.rank() == 1) {
       params.push_back(params[0]);
@@ -211,7 +211,7 @@ TEST(ZeroTest, RejectsShards) {
 
 TEST(ZeroTest, RejectsGroupsThatLibTorchAdded) {
   on_ranks(2, [](const Group&) {
-    auto model = make_model();
+    auto model = make_zero_model();
     ZeroRedundancyOptimizer zero(
         model->parameters(), optimizer_class<optim::SGD>(0.1));
     static_cast<torch::optim::Optimizer&>(zero).add_param_group(
@@ -272,7 +272,7 @@ TEST(ZeroTest, RejectsParametersThatLeftTheirGroup) {
 
 TEST(ZeroTest, AStepThatThrowsOnOneRankThrowsOnAll) {
   on_ranks(3, [](const Group& world) {
-    auto model = make_model();
+    auto model = make_zero_model();
     ZeroRedundancyOptimizer zero(
         model->parameters(), optimizer_class<optim::SGD>(0.1));
     const auto closure = [&]() -> at::Tensor {
@@ -292,7 +292,7 @@ TEST(ZeroTest, ARankThatStopsEarlyIsNamed) {
   on_ranks(
       {.size = 2, .timeout = std::chrono::seconds(8)}, [](const Group& world) {
         const Group group = world.split(0).value(); // dead afterwards
-        auto model = make_model();
+        auto model = make_zero_model();
         ZeroRedundancyOptimizer zero(
             model->parameters(),
             optimizer_class<optim::SGD>(0.1),
@@ -308,7 +308,7 @@ TEST(ZeroTest, ARankThatStopsEarlyIsNamed) {
 
 TEST(ZeroTest, StateMovesBetweenPartitions) {
   on_ranks(4, [](const Group& world) {
-    auto model = make_model();
+    auto model = make_zero_model();
     ZeroRedundancyOptimizer zero(
         model->parameters(), optimizer_class<optim::AdamW>(1e-2));
     backward(model, 0);
@@ -350,8 +350,8 @@ TEST(ZeroTest, StateMovesBetweenPartitions) {
 
 TEST(ZeroTest, GetStateDictCollectsWhatOtherRanksKeep) {
   on_ranks(3, [](const Group& world) {
-    auto model = make_model();
-    auto plain = make_model();
+    auto model = make_zero_model();
+    auto plain = make_zero_model();
     ZeroRedundancyOptimizer zero(
         model->parameters(), optimizer_class<optim::AdamW>(1e-2));
     optim::AdamW optimizer(plain->parameters(), 1e-2);
@@ -398,7 +398,7 @@ StateDict whole(const StateDict& dict) {
 
 TEST(ZeroTest, GetStateDictLeavesStateWithItsOwner) {
   on_ranks(3, [](const Group& world) {
-    auto model = make_model();
+    auto model = make_zero_model();
     ZeroRedundancyOptimizer zero(
         model->parameters(), optimizer_class<optim::AdamW>(1e-2));
     backward(model, 0);
@@ -476,7 +476,7 @@ TEST(ZeroTest, SavingAndLoadingPeakBelowThisRanksShare) {
 
 TEST(ZeroTest, RejectsARankThatIsNotThere) {
   on_ranks(2, [](const Group& world) {
-    auto model = make_model();
+    auto model = make_zero_model();
     ZeroRedundancyOptimizer zero(
         model->parameters(), optimizer_class<optim::SGD>(0.1));
     // On one rank only: the other rank throws, too.
@@ -488,7 +488,7 @@ TEST(ZeroTest, RejectsARankThatIsNotThere) {
 
 TEST(ZeroTest, LoadingRejectsWhatFitsAnotherRanksParameterNot) {
   on_ranks(2, [](const Group&) {
-    auto model = make_model();
+    auto model = make_zero_model();
     ZeroRedundancyOptimizer zero(
         model->parameters(),
         optimizer_class<optim::SGD>(optim::SGDOptions(0.1).momentum(0.9)));
