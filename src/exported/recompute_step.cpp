@@ -1,4 +1,9 @@
+#include <tessera/error.h>
+
 #include <ATen/core/grad_mode.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
 
 #include <memory>
 #include <utility>
@@ -29,6 +34,17 @@ RunScope scope_before(const RegionCall& call) {
     (*weights)[index] = before.clone();
   }
   return {std::move(weights), call.scope.code};
+}
+
+/// How often each tensor has been written to.
+std::vector<int64_t> versions_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<int64_t> versions;
+  versions.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) {
+    const bool counts = tensor.defined() && !tensor.is_inference();
+    versions.push_back(counts ? tensor._version() : 0);
+  }
+  return versions;
 }
 
 std::vector<at::Tensor> run_region(
@@ -87,8 +103,16 @@ void RecomputeStep::run(Frame& frame) const {
       [call, code = &first](const std::vector<at::Tensor>& inputs) {
         return run_region(*code, *call, inputs);
       };
+  const std::vector<int64_t> before = versions_of(tensors);
   const std::vector<at::Tensor> given =
       tessera::recompute(results_of, tensors, options);
+  if (versions_of(tensors) != before) {
+    raise(
+        {.call = "forward"},
+        fmt::format(
+            "module \"{}\" cannot be recomputed: it changes a value in place that was made before it. Choose the modules inside it, or the module around it.",
+            path));
+  }
   size_t next = 0;
   std::vector<IValue> outputs = std::move(call->outputs);
   for (IValue& output : outputs) {

@@ -105,6 +105,7 @@ class RegionMaker {
         step_(std::make_unique<RecomputeStep>()) {}
 
   std::unique_ptr<RecomputeStep> make() {
+    step_->path = region_.path;
     step_->options = region_.options;
     for (size_t i = region_.begin; i < region_.end; ++i) {
       take(std::move(code_.steps[i]));

@@ -31,11 +31,18 @@ struct RefusedRegion : std::runtime_error {
 ///
 /// Buffers that a region writes to are written once: the second run gets copies
 /// that have the values from before the first.
+///
+/// A region must not write to values from before it, since the second run would
+/// read what the first has written. Schemas tell most such regions, which are
+/// refused when they are chosen. An operator may also return its argument
+/// without saying so (dropout that drops nothing does), so the first run looks
+/// whether its inputs were written.
 
 /// Runs a graph under recompute().
 struct RecomputeStep : NestedStep {
   void run(Frame& frame) const override;
 
+  std::string path; // of the module
   RecomputeOptions options;
   std::vector<uint32_t> written_weights;
 };

@@ -284,6 +284,25 @@ class Interleaved(nn.Module):
         return self.outer(self.fc(x))
 
 
+class HiddenInPlace(nn.Module):
+    """Changes its argument, too: a dropout that drops nothing returns what it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = F.dropout(x, 0.0)
+        x += 1
+        return self.fc(x)
+
+
+class InterleavedHidden(Interleaved):
+    def __init__(self):
+        super().__init__()
+        self.outer = HiddenInPlace()
+
+
 def dims(*names):
     return [Dim(name, min=2, max=16) for name in names]
 
@@ -325,6 +344,7 @@ def cases():
         yield name, InputChanged(), (torch.randn(3, 4), torch.randn(3, 4)), {}, None, decompose
     yield "chain", Chain(), (torch.randn(1 << 20),), {}, None, False
     yield "interleaved", Interleaved(), (torch.randn(3, 4),), {}, None, False
+    yield "interleaved_hidden", InterleavedHidden(), (torch.randn(3, 4),), {}, None, False
     yield "views", Views(), (torch.randn(4, 6),), {}, None, False
     yield from fold_cases.cases()
 

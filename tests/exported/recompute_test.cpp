@@ -163,6 +163,24 @@ TEST_F(ExportedRecomputeTest, RefusesAModuleThatChangesAValueOfItsParent) {
   expect_step(model, Reference("interleaved")); // nothing changed
 }
 
+TEST_F(ExportedRecomputeTest, AHiddenWriteToAValueOfTheParentIsAnError) {
+  auto model = load_exported(exported_case("interleaved_hidden"));
+  const Reference reference("interleaved_hidden");
+  EXPECT_EQ(apply_activation_checkpointing(model, choose_by_path("outer")), 1);
+  std::string found = "no error";
+  try {
+    model->forward(reference.args());
+  } catch (const c10::Error& error) {
+    found = error.what_without_backtrace();
+  }
+  EXPECT_THAT(
+      found,
+      HasSubstr(
+          "module \"outer\" cannot be recomputed: it changes a value in place that was made before it."));
+  auto plain = load_exported(exported_case("interleaved_hidden"));
+  expect_step(plain, reference);
+}
+
 TEST_F(ExportedRecomputeTest, AModuleOfConstantsAloneMayBeChosen) {
   auto model = load_exported(exported_case("fold_module"));
   EXPECT_EQ(apply_activation_checkpointing(model, choose_by_path("places")), 1);
