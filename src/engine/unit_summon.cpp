@@ -1,6 +1,7 @@
 #include "engine/unit_summon.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -11,6 +12,7 @@
 
 #include "engine/keep_alive.h"
 #include "engine/owners.h"
+#include "engine/start.h"
 #include "engine/unit.h"
 #include "libtorch/alias.h"
 
@@ -181,6 +183,46 @@ bool UnitSummon::was_written() const {
   return false;
 }
 
+/// Ranks that keep the same part of different copies write it back each for
+/// itself. Names a parameter of which they were about to keep different values,
+/// the same on all ranks. Collective.
+std::optional<std::string> UnitSummon::differs_between_copies() const {
+  const Group& copies = unit_.groups().replicate;
+  if (!copies.valid() || !unit_.options().compare_start) {
+    return std::nullopt;
+  }
+  const auto& params = unit_.params().all();
+  const auto count = static_cast<int64_t>(params.size());
+  // The largest digest is the smallest, too, where all are the same.
+  const at::Tensor digests = at::empty({count, 2}, at::kLong);
+  auto ends = digests.accessor<int64_t, 2>();
+  for (int64_t i = 0; i < count; ++i) {
+    const UnitParam& param = params[static_cast<size_t>(i)];
+    const Bundle& bundle = unit_.bundles()[param.bundle];
+    const Run run =
+        bundle.layout().run(param.index, unit_.groups().shard.rank());
+    const at::Tensor face = param.lock();
+    const at::Tensor values = is_shown_ && face.defined()
+        ? face.detach().reshape({-1}).narrow(0, run.param_begin, run.numel)
+        : bundle.shard().narrow(0, run.shard_begin, run.numel);
+    const auto digest = static_cast<int64_t>(digest_of(values));
+    ends[i][0] = digest;
+    ends[i][1] = ~digest;
+  }
+  copies.all_reduce(digests, ReduceOp::Max, unit_.label());
+  at::Tensor after = at::zeros({1}, at::kLong); // parameters from the first on
+  for (int64_t i = 0; i < count && after.item<int64_t>() == 0; ++i) {
+    if (ends[i][0] != ~ends[i][1]) {
+      after.fill_(count - i);
+    }
+  }
+  unit_.groups().all.all_reduce(after, ReduceOp::Max, unit_.label());
+  const int64_t left = after.item<int64_t>();
+  return left == 0 ? std::nullopt
+                   : std::optional<std::string>(
+                         params[static_cast<size_t>(count - left)].name);
+}
+
 void UnitSummon::write_back_values() const {
   for (const UnitParam& param : unit_.params().all()) {
     const at::Tensor face = param.lock();
@@ -246,7 +288,15 @@ SummonEnd UnitSummon::write_back() {
       unit_.fail(
           "summon_full_params", "", *objection + " Nothing was written back.");
     }
+    const auto different =
+        end.changed ? differs_between_copies() : std::nullopt;
     is_ending_ = true; // this write is no longer refused
+    if (different) {
+      unit_.fail(
+          "summon_full_params",
+          *different,
+          "the ranks wrote other values into the copies of the model, which would never be equal again. Write the same on every rank: random numbers are those of each rank, so broadcast them. If the copies are meant to differ, set compare_start(false) when sharding.");
+    }
     if (end.changed) {
       unit_.count_write();
       write_back_values();

@@ -62,6 +62,7 @@ class UnitSummon {
   void show(const UnitParam& param, const at::Tensor& gradient) const;
   std::optional<std::string> objection_to_faces() const;
   bool was_written() const;
+  std::optional<std::string> differs_between_copies() const;
   void write_back_values() const;
   void write_back_gradients() const;
 

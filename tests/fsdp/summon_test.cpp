@@ -302,9 +302,7 @@ TEST(SummonAgainTest, AnErrorOrAChangeOfOneCopyIsEverybodys) {
       {
         auto guard = summon_full_params(*model);
         torch::NoGradGuard no_grad;
-        if (world.rank() == 0) {
-          model->head.add_(1);
-        }
+        model->head.add_(1);
         guard.close();
       }
       torch::NoGradGuard no_grad;
@@ -323,6 +321,42 @@ TEST(SummonAgainTest, AnErrorOrAChangeOfOneCopyIsEverybodys) {
               HasSubstr("keeps its shape and dtype"),
               HasSubstr("another rank could not keep its changes")));
     }
+  });
+}
+
+/// Copies of a model that are written differently would never be equal again.
+TEST(SummonAgainTest, CopiesThatAreWrittenDifferentlyAreAnErrorByName) {
+  on_ranks(4, [](const Group& world) {
+    for (const int64_t shards : {1, 2}) { // whole copies, and copies of two
+      auto model = make_stack();
+      shard_blocks(
+          model, FullyShardOptions().mesh(make_mesh({4 / shards, shards})));
+      auto guard = summon_full_params(*model);
+      torch::NoGradGuard no_grad;
+      if (world.rank() < 2) {
+        model->head.add_(1);
+      }
+      EXPECT_THAT(
+          error_of([&] { guard.close(); }),
+          ::testing::AllOf(
+              HasSubstr("parameter \"head\""),
+              HasSubstr("other values into the copies of the model")));
+    }
+  });
+}
+
+/// A program that means its copies to differ says so when it shards.
+TEST(SummonAgainTest, CopiesMayDifferIfTheProgramSaysSo) {
+  on_ranks(2, [](const Group& world) {
+    auto model = make_stack();
+    shard_blocks(
+        model,
+        FullyShardOptions().mesh(make_mesh({2, 1})).compare_start(false));
+    auto guard = summon_full_params(*model);
+    torch::NoGradGuard no_grad;
+    model->head.fill_(world.rank());
+    guard.close();
+    EXPECT_TRUE((model->head == world.rank()).all().item<bool>());
   });
 }
 
