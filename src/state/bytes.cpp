@@ -23,9 +23,10 @@ namespace {
 ///   dict    count (key value)*
 ///   key     'i' int64 | 's' text
 ///   value   tag, then by tag what it needs; tensors: dtype, dims, elements
+///   mark    tag, before the tensor's value: 'part' and of what, or 'any rank'
 ///
 /// Numbers are 8 bytes in the host's order: both ends are ranks of one program.
-constexpr char kMagic[] = "tsstate1";
+constexpr char kMagic[] = "tsstate2";
 constexpr int kMaxDepth = 64;
 constexpr uint64_t kMaxDims = 64;
 constexpr uint64_t kMaxTensorBytes = uint64_t{1} << 62;
@@ -71,6 +72,8 @@ enum class Tag : uint8_t {
   List,
   Dict,
   Id,
+  Part,
+  OfAnyRank,
 };
 
 class Writer : public ByteWriter {
@@ -94,6 +97,7 @@ class Writer : public ByteWriter {
     raw(here.const_data_ptr(), here.nbytes());
   }
   void value(const StateValue& value) {
+    marks(value);
     if (value.is_none()) {
       tag(Tag::None);
     } else if (value.is_tensor() && !value.tensor().defined()) {
@@ -136,6 +140,20 @@ class Writer : public ByteWriter {
   }
 
  private:
+  /// What the tensor itself does not say: without the marks, parts of several
+  /// ranks would pass for copies of one tensor.
+  void marks(const StateValue& value) {
+    if (const PartOf* part = value.part_of()) {
+      tag(Tag::Part);
+      text(part->parameter);
+      text(part->unit);
+      number(part->rank);
+      number(part->num_ranks);
+    }
+    if (value.is_of_any_rank()) {
+      tag(Tag::OfAnyRank);
+    }
+  }
   void sharded(const ShardedTensor& tensor) {
     number(static_cast<int64_t>(tensor.dtype()));
     numbers(tensor.sizes());
@@ -239,6 +257,31 @@ class Reader : ByteReader {
     }
     return result;
   }
+  PartOf part_of() {
+    PartOf part;
+    part.parameter = text();
+    part.unit = text();
+    const auto rank = number<int64_t>();
+    const auto num_ranks = number<int64_t>();
+    if (rank < 0 || rank >= num_ranks ||
+        num_ranks > std::numeric_limits<int>::max()) {
+      refuse(fmt::format("a part of rank {} of {}", rank, num_ranks));
+    }
+    part.rank = static_cast<int>(rank);
+    part.num_ranks = static_cast<int>(num_ranks);
+    return part;
+  }
+  /// The tensor behind a mark.
+  at::Tensor marked() {
+    switch (tag()) {
+      case Tag::Tensor:
+        return tensor();
+      case Tag::Undefined:
+        return {};
+      default:
+        refuse("a mark before a value that is no tensor");
+    }
+  }
   ShardedTensor sharded() {
     if (!group_) {
       refuse("a sharded tensor, which needs a group");
@@ -284,6 +327,12 @@ class Reader : ByteReader {
       }
       case Tag::Dict:
         return dict(depth);
+      case Tag::Part: {
+        PartOf part = part_of();
+        return StateValue::part(marked(), std::move(part));
+      }
+      case Tag::OfAnyRank:
+        return StateValue::of_any_rank(marked());
       case Tag::Id:
         break;
     }

@@ -367,5 +367,41 @@ TEST(StateBytesTest, AnyStateSurvivesBytesAndFlattening) {
   EXPECT_TRUE(held);
 }
 
+/// Without their marks, parts of several ranks would pass for copies of one
+/// tensor where the ranks save what they received.
+TEST(StateBytesTest, MarksOfTensorsSurvive) {
+  StateDict state;
+  state.set(
+      "part",
+      StateValue::part(
+          torch::ones({2}),
+          {.parameter = "weight", .unit = "head", .rank = 1, .num_ranks = 3}));
+  state.set("nothing", StateValue::part(at::Tensor(), {"bias", "", 0, 2}));
+  state.set("any", StateValue::of_any_rank(torch::ones({2})));
+  state.set("plain", torch::ones({2}));
+
+  const StateDict read = state_dict_from_bytes(state_dict_to_bytes(state));
+
+  const PartOf* part = read.at("part").part_of();
+  ASSERT_NE(part, nullptr);
+  EXPECT_EQ(part->parameter, "weight");
+  EXPECT_EQ(part->unit, "head");
+  EXPECT_EQ(part->rank, 1);
+  EXPECT_EQ(part->num_ranks, 3);
+  EXPECT_TRUE(torch::equal(read.at("part").tensor(), torch::ones({2})));
+  ASSERT_NE(read.at("nothing").part_of(), nullptr);
+  EXPECT_FALSE(read.at("nothing").tensor().defined());
+  EXPECT_TRUE(read.at("any").is_of_any_rank());
+  EXPECT_EQ(read.at("plain").part_of(), nullptr);
+  EXPECT_FALSE(read.at("plain").is_of_any_rank());
+}
+
+TEST(StateBytesTest, RefusesAPartOfARankThatIsNone) {
+  StateDict state;
+  state.set("x", StateValue::part(torch::ones({1}), {"weight", "", 3, 3}));
+  const auto bytes = state_dict_to_bytes(state);
+  EXPECT_THROW(state_dict_from_bytes(bytes), c10::ValueError);
+}
+
 } // namespace
 } // namespace tessera
