@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "checkpoint/device_work.h"
 #include "checkpoint/disk/read_region.h"
 #include "checkpoint/values.h"
 
@@ -148,13 +149,18 @@ void LoadJob::verify() {
 }
 
 void LoadJob::read() {
-  // Memory that a save still holds gets its copy here: if several threads wrote
-  // to one storage, each of them would try to copy it.
+  std::vector<at::Tensor> targets;
   for (const PlannedRead& read : matched_.reads) {
+    targets.push_back(read.to);
+    // Memory that a save still holds gets its copy here: if several threads
+    // wrote to one storage, each of them would try to copy it.
     if (read.to.is_cpu()) {
       read.to.mutable_data_ptr();
     }
   }
+  // Work that is still queued may read the old values, or write over the new
+  // ones.
+  wait_for_devices(targets);
   in_threads([&](const PlannedRead& read, BlockReader& reader) {
     fill(read, reader);
     if (progress_) {
@@ -185,6 +191,9 @@ void LoadJob::fill(const PlannedRead& read, BlockReader& reader) {
     straight(read.to, read.begin);
   } else {
     convert(read.to, read.begin, dtype, straight);
+    // A device may still be moving the values into memory with gaps, on the
+    // stream of this thread. The caller knows of no such stream.
+    wait_for_devices({read.to});
   }
   if (!read.to.is_inference()) {
     read.to.unsafeGetTensorImpl()->bump_version();
