@@ -104,7 +104,7 @@ tsan: export TSAN_OPTIONS = halt_on_error=1:second_deadlock_stack=1:ignore_nonin
 tsan: ## shared memory, store, async save and the launcher's threads, under TSan
 	@scripts/setup.sh test
 	@scripts/configure.sh tsan tests
-	cmake --build build/tsan -j $(JOBS) --target shm_core_test launch_test comm_test checkpoint_test
+	cmake --build build/tsan -j $(JOBS) --target tsan_programs
 	$(NO_ASLR) ctest --test-dir build/tsan -L '^tsan$$' --no-tests=error --output-on-failure
 
 fuzz: ## libFuzzer on the formats of checkpoints; FOR=seconds or RUNS=inputs for each
