@@ -43,8 +43,14 @@ Bundle::Bundle(
                   : shard_.scalar_type()))),
       storage_(storage_of(full_)),
       shows_shard_(
-          groups_.shard.size() == 1 &&
-          full_.scalar_type() == shard_.scalar_type() && !options_.offload),
+          groups_.shard.size() == 1 && !options_.offload &&
+          (full_.scalar_type() == shard_.scalar_type() ||
+           options_.keep_cast_shards)),
+      cast_(
+          shard_,
+          full_.options(),
+          options_.keep_cast_shards &&
+              full_.scalar_type() != shard_.scalar_type()),
       gradients_(layout_, shard_, full_.options(), groups_, options_, pool_) {
   full_.unsafeGetTensorImpl()->set_sizes_contiguous({layout_.full_numel()});
 }
@@ -57,37 +63,40 @@ void Bundle::show_bytes(c10::DataPtr data, size_t bytes) {
   storage_->set_nbytes(bytes);
 }
 
-void Bundle::give_bytes() {
+/// Its own, or those of `source` where it borrows.
+void Bundle::give_bytes(const at::Tensor& source) {
   const size_t bytes =
       static_cast<size_t>(full_.numel()) * full_.element_size();
   show_bytes(
-      shows_shard_ ? c10::DataPtr(storage_of(shard_)->mutable_data(), device_)
+      shows_shard_ ? c10::DataPtr(storage_of(source)->mutable_data(), device_)
                    : pool_.take(bytes, device_, *storage_->allocator()),
       bytes);
 }
 
-void Bundle::start_gather(std::string_view label) {
+void Bundle::start_gather(std::string_view label, int64_t num_writes) {
+  const at::Tensor& source =
+      cast_.is_kept() ? cast_.values(num_writes) : shard_;
   if (shows_shard_) {
-    give_bytes();
+    give_bytes(source);
     return;
   }
   // Not into the storage that faces view: a raw pointer to it would see a
   // gather that is not finished.
   gathered_ = pool_.take({layout_.travel_numel()}, full_.options());
   if (layout_.travel() == Layout::Travel::Whole) {
-    place_among_zeros(shard_, gathered_);
+    place_among_zeros(source, gathered_);
     note_offload_copy();
     gather_ = groups_.shard.all_reduce_async(
         as_integers(gathered_), ReduceOp::Sum, label);
     return;
   }
-  at::Tensor mine = shard_;
-  if (shard_.scalar_type() != full_.scalar_type() ||
-      shard_.device() != full_.device()) {
+  at::Tensor mine = source;
+  if (source.scalar_type() != full_.scalar_type() ||
+      source.device() != full_.device()) {
     // Copies directly into this rank's part of the result.
     const int64_t shard_numel = layout_.shard_numel();
     mine = gathered_.narrow(0, groups_.shard.rank() * shard_numel, shard_numel);
-    mine.copy_(shard_, /*non_blocking=*/true);
+    mine.copy_(source, /*non_blocking=*/true);
     note_offload_copy();
   }
   gather_ = groups_.shard.all_gather_into_async(gathered_, mine, label);
@@ -116,7 +125,7 @@ void Bundle::finish_gather() {
   }
   const at::Tensor gathered = std::exchange(gathered_, at::Tensor());
   if (layout_.travel() == Layout::Travel::Chunks) {
-    give_bytes();
+    give_bytes(shard_);
     unpack(full_, gathered);
     pool_.give(gathered);
     return;
@@ -228,7 +237,7 @@ void Bundle::settle() noexcept {
 }
 
 size_t Bundle::full_bytes_now() const {
-  return (shows_shard_ ? 0 : storage_->nbytes()) +
+  return (shows_shard_ ? 0 : storage_->nbytes()) + cast_.bytes_now() +
       (gathered_.defined() ? storage_of(gathered_)->nbytes() : 0);
 }
 

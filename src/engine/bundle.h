@@ -17,6 +17,7 @@
 
 #include "engine/buffer_pool.h"
 #include "engine/bundle_gradients.h"
+#include "engine/cast_shard.h"
 #include "engine/layout.h"
 #include "engine/options.h"
 
@@ -40,7 +41,8 @@ namespace tessera::engine {
 /// If one rank has a whole copy and computes in the shard's dtype, the full
 /// buffer borrows the shard's own bytes: nothing is copied, nothing is held
 /// twice. The full buffer is still a storage of its own, so all rules hold
-/// there too.
+/// there too. The same goes for a cast shard that is kept, see [Note: cast
+/// shards].
 class Bundle {
  public:
   /// `shard` has layout.shard_numel() elements; `device` is where computations
@@ -66,7 +68,7 @@ class Bundle {
   c10::StorageImpl* storage() const {
     return storage_;
   }
-  /// True if the full buffer borrows the shard's bytes.
+  /// True if the full buffer borrows the bytes of the shard or of its cast.
   bool shows_shard() const {
     return shows_shard_;
   }
@@ -75,7 +77,8 @@ class Bundle {
   /// shard to a device.
   void before_write();
 
-  void start_gather(std::string_view label);
+  /// `num_writes` counts the writes to shards of the model until now.
+  void start_gather(std::string_view label, int64_t num_writes);
   void finish_gather();
   /// Removes the bytes of the full buffer. `reason` is the error of raw access.
   void free_full(const std::string& reason);
@@ -83,6 +86,11 @@ class Bundle {
   /// A new full buffer, filled from the `part` of all ranks, which has the
   /// layout of the shard. Collective over the shard group.
   at::Tensor gather_copy(const at::Tensor& part, std::string_view label) const;
+
+  /// What was kept of the shard is wrong, though nobody has written to it.
+  void forget_cast() {
+    cast_.forget();
+  }
 
   BundleGradients& gradients() {
     return gradients_;
@@ -94,13 +102,13 @@ class Bundle {
   /// Waits for what is under way, reductions too, and forgets how it ended.
   void settle() noexcept;
 
-  /// Bytes that full parameters occupy now, those on their way included, beside
-  /// the shard's.
+  /// Bytes that full parameters occupy now, those on their way and the kept cast
+  /// included, beside the shard's.
   size_t full_bytes_now() const;
 
  private:
   void show_bytes(c10::DataPtr data, size_t bytes);
-  void give_bytes();
+  void give_bytes(const at::Tensor& source);
   void note_offload_copy();
   void place_among_zeros(const at::Tensor& part, const at::Tensor& whole) const;
   void unpack(const at::Tensor& full, const at::Tensor& gathered) const;
@@ -115,6 +123,8 @@ class Bundle {
   at::Tensor full_;
   c10::StorageImpl* storage_ = nullptr;
   bool shows_shard_ = false;
+
+  CastShard cast_;
 
   // A gather in flight.
   std::optional<c10::Event> offload_copied_; // from host memory

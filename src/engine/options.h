@@ -35,6 +35,8 @@ struct UnitOptions {
   std::optional<at::ScalarType> param_dtype = std::nullopt;
   /// The dtype in which gradients are reduced; the shard's by default.
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
+  /// Keep shards in param_dtype too, see [Note: cast shards].
+  bool keep_cast_shards = false;
   /// Shards and their gradients lie in host memory.
   bool offload = false;
   /// One leaf, the whole flat shard, instead of one leaf per parameter.

@@ -160,7 +160,7 @@ bool Unit::start_gather() {
   const bool changed = is_stale();
   try {
     for (Bundle& bundle : bundles_) {
-      bundle.start_gather(label());
+      bundle.start_gather(label(), num_writes());
     }
   } catch (...) { // not gathering: nobody may take this for a gather
     for (Bundle& bundle : bundles_) {
@@ -248,6 +248,12 @@ void Unit::count_write() {
     }
   }
   add_write();
+}
+
+void Unit::forget_casts() {
+  for (Bundle& bundle : bundles_) {
+    bundle.forget_cast();
+  }
 }
 
 void Unit::summon(const SummonOptions& options) {

@@ -93,7 +93,8 @@ class Unit : public UnitIdentity, public std::enable_shared_from_this<Unit> {
   bool has_params() const {
     return !bundles_.empty();
   }
-  /// True where faces show the shard itself and nothing is ever moved.
+  /// True where faces show the shard itself, or its cast, and nothing is ever
+  /// moved.
   bool shows_shard() const;
   /// The flat shard of a unit of one dtype; while Summoned the flat full
   /// parameters, without padding if they have one leaf.
@@ -116,6 +117,10 @@ class Unit : public UnitIdentity, public std::enable_shared_from_this<Unit> {
   bool is_pinned() const {
     return is_pinned_;
   }
+
+  /// What is kept of shards in another dtype is wrong: its memory was not
+  /// written to, or is going to be without this unit's knowledge.
+  void forget_casts();
 
   /// See Schedule. Not while Gathering.
   void summon(const SummonOptions& options);

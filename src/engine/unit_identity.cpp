@@ -46,6 +46,9 @@ void UnitIdentity::set_home(
 
 void UnitIdentity::set_parent(std::shared_ptr<UnitIdentity> parent) {
   parent_ = std::move(parent);
+  // A unit that was written since it was gathered stays stale: the root's count
+  // must not be one that the unit has seen.
+  root().writes_ += writes_;
 }
 
 bool UnitIdentity::contains(const UnitIdentity& other) const {

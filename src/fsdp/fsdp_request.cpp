@@ -45,13 +45,14 @@ std::string describe_options(
   };
   const MixedPrecision& precision = options.mixed_precision();
   return fmt::format(
-      "strategy {}, use_orig_params {}, offload_params {}, param_dtype {}, reduce_dtype {}, buffer_dtype {}, sync_module_states {}, compare_start {}",
+      "strategy {}, use_orig_params {}, offload_params {}, param_dtype {}, reduce_dtype {}, buffer_dtype {}, keep_cast_shards {}, sync_module_states {}, compare_start {}",
       name_of(strategy),
       options.use_orig_params(),
       options.cpu_offload().offload_params(),
       name(precision.param_dtype()),
       name(precision.reduce_dtype()),
       name(precision.buffer_dtype()),
+      precision.keep_cast_shards(),
       options.sync_module_states(),
       options.compare_start());
 }
@@ -122,6 +123,7 @@ ShardRequest request_of(const FSDPOptions& options, ShardingStrategy strategy) {
            .param_dtype = precision.param_dtype(),
            .reduce_dtype = precision.reduce_dtype() ? precision.reduce_dtype()
                                                     : precision.param_dtype(),
+           .keep_cast_shards = precision.keep_cast_shards(),
            .offload = options.cpu_offload().offload_params(),
            .one_leaf = !options.use_orig_params(),
            .sync_from_rank0 = options.sync_module_states(),

@@ -23,11 +23,12 @@ std::string describe(const FullyShardOptions& options) {
     return dtype ? c10::toString(*dtype) : "as it is";
   };
   return fmt::format(
-      "layout {}, reshard_after_forward {}, param_dtype {}, reduce_dtype {}, offload {}, compare_start {}",
+      "layout {}, reshard_after_forward {}, param_dtype {}, reduce_dtype {}, keep_cast_shards {}, offload {}, compare_start {}",
       options.layout() == ShardLayout::Flat ? "Flat" : "Dim0",
       options.reshard_after_forward(),
       name(policy.param_dtype()),
       name(policy.reduce_dtype()),
+      policy.keep_cast_shards(),
       options.offload_policy().has_value(),
       options.compare_start());
 }
@@ -50,6 +51,7 @@ void fully_shard(ModuleRef module, const FullyShardOptions& options) {
            .reshard_after_forward = options.reshard_after_forward(),
            .param_dtype = options.mp_policy().param_dtype(),
            .reduce_dtype = options.mp_policy().reduce_dtype(),
+           .keep_cast_shards = options.mp_policy().keep_cast_shards(),
            .offload = options.offload_policy().has_value(),
            .compare_start = options.compare_start()},
       .policy = options.policy()};

@@ -160,6 +160,14 @@ void shard_module(torch::nn::Module& module, const ShardRequest& request) {
               c10::toString(*dtype)));
     }
   }
+  if (request.unit.keep_cast_shards &&
+      (!request.unit.param_dtype || request.unit.offload)) {
+    raise<c10::ValueError>(
+        {.call = request.call},
+        request.unit.offload
+            ? "keep_cast_shards keeps a copy on the device, and the shards are in host memory to save that. Choose one of the two."
+            : "keep_cast_shards needs param_dtype: without it, nothing is cast.");
+  }
   const Group& all = request.groups.all;
   const auto plans = plan_units(module, request);
 

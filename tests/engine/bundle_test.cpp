@@ -37,7 +37,7 @@ class TwoParams {
       : TwoParams({.all = world, .shard = world}, {.layout = kind}) {}
 
   void gather() {
-    bundle->start_gather("gather");
+    bundle->start_gather("gather", 0);
     bundle->finish_gather();
   }
   void free() {
@@ -138,7 +138,7 @@ TEST(BundleTest, NobodySeesAGatherThatIsNotFinished) {
     for (const auto kind : kKinds) {
       TwoParams params(world, kind);
       params.free();
-      params.bundle->start_gather("gather");
+      params.bundle->start_gather("gather", 0);
       EXPECT_EQ(params.bundle->storage()->nbytes(), 0U);
       EXPECT_GT(params.bundle->full_bytes_now(), 0U); // on its way
       params.bundle->finish_gather();
@@ -280,7 +280,7 @@ TEST(BundleTest, WholeParametersTravelInTheComputeDtype) {
 TEST(BundleTest, SettlingForgetsAGather) {
   on_ranks(2, [](const Group& world) {
     TwoParams params(world, Layout::Kind::Flat);
-    params.bundle->start_gather("gather");
+    params.bundle->start_gather("gather", 0);
     params.bundle->settle();
     EXPECT_EQ(params.bundle->full_bytes_now(), 0U);
     params.gather();

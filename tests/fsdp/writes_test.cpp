@@ -145,6 +145,17 @@ std::vector<LoadCase> load_cases() {
       {"Bfloat16",
        with(FullyShardOptions().mp_policy(
            MixedPrecisionPolicy().param_dtype(at::kBFloat16)))},
+      {"KeptCasts",
+       with(FullyShardOptions().mp_policy(MixedPrecisionPolicy()
+                                              .param_dtype(at::kBFloat16)
+                                              .keep_cast_shards(true)))},
+      {"KeptCastsDim0NoReshard",
+       with(FullyShardOptions()
+                .layout(ShardLayout::Dim0)
+                .reshard_after_forward(false)
+                .mp_policy(MixedPrecisionPolicy()
+                               .param_dtype(at::kBFloat16)
+                               .keep_cast_shards(true)))},
       {"FullShard", by_strategy(ShardingStrategy::FullShard)},
       {"ShardGradOp", by_strategy(ShardingStrategy::ShardGradOp)},
       {"NoShard", by_strategy(ShardingStrategy::NoShard)}};

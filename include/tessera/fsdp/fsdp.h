@@ -47,6 +47,8 @@ struct TESSERA_API MixedPrecision {
   TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype) = std::nullopt;
   /// Floating buffers are cast to this dtype once.
   TORCH_ARG(std::optional<at::ScalarType>, buffer_dtype) = std::nullopt;
+  /// See MixedPrecisionPolicy.
+  TORCH_ARG(bool, keep_cast_shards) = false;
   /// Calling the handle casts floating tensors among its arguments.
   TORCH_ARG(bool, cast_root_forward_inputs) = true;
 };
