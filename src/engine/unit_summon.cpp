@@ -292,10 +292,18 @@ SummonEnd UnitSummon::write_back() {
         end.changed ? differs_between_copies() : std::nullopt;
     is_ending_ = true; // this write is no longer refused
     if (different) {
+      std::string outcome = "Nothing was written back.";
+      if (unit_.has_whole_copy()) { // faces show the shard: it is made already
+        unit_.count_write();
+        outcome =
+            "What they wrote is there, since each has a whole copy: make the model anew, or load a checkpoint.";
+      }
       unit_.fail(
           "summon_full_params",
           *different,
-          "the ranks wrote other values into the copies of the model, which would never be equal again. Write the same on every rank: random numbers are those of each rank, so broadcast them. If the copies are meant to differ, set compare_start(false) when sharding.");
+          "the ranks wrote other values into the copies of the model, which would never be equal again. " +
+              outcome +
+              " Write the same on every rank: random numbers are those of each rank, so broadcast them. If the copies are meant to differ, set compare_start(false) when sharding.");
     }
     if (end.changed) {
       unit_.count_write();
