@@ -18,6 +18,7 @@ target_include_directories(tessera_headers SYSTEM INTERFACE
 
 # NCCL's library comes with LibTorch, its header may or may not be there.
 set(TESSERA_HAS_NCCL OFF)
+set(TESSERA_HAS_CUDA_HEADERS OFF) # NCCL's backend and captured steps need them
 if(TESSERA_TORCH_HAS_CUDA)
   file(GLOB _wheel_nccl "${TESSERA_TORCH_ROOT_FOUND}/../nvidia/*/include")
   find_path(TESSERA_NCCL_INCLUDE nccl.h HINTS ${_wheel_nccl} /usr/local/cuda/include)
@@ -32,12 +33,16 @@ if(TESSERA_TORCH_HAS_CUDA)
       endif()
     endforeach()
   endif()
+  if(TESSERA_CUDA_INCLUDE)
+    set(TESSERA_HAS_CUDA_HEADERS ON)
+    target_include_directories(tessera_headers SYSTEM INTERFACE ${TESSERA_CUDA_INCLUDE})
+  endif()
   if(TESSERA_NCCL_INCLUDE AND TESSERA_CUDA_INCLUDE)
     set(TESSERA_HAS_NCCL ON)
-    target_include_directories(tessera_headers SYSTEM INTERFACE
-      ${TESSERA_NCCL_INCLUDE} ${TESSERA_CUDA_INCLUDE})
+    target_include_directories(tessera_headers SYSTEM INTERFACE ${TESSERA_NCCL_INCLUDE})
   else()
-    message(STATUS "LibTorch has CUDA, but nccl.h or the CUDA headers were not found: built without NCCL. "
+    message(STATUS "LibTorch has CUDA, but nccl.h or the CUDA headers were not found: built without NCCL, "
+      "and without captured steps if it is CUDA's. "
       "With LibTorch from pip: pip install nvidia-cuda-crt nvidia-cuda-cccl, in the version of its CUDA")
   endif()
 endif()

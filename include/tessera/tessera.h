@@ -40,6 +40,7 @@
 #include <tessera/optim/adagrad.h>
 #include <tessera/optim/adam.h>
 #include <tessera/optim/adamw.h>
+#include <tessera/optim/capturable.h>
 #include <tessera/optim/cosine_lr.h>
 #include <tessera/optim/device_skip.h>
 #include <tessera/optim/lambda_lr.h>
@@ -59,6 +60,7 @@
 #include <tessera/state/state_dict.h>
 #include <tessera/state/stateful.h>
 #include <tessera/train/averaged_model.h>
+#include <tessera/train/captured_step.h>
 #include <tessera/train/csv_log.h>
 #include <tessera/train/event_writer.h>
 #include <tessera/train/grad_scaler.h>

@@ -18,6 +18,7 @@
 #include "data/device_copier.h"
 #include "data/failure_text.h"
 #include "data/ranks.h"
+#include "libtorch/recording.h"
 
 namespace tessera::data::detail {
 namespace {
@@ -343,6 +344,8 @@ LoaderCore::LoaderCore(
 LoaderCore::~LoaderCore() = default;
 
 std::shared_ptr<void> LoaderCore::next() {
+  engine::refuse_in_recording(
+      "Loader::next", "Pass the batch to the captured step as an input.");
   return impl_->next();
 }
 

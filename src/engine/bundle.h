@@ -102,8 +102,8 @@ class Bundle {
   /// Waits for what is under way, reductions too, and forgets how it ended.
   void settle() noexcept;
 
-  /// Bytes that full parameters occupy now, those on their way and the kept cast
-  /// included, beside the shard's.
+  /// Bytes that full parameters occupy now, those on their way and the kept
+  /// cast included, beside the shard's.
   size_t full_bytes_now() const;
 
  private:

@@ -18,9 +18,9 @@ namespace tessera::engine {
 /// bypass operators are not counted, so this is off by default: without it, the
 /// next gather sees them.
 ///
-/// Where one rank has a whole copy, nothing is left for a gather to do: the full
-/// buffer borrows the bytes of the cast shard, as it borrows those of the shard
-/// itself where nothing is cast.
+/// Where one rank has a whole copy, nothing is left for a gather to do: the
+/// full buffer borrows the bytes of the cast shard, as it borrows those of the
+/// shard itself where nothing is cast.
 class CastShard {
  public:
   /// Keeps nothing unless `is_kept`. `options` are those of full parameters.

@@ -31,10 +31,22 @@ std::optional<std::vector<bool>> OrderCheck::compare_with_use(
     const std::vector<bool>& used) {
   const bool in_doubt =
       std::find(used.begin(), used.end(), false) != used.end();
-  if (!exchange(in_doubt, plain_.digest())) {
+  if (is_paused_ && !is_alone()) {
+    forget_events();
+    if (failure_) {
+      fail_after_hook(group_.rank());
+    }
+    if (in_doubt) {
+      raise(
+          {.call = "backward"},
+          "a parameter of this model got no gradient on this rank, and ranks do not tell each other so in a captured step. Use every parameter that is not frozen, or make the step without CapturedStep.");
+    }
     return std::nullopt;
   }
-  if (group_.size() == 1) {
+  if (!exchange(in_doubt, is_alone() ? 0 : plain_.digest())) {
+    return std::nullopt;
+  }
+  if (is_alone()) {
     return used;
   }
   // One element more: ranks that reduced nothing take part.

@@ -44,7 +44,7 @@ class OrderCheck {
 
   /// True if many gathers were not compared yet.
   bool is_due() const {
-    return unchecked_gathers_ >= kGathersPerCheck;
+    return unchecked_gathers_ >= kGathersPerCheck && !is_paused_;
   }
   /// Throws on all ranks, DisagreementError among others, unless they did the
   /// same. Collective.
@@ -60,6 +60,14 @@ class OrderCheck {
   /// Nobody to compare with.
   bool is_alone() const {
     return group_.size() == 1;
+  }
+
+  /// While paused, nothing is compared: a step is recorded, in which the ranks
+  /// cannot tell each other anything. A parameter that this rank did not use is
+  /// an error then.
+  void pause(bool on) {
+    is_paused_ = on;
+    forget_events();
   }
 
   /// The next comparison begins here.
@@ -82,6 +90,7 @@ class OrderCheck {
   PlainWatch plain_;
   uint64_t hash_ = 0; // since the last comparison
   int unchecked_gathers_ = 0; // since then
+  bool is_paused_ = false;
   std::exception_ptr failure_; // of a user's hook, in this backward
 };
 

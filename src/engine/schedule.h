@@ -117,6 +117,14 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Drops everything in flight and reshards all units: after an exception.
   void recover();
 
+  /// For a step that is recorded, see [Note: captured steps] in
+  /// train/captured_step.cpp: ranks compare nothing while `on`.
+  void pause_checks(bool on);
+  /// Gradients of earlier backwards wait in some unit for a later one.
+  bool holds_gradients();
+  /// Gives memory that waits for the next unit back to its allocator.
+  void drop_idle_buffers();
+
   /// Parameters beside the units, see [Note: plain parameters].
   PlainWatch& plain() {
     return check_.plain();

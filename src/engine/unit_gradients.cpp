@@ -63,6 +63,13 @@ bool UnitGradients::has_waiting() const {
       });
 }
 
+bool UnitGradients::holds_any() const {
+  return std::any_of(
+      unit_.bundles().begin(), unit_.bundles().end(), [](const Bundle& bundle) {
+        return bundle.gradients().has_waiting(/*all_reduce=*/true);
+      });
+}
+
 void UnitGradients::start_reduction() {
   for (Bundle& bundle : unit_.bundles()) {
     if (bundle.gradients().has_waiting(all_reduces_)) {

@@ -28,6 +28,10 @@ class UnitGradients {
     all_reduces_ = on;
   }
 
+  bool all_reduces() const {
+    return all_reduces_;
+  }
+
   /// Takes the gradients of all faces, by position. Returns whether any of them
   /// is trainable.
   bool add(std::vector<at::Tensor>&& gradients);
@@ -39,6 +43,8 @@ class UnitGradients {
 
   /// Gradients of backwards without synchronisation wait here.
   bool has_waiting() const;
+  /// Or those of backwards without all-reduce.
+  bool holds_any() const;
   void start_reduction();
   bool is_reducing() const;
   /// How a reduction ended.

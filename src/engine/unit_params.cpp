@@ -13,6 +13,7 @@
 #include "engine/owners.h"
 #include "engine/unit.h"
 #include "libtorch/alias.h"
+#include "libtorch/backward_stream.h"
 
 namespace tessera::engine {
 
@@ -275,6 +276,21 @@ void UnitParams::check_faces(const char* call) const {
           call,
           param.name,
           "something replaced this parameter's data after it was sharded (Module::to, set_data or torch::load). Do that before fully_shard.");
+    }
+  }
+}
+
+void UnitParams::run_backward_on_current_stream() {
+  const NodePtr node = find_node();
+  if (node) {
+    node->clear_input_metadata();
+  }
+  for (const UnitParam& param : params_) {
+    if (node) {
+      node->add_input_metadata(face_alias(param));
+    }
+    if (param.leaf.requires_grad()) {
+      use_current_stream(param.leaf);
     }
   }
 }

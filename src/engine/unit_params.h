@@ -119,6 +119,9 @@ class UnitParams {
   void follow_requires_grad();
   /// Throws if something replaced the data of a face behind the unit's back.
   void check_faces(const char* call) const;
+  /// Backward runs the unit's node and its leaves' accumulators on the stream
+  /// that is current now.
+  void run_backward_on_current_stream();
   /// The values changed: a graph of the old ones must not run backward with the
   /// new ones.
   void bump_versions();

@@ -43,22 +43,29 @@ void run(
     // The kernel leaves out the rest of the step.
     at::_foreach_sub_(steps, std::vector<at::Tensor>(steps.size(), *skip));
   }
-  kernel(
-      batch.params,
-      batch.gradients,
-      exp_avgs,
-      exp_avg_sqs,
-      max_exp_avg_sqs,
-      steps,
-      options.lr(),
-      beta1,
-      beta2,
-      options.weight_decay(),
-      options.eps(),
-      options.amsgrad(),
-      options.maximize(),
-      /*grad_scale=*/std::optional<at::Tensor>(),
-      skip);
+  const auto update = [&, beta1 = beta1, beta2 = beta2](const auto& lr) {
+    kernel(
+        batch.params,
+        batch.gradients,
+        exp_avgs,
+        exp_avg_sqs,
+        max_exp_avg_sqs,
+        steps,
+        lr,
+        beta1,
+        beta2,
+        options.weight_decay(),
+        options.eps(),
+        options.amsgrad(),
+        options.maximize(),
+        /*grad_scale=*/std::optional<at::Tensor>(),
+        skip);
+  };
+  if (reads_lr_on_device(options, batch)) {
+    update(options.lr_on_device());
+  } else {
+    update(options.lr());
+  }
 }
 
 constexpr auto fused_adam = [](const auto&... arguments) {
@@ -105,6 +112,10 @@ Adam::Adam(std::vector<at::Tensor> params, AdamOptions defaults)
 bool Adam::skip_where(const at::Tensor& found_inf) {
   found_inf_ = found_inf;
   return true;
+}
+
+std::optional<std::string> Adam::capture_objection() const {
+  return std::nullopt;
 }
 
 void Adam::update(const Options& base, Batch& batch) {
@@ -157,6 +168,10 @@ AdamW::AdamW(std::vector<at::Tensor> params, AdamWOptions defaults)
 bool AdamW::skip_where(const at::Tensor& found_inf) {
   found_inf_ = found_inf;
   return true;
+}
+
+std::optional<std::string> AdamW::capture_objection() const {
+  return std::nullopt;
 }
 
 void AdamW::update(const Options& base, Batch& batch) {

@@ -11,6 +11,8 @@
 
 #include <utility>
 
+#include "libtorch/recording.h"
+
 namespace tessera::optim {
 namespace {
 
@@ -50,12 +52,38 @@ at::Tensor make(
   return at::full({}, initial, options);
 }
 
+/// A step that is recorded makes nothing: the value would begin anew with each
+/// replay.
+void refuse_to_record(const StateField& field, const at::Tensor& param) {
+  if (engine::recording_on(param.device()) != nullptr) {
+    raise(
+        {.call = "step"},
+        fmt::format(
+            "state \"{}\" of a parameter is not there yet: this is the parameter's first gradient. Make a step without capturing it first, or call initialize_state().",
+            field.name));
+  }
+}
+
 bool has(const StateDict& state, const StateField& field) {
   const StateValue* value = state.find(field.name);
   return value != nullptr && !value->is_none();
 }
 
 } // namespace
+
+bool reads_lr_on_device(const Options& options, const Batch& batch) {
+  const at::Tensor& lr = options.lr_on_device();
+  if (!lr.defined() || lr.device() != batch.params.front().device()) {
+    return false;
+  }
+  const bool is_current = options.value_on_device() == options.get_lr();
+  if (!is_current && engine::recording_on(lr.device()) != nullptr) {
+    raise(
+        {.call = "step"},
+        "the step changes learning rates, which a replay cannot. Change them before the captured step.");
+  }
+  return is_current;
+}
 
 void Batch::add(Owner owner, const at::Tensor& gradient) {
   params.push_back(as_real(owner.dense));
@@ -75,10 +103,11 @@ std::vector<at::Tensor> Batch::state(const StateField& field, double initial) {
   std::vector<at::Tensor> tensors;
   tensors.reserve(owners_.size());
   for (const Owner& owner : owners_) {
-    StateValue& value = (*owner.state)[field.name];
-    if (value.is_none()) {
-      value = make(field, owner.dense, initial);
+    if (!has(*owner.state, field)) {
+      refuse_to_record(field, owner.dense);
+      owner.state->set(field.name, make(field, owner.dense, initial));
     }
+    StateValue& value = (*owner.state)[field.name];
     if (field.kind != StateField::Kind::LikeParam) {
       tensors.push_back(value.tensor());
       continue;

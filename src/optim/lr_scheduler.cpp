@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "libtorch/recording.h"
 #include "optim/fields.h"
 #include "optim/group_values.h"
 #include "optim/schedule_dictionary.h"
@@ -82,6 +83,8 @@ void EpochSchedule::step() {
 }
 
 void EpochSchedule::move_to(int64_t epoch, Form form) {
+  engine::refuse_in_recording(
+      name(), "Step the schedule after the captured step.");
   const int64_t before = std::exchange(last_epoch_, epoch);
   try {
     const std::vector<double> lrs =

@@ -109,6 +109,10 @@ bool NamedOptimizer::skip_where(const at::Tensor& found_inf) {
   return inner != nullptr && inner->skip_where(found_inf);
 }
 
+std::optional<std::string> NamedOptimizer::capture_objection() const {
+  return optim::capture_objection(*inner_);
+}
+
 void NamedOptimizer::exchange_with_inner() {
   // Elements do not move: references to groups and state stay valid.
   std::swap(param_groups_, inner_->param_groups());

@@ -131,6 +131,20 @@ const Options& Optimizer::options_of(size_t group) {
   return options;
 }
 
+std::optional<std::string> Optimizer::capture_objection() const {
+  return fmt::format(
+      "{} uses numbers of the host in each step, which a replay would repeat. AdamW, Adam and SGD of tessera::optim can be captured.",
+      name_);
+}
+
+std::optional<std::string> capture_objection(
+    const torch::optim::Optimizer& optimizer) {
+  if (const auto* own = dynamic_cast<const Capturable*>(&optimizer)) {
+    return own->capture_objection();
+  }
+  return "an optimizer that is not Tessera's counts its steps on the host, and a replay would repeat one count. Use AdamW, Adam or SGD of tessera::optim.";
+}
+
 StateDict& Optimizer::state_of(const at::Tensor& param) {
   auto& state = state_[param.unsafeGetTensorImpl()];
   if (!state) {

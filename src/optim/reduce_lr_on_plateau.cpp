@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "libtorch/recording.h"
 #include "optim/fields.h"
 #include "optim/group_values.h"
 #include "optim/schedule_dictionary.h"
@@ -122,6 +123,8 @@ bool ReduceLROnPlateau::is_better(double metric) const {
 }
 
 void ReduceLROnPlateau::step(double metric) {
+  engine::refuse_in_recording(
+      "ReduceLROnPlateau::step", "Step the schedule after the captured step.");
   const double current = agreed(metric);
   const bool better = is_better(current);
   int64_t bad = better ? 0 : num_bad_epochs_ + 1;

@@ -55,17 +55,24 @@ void run(
     run_foreach(options, batch, momentum_buffers, is_first_step);
     return;
   }
-  at::_fused_sgd_(
-      batch.params,
-      batch.gradients,
-      momentum_buffers,
-      options.weight_decay(),
-      options.momentum(),
-      options.lr(),
-      options.dampening(),
-      options.nesterov(),
-      options.maximize(),
-      is_first_step);
+  const auto update = [&](const auto& lr) {
+    at::_fused_sgd_(
+        batch.params,
+        batch.gradients,
+        momentum_buffers,
+        options.weight_decay(),
+        options.momentum(),
+        lr,
+        options.dampening(),
+        options.nesterov(),
+        options.maximize(),
+        is_first_step);
+  };
+  if (reads_lr_on_device(options, batch)) {
+    update(options.lr_on_device());
+  } else {
+    update(options.lr());
+  }
 }
 
 } // namespace
@@ -105,6 +112,10 @@ SGD::SGD(
 SGD::SGD(std::vector<at::Tensor> params, SGDOptions defaults)
     : SGD({torch::optim::OptimizerParamGroup(std::move(params))},
           std::move(defaults)) {}
+
+std::optional<std::string> SGD::capture_objection() const {
+  return std::nullopt;
+}
 
 void SGD::update(const Options& base, Batch& batch) {
   const auto& options = static_cast<const SGDOptions&>(base);

@@ -42,15 +42,21 @@ std::vector<at::Tensor> detail::recompute(
     const engine::OwnCasts own_casts;
     return fn(tensors);
   };
-  const auto then = engine::Surroundings::current(
-      options.preserve_rng_state() ? engine::random_devices(inputs)
-                                   : std::vector<at::Device>());
+  auto devices = options.preserve_rng_state() ? engine::random_devices(inputs)
+                                              : std::vector<at::Device>();
+  const engine::RecordedDraws draws(devices);
+  const auto then = engine::Surroundings::current(devices);
   const auto again = [run, then](const std::vector<at::Tensor>& tensors) {
     const engine::SurroundingsGuard guard(then);
     const SecondRun second_run;
     return run(tensors);
   };
-  return engine::run_without_graph(run, again, inputs);
+  const auto first = [&](const std::vector<at::Tensor>& tensors) {
+    auto outputs = run(tensors);
+    draws.check();
+    return outputs;
+  };
+  return engine::run_without_graph(first, again, inputs);
 }
 
 } // namespace tessera

@@ -1,5 +1,7 @@
 #include "recompute/surroundings.h"
 
+#include <tessera/error.h>
+
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 
@@ -94,6 +96,24 @@ void Surroundings::restore() const {
     state.restore();
   }
   autocast_.restore();
+}
+
+RecordedDraws::RecordedDraws(std::vector<at::Device>& devices) {
+  for (const at::Device& device : devices) {
+    recording_ = recording_ == nullptr ? recording_on(device) : recording_;
+  }
+  if (recording_ != nullptr) {
+    std::erase(devices, recording_->device());
+    before_ = recording_->random_position();
+  }
+}
+
+void RecordedDraws::check() const {
+  if (recording_ != nullptr && recording_->random_position() != before_) {
+    raise(
+        {.call = "recompute"},
+        "a function that draws random numbers (dropout) is recomputed, and its second run would draw others in a captured step. Recompute functions that draw nothing, or capture without recomputation.");
+  }
 }
 
 void OwnCasts::clear() const {

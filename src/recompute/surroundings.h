@@ -3,7 +3,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <vector>
+
+#include "libtorch/recording.h"
 
 namespace tessera::engine {
 
@@ -46,6 +49,20 @@ class Surroundings {
  private:
   std::vector<RngState> random_;
   AutocastState autocast_;
+};
+
+/// A generator that is recorded (CapturedStep) cannot be set back for a second
+/// run, so the first one must not draw from it.
+class RecordedDraws {
+ public:
+  /// Takes the device that is recorded out of `devices`.
+  explicit RecordedDraws(std::vector<at::Device>& devices);
+  /// The first run is over. Throws c10::Error if it drew.
+  void check() const;
+
+ private:
+  const Recording* recording_ = nullptr; // of one of the devices
+  uint64_t before_ = 0;
 };
 
 /// Restores the state of an earlier run for a second one.

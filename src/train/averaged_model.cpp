@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "comm/group/all_or_none.h"
+#include "libtorch/recording.h"
 #include "train/averages.h"
 #include "transfer/model_params.h"
 #include "transfer/state_entries.h"
@@ -262,6 +263,8 @@ AveragedModel::AveragedModel(ModuleRef model, AveragedModelOptions options)
 AveragedModel::~AveragedModel() = default;
 
 void AveragedModel::update_parameters() {
+  engine::refuse_in_recording(
+      "AveragedModel::update_parameters", "Call it after the captured step.");
   impl_->update();
 }
 

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "engine/module_units.h"
+#include "libtorch/recording.h"
 #include "train/scaled_optimizers.h"
 #include "train/unscale.h"
 
@@ -82,9 +83,45 @@ struct GradScaler::Impl {
   void agree_on_found_inf();
   void set(GradScalerOptions changed, const char* call);
   Loaded read(const StateDict& state) const;
+  void take_part_in_recording();
 };
 
+/// In a replay the scale changes on the device alone.
+void GradScaler::Impl::take_part_in_recording() {
+  engine::take_part_in_recording(
+      {.owner = this,
+       .objection = [this]() -> std::string {
+         if (!scale.defined()) {
+           return "the GradScaler has no scale yet, and each replay would make it anew. Make a step without capturing it first.";
+         }
+         return optimizers.empty()
+             ? ""
+             : "gradients were unscaled before the step. Call unscale_() and update() in the step.";
+       },
+       .settings =
+           [this] {
+             return fmt::format(
+                 "{} {} {} {}",
+                 options.growth_factor(),
+                 options.backoff_factor(),
+                 options.growth_interval(),
+                 compares_settings);
+           },
+       .forget =
+           [this, found_inf = last_found_inf] {
+             optimizers.clear();
+             last_found_inf = found_inf;
+           },
+       .finish =
+           [this] {
+             return [this, found_inf = last_found_inf] {
+               last_found_inf = found_inf;
+             };
+           }});
+}
+
 at::Tensor GradScaler::Impl::apply(const at::Tensor& output) {
+  take_part_in_recording();
   if (!scale.defined()) {
     const auto device = at::TensorOptions(output.device());
     scale = at::full({}, options.init_scale(), device.dtype(at::kFloat));
@@ -176,6 +213,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
             : "unscale_() has been called for this optimizer since the last update(): its gradients would be divided twice.");
   }
   train::check_can_unscale(optimizer);
+  impl_->take_part_in_recording();
   impl_->optimizers.add(
       optimizer, train::unscale_gradients(optimizer, impl_->scale));
 }
@@ -245,6 +283,7 @@ void GradScaler::update(std::optional<double> new_scale) {
         {.call = kCall},
         "no gradient was unscaled since the last update(). Call step(optimizer) first.");
   }
+  impl_->take_part_in_recording();
   const at::NoGradGuard no_grad;
   impl_->agree_on_found_inf();
   const at::Tensor found_inf = impl_->optimizers.found_inf(impl_->scale);

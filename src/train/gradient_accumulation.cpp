@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "comm/group/all_or_none.h"
+#include "libtorch/recording.h"
 #include "train/gradient_averager.h"
 
 namespace tessera {
@@ -22,6 +23,8 @@ namespace {
 
 constexpr const char* kAccumulation = "GradientAccumulation";
 constexpr const char* kAccumulate = "GradientAccumulation::backward";
+constexpr const char* kOpenAccumulation =
+    "a captured step must make a whole accumulation: all of its micro-batches, from the first to the last. Pass them to one call of CapturedStep.";
 
 /// The nearest one.
 double power_of_two(double value) {
@@ -109,8 +112,13 @@ struct GradientAccumulation::Impl {
 
   void begin();
   void drop();
+  void take_part_in_recording();
   double weight(Weights kind, double num_samples);
   bool backward(const at::Tensor& loss, Weights kind, double num_samples);
+  bool flush();
+  /// A call that fails leaves nothing pending.
+  template <class Call>
+  bool or_drop(const Call& call);
   std::optional<double> correction();
   void clip();
   void step(double factor);
@@ -132,6 +140,42 @@ void GradientAccumulation::Impl::drop() {
     options.scaler()->discard();
   }
   begin();
+}
+
+template <class Call>
+bool GradientAccumulation::Impl::or_drop(const Call& call) {
+  try {
+    return call();
+  } catch (...) {
+    drop();
+    throw;
+  }
+}
+
+/// A replay counts no micro-batches.
+void GradientAccumulation::Impl::take_part_in_recording() {
+  engine::take_part_in_recording(
+      {.owner = this,
+       .objection =
+           [this] {
+             return pending.batches == 0 ? std::string() : kOpenAccumulation;
+           },
+       .settings =
+           [this] {
+             return fmt::format(
+                 "{} {}", pending.batches, static_cast<int>(pending.weights));
+           },
+       .forget = [this] { drop(); },
+       .finish =
+           [this] {
+             if (pending.batches != 0) {
+               raise({.call = kAccumulate}, kOpenAccumulation);
+             }
+             return [this, then = pending, norm = grad_norm] {
+               pending = then;
+               grad_norm = norm;
+             };
+           }});
 }
 
 /// What to multiply a loss by.
@@ -164,6 +208,18 @@ bool GradientAccumulation::Impl::backward(
     return false;
   }
   step(correction().value());
+  return true;
+}
+
+bool GradientAccumulation::Impl::flush() {
+  const std::optional<double> factor = correction();
+  if (!factor) {
+    return false;
+  }
+  if (!options.sync_each_batch()) {
+    model.reduce();
+  }
+  step(*factor);
   return true;
 }
 
@@ -310,34 +366,25 @@ GradientAccumulation::~GradientAccumulation() {
 
 bool GradientAccumulation::backward(
     const at::Tensor& loss,
-    int64_t num_samples) try {
-  return impl_->backward(
-      loss, Weights::Samples, static_cast<double>(num_samples));
-} catch (...) {
-  impl_->drop();
-  throw;
+    int64_t num_samples) {
+  engine::refuse_in_recording(
+      kAccumulate,
+      "Without a number of samples a step can be captured; or make the step without CapturedStep.");
+  return impl_->or_drop([&] {
+    return impl_->backward(
+        loss, Weights::Samples, static_cast<double>(num_samples));
+  });
 }
 
-bool GradientAccumulation::backward(const at::Tensor& loss) try {
-  return impl_->backward(loss, Weights::Equal, 1);
-} catch (...) {
-  impl_->drop();
-  throw;
+bool GradientAccumulation::backward(const at::Tensor& loss) {
+  impl_->take_part_in_recording();
+  return impl_->or_drop(
+      [&] { return impl_->backward(loss, Weights::Equal, 1); });
 }
 
-bool GradientAccumulation::flush() try {
-  const std::optional<double> factor = impl_->correction();
-  if (!factor) {
-    return false;
-  }
-  if (!impl_->options.sync_each_batch()) {
-    impl_->model.reduce();
-  }
-  impl_->step(*factor);
-  return true;
-} catch (...) {
-  impl_->drop();
-  throw;
+bool GradientAccumulation::flush() {
+  impl_->take_part_in_recording();
+  return impl_->or_drop([&] { return impl_->flush(); });
 }
 
 void GradientAccumulation::discard() {

@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "libtorch/recording.h"
+
 namespace tessera {
 namespace {
 
@@ -107,6 +109,8 @@ void Metrics::Impl::add(
     MetricKind kind,
     const Value& value,
     double weight) {
+  engine::refuse_in_recording(
+      "Metrics", "Add what the captured step returns, after the step.");
   const auto note = [&](const std::string& what) {
     mistake = mistake.value_or(fmt::format("metric \"{}\": {}", name, what));
   };

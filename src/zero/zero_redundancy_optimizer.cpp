@@ -178,6 +178,16 @@ bool ZeroRedundancyOptimizer::skip_where(const at::Tensor& found_inf) {
   return local != nullptr && local->skip_where(found_inf);
 }
 
+std::optional<std::string> ZeroRedundancyOptimizer::capture_objection() const {
+  if (group_.size() > 1) {
+    return "the ranks of a ZeroRedundancyOptimizer tell each other on the host whether a step failed.";
+  }
+  if (overlap_) {
+    return "a ZeroRedundancyOptimizer with overlap_with_ddp steps on threads of the host.";
+  }
+  return optim::capture_objection(*optim_);
+}
+
 void ZeroRedundancyOptimizer::check_is_set_up(const char* call) const {
   if (overlap_ && !overlap_->is_ready()) {
     raise(

@@ -102,7 +102,8 @@ TEST_P(KeptCastsTest, TrainAsWithoutThem) {
       Trainee plain(each, world, false);
       Trainee kept(each, world, true);
       for (int step = 0; step < 6; ++step) {
-        const auto batch = tokens(world.rank(), step).remainder(kVocabulary - 2);
+        const auto batch =
+            tokens(world.rank(), step).remainder(kVocabulary - 2);
         const int micro_batches = step == 3 ? 2 : 1;
         ASSERT_TRUE(torch::equal(
             kept.train(batch, micro_batches),
@@ -168,7 +169,9 @@ TEST(KeptCasts, ARequestWithoutACastIsRefused) {
     const FSDP handle(
         linear,
         FSDPOptions().use_orig_params(true).mixed_precision(
-            MixedPrecision().param_dtype(at::kBFloat16).keep_cast_shards(true)));
+            MixedPrecision()
+                .param_dtype(at::kBFloat16)
+                .keep_cast_shards(true)));
     EXPECT_EQ(
         linear->forward(torch::ones({1, 4})).scalar_type(), at::kBFloat16);
   });

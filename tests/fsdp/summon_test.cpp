@@ -341,8 +341,9 @@ TEST(SummonAgainTest, CopiesThatAreWrittenDifferentlyAreAnErrorByName) {
           ::testing::AllOf(
               HasSubstr("parameter \"head\""),
               HasSubstr("other values into the copies of the model"),
-              HasSubstr(shards == 1 ? "What they wrote is there"
-                                    : "Nothing was written back")));
+              HasSubstr(
+                  shards == 1 ? "What they wrote is there"
+                              : "Nothing was written back")));
       EXPECT_EQ(
           torch::equal(model->head, make_stack()->head),
           shards > 1 || world.rank() >= 2);

@@ -39,9 +39,9 @@ struct TESSERA_API MixedPrecisionPolicy {
   TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype) = std::nullopt;
   /// Keep this rank's shards in param_dtype too, and cast them once for each
   /// step of the optimizer instead of at every gather. Takes a bfloat16 copy of
-  /// the shards; on one rank gathers take no other memory then. Writes to shards
-  /// must be made by operators: those that go through raw pointers are not seen.
-  /// Not with shards in host memory.
+  /// the shards; on one rank gathers take no other memory then. Writes to
+  /// shards must be made by operators: those that go through raw pointers are
+  /// not seen. Not with shards in host memory.
   TORCH_ARG(bool, keep_cast_shards) = false;
 };
 

@@ -5,6 +5,7 @@
 #include <tessera/optim/optimizer.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace tessera::optim {
@@ -27,11 +28,11 @@ struct TESSERA_API AdamOptions : OptionsOf<AdamOptions> {
   /// Which implementation Python uses; kept for Python, ignored here.
   TESSERA_OPTION(std::optional<bool>, foreach){};
   TESSERA_OPTION(std::optional<bool>, fused){};
-  /// The step may be captured in a CUDA graph. Its counts of steps are on the
-  /// parameters' device in any case, and it reads nothing back; a captured step
-  /// keeps the learning rate that it was captured with. Make one step, or call
-  /// initialize_state(), before: state that is made while a step is captured
-  /// would begin anew with each replay.
+  /// Kept for Python: every step may be captured in a CUDA graph, whatever this
+  /// says. Its counts of steps are on the parameters' device, and it reads
+  /// nothing back. CapturedStep also gives it the learning rate on the device;
+  /// in a graph of your own, the step keeps the rate that it was captured with,
+  /// and needs its state before: make one step, or call initialize_state().
   TESSERA_OPTION(bool, capturable){false};
   /// Shrink parameters by lr * weight_decay, as AdamW does, instead of adding
   /// weight_decay * parameter to the gradient.
@@ -55,6 +56,7 @@ class TESSERA_API Adam : public Optimizer, public DeviceSkip {
   explicit Adam(std::vector<at::Tensor> params, AdamOptions defaults = {});
 
   bool skip_where(const at::Tensor& found_inf) override;
+  std::optional<std::string> capture_objection() const override;
 
  protected:
   void update(const Options& options, Batch& batch) override;

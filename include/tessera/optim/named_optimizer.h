@@ -1,6 +1,7 @@
 #pragma once
 
 #include <tessera/api.h>
+#include <tessera/optim/capturable.h>
 #include <tessera/optim/device_skip.h>
 #include <tessera/optim/state_dict.h>
 
@@ -8,6 +9,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -27,7 +29,8 @@ namespace tessera::optim {
 /// zero_grad() and add_param_group() here, and give this object to schedulers.
 class TESSERA_API NamedOptimizer : public torch::optim::Optimizer,
                                    public StatefulOptimizer,
-                                   public DeviceSkip {
+                                   public DeviceSkip,
+                                   public Capturable {
  public:
   /// As tessera::named_parameters() returns them.
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
@@ -53,8 +56,9 @@ class TESSERA_API NamedOptimizer : public torch::optim::Optimizer,
   void load_state_dict(const StateDict& dict) override;
   void initialize_state() override;
 
-  /// Asks the inner optimizer.
+  /// Both ask the inner optimizer.
   bool skip_where(const at::Tensor& found_inf) override;
+  std::optional<std::string> capture_objection() const override;
 
  private:
   class Lend;

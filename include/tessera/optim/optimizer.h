@@ -1,6 +1,7 @@
 #pragma once
 
 #include <tessera/api.h>
+#include <tessera/optim/capturable.h>
 #include <tessera/optim/options.h>
 #include <tessera/optim/state_dict.h>
 
@@ -9,6 +10,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,6 +72,12 @@ class TESSERA_API Batch {
   std::vector<Owner> owners_;
 };
 
+/// Whether a kernel for `batch` gets Options::lr_on_device(): not unless it is
+/// there, on the device of the parameters, and has the value of the group's
+/// learning rate. Throws c10::Error in a step that is captured and has changed
+/// that rate: a replay would not.
+TESSERA_API bool reads_lr_on_device(const Options& options, const Batch& batch);
+
 /// Base of Tessera's optimizers: param groups with open options, state by name,
 /// dictionaries in Python's form. It is a torch::optim::Optimizer, so
 /// LibTorch's schedulers work with it.
@@ -83,7 +91,8 @@ class TESSERA_API Batch {
 /// To write another optimizer, derive from this class: name the state in
 /// state_fields(), and update a batch in update().
 class TESSERA_API Optimizer : public torch::optim::Optimizer,
-                              public StatefulOptimizer {
+                              public StatefulOptimizer,
+                              public Capturable {
  public:
   /// Runs `closure` first, if there is one, with gradients enabled, and returns
   /// its loss. Throws, before anything is changed, for sparse gradients, for
@@ -107,6 +116,10 @@ class TESSERA_API Optimizer : public torch::optim::Optimizer,
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& dict) override;
   void initialize_state() override;
+
+  /// By default: it is not known to read everything on the device. A class
+  /// whose update() does, and reads Options::lr_on_device(), returns nothing.
+  std::optional<std::string> capture_objection() const override;
 
   /// The class's name, for errors: "AdamW".
   const std::string& name() const {

@@ -3,6 +3,7 @@
 #include <tessera/api.h>
 #include <tessera/state/state_dict.h>
 
+#include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
@@ -114,6 +115,19 @@ class TESSERA_API Options : public torch::optim::OptimizerOptions {
     return extra_;
   }
 
+  /// A scalar on the device from which kernels read the learning rate in place
+  /// of lr; undefined: none. For CapturedStep, which writes `value` to it.
+  const at::Tensor& lr_on_device() const {
+    return lr_on_device_;
+  }
+  double value_on_device() const {
+    return value_on_device_;
+  }
+  void lr_on_device(at::Tensor lr, double value) {
+    lr_on_device_ = std::move(lr);
+    value_on_device_ = value;
+  }
+
   /// Takes options that were not set from `defaults`, which are of the same
   /// class.
   void complete_from(Options& defaults);
@@ -124,6 +138,8 @@ class TESSERA_API Options : public torch::optim::OptimizerOptions {
 
  private:
   StateDict extra_;
+  at::Tensor lr_on_device_;
+  double value_on_device_ = 0;
   bool is_complete_ = false;
 };
 

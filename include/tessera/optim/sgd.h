@@ -46,6 +46,8 @@ class TESSERA_API SGD : public Optimizer {
       SGDOptions defaults = {});
   explicit SGD(std::vector<at::Tensor> params, SGDOptions defaults = {});
 
+  std::optional<std::string> capture_objection() const override;
+
  protected:
   void update(const Options& options, Batch& batch) override;
   std::vector<StateField> state_fields() const override;

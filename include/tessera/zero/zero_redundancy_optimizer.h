@@ -3,6 +3,7 @@
 #include <tessera/api.h>
 #include <tessera/comm/group.h>
 #include <tessera/ddp/join.h>
+#include <tessera/optim/capturable.h>
 #include <tessera/optim/device_skip.h>
 #include <tessera/optim/state_dict.h>
 #include <tessera/state/state_dict.h>
@@ -82,6 +83,7 @@ struct TESSERA_API ZeroOptions {
 class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
                                             public optim::StatefulOptimizer,
                                             public optim::DeviceSkip,
+                                            public optim::Capturable,
                                             public Joinable {
  public:
   /// Throws on every rank c10::ValueError if there are no parameters or a group
@@ -126,6 +128,9 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   }
   /// Asks the local optimizer.
   bool skip_where(const at::Tensor& found_inf) override;
+  /// On one rank it asks the local optimizer. On several ranks step() cannot be
+  /// captured: they tell each other on the host whether it failed anywhere.
+  std::optional<std::string> capture_objection() const override;
 
   /// Collects the state of all ranks on rank `to` of the process group, in host
   /// memory, until the next call. Rank `to` needs memory for the state and a

@@ -18,6 +18,7 @@
 #include "base/fields.h"
 #include "comm/group/all_or_none.h"
 #include "comm/group/group_impl.h"
+#include "libtorch/recording.h"
 
 namespace tessera {
 namespace {
@@ -120,6 +121,8 @@ void fail_together(
 }
 
 void step_token(int64_t step, const Group& given) {
+  engine::refuse_in_recording(
+      "step_token", "Call it before the captured step.");
   const Group group = given.valid() ? given : world();
   if (group.size() == 1) {
     return;

@@ -21,6 +21,7 @@
 #include "comm/diagnostics/observer.h"
 #include "comm/diagnostics/traced.h"
 #include "comm/diagnostics/watched_wait.h"
+#include "libtorch/recording.h"
 
 namespace tessera::comm {
 namespace {
@@ -174,10 +175,15 @@ Work GroupImpl::launch(
             std::string(request.suffix) + " on CUDA",
             request.label)
       : describe_call(request.operation, input, request.suffix, request.label);
-  call.sequence = sequence_++;
+  call.sequence = is_on_cuda ? cuda_sequence_++ : sequence_++;
   const CarrierPtr& carrier = this->carrier(device);
   const bool compares = (world_->compare_calls || request.always_compared) &&
       !carrier->can.compares_calls;
+  if (compares) {
+    engine::refuse_in_recording(
+        request.operation,
+        "Unset TESSERA_CHECK, which compares calls on the host.");
+  }
   return begin(
       call,
       request.async,

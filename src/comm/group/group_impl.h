@@ -188,7 +188,10 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   std::string registered_name_;
 
   // Touched by the one thread that uses the group.
-  uint64_t sequence_ = 0; // of collectives, the same on all ranks
+  // Of collectives, the same on all ranks: those of the host and those of
+  // devices, which a rank whose step cannot be captured leaves out.
+  uint64_t sequence_ = 0;
+  uint64_t cuda_sequence_ = 0;
   uint64_t num_messages_ = 0;
   int num_splits_ = 0;
   std::string dead_reason_; // not empty: the group is dead

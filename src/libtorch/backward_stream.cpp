@@ -1,0 +1,17 @@
+#include "libtorch/backward_stream.h"
+
+#include <torch/csrc/autograd/variable.h>
+
+#include "libtorch/autograd_compat.h"
+
+namespace tessera::engine {
+
+void use_current_stream(const at::Tensor& leaf) {
+  const NodePtr accumulator = torch::autograd::impl::grad_accumulator(leaf);
+  if (accumulator) {
+    accumulator->clear_input_metadata();
+    accumulator->add_input_metadata(leaf);
+  }
+}
+
+} // namespace tessera::engine

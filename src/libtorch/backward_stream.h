@@ -1,0 +1,14 @@
+// Which stream a backward runs on.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace tessera::engine {
+
+/// Autograd runs a node on the stream that was current when the node was made.
+/// Whoever holds a leaf's gradient accumulator holds it on an old stream: this
+/// moves the accumulator of `leaf`, which needs a gradient, to the stream that
+/// is current now.
+void use_current_stream(const at::Tensor& leaf);
+
+} // namespace tessera::engine

@@ -1,0 +1,82 @@
+#include "libtorch/recording.h"
+
+#include <tessera/error.h>
+
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <utility>
+
+namespace tessera::engine {
+namespace {
+
+std::atomic<const Recording*>& under_way() {
+  static std::atomic<const Recording*> recording{nullptr};
+  return recording;
+}
+
+thread_local RecordingScope* recorded_here = nullptr;
+
+/// Autograd has threads of its own for the backward of a device.
+bool is_part_of_recording() {
+  return recorded_here != nullptr ||
+      (under_way() != nullptr &&
+       torch::autograd::get_current_graph_task_id() != -1);
+}
+
+} // namespace
+
+const Recording* recording_on(const c10::Device& device) {
+  const Recording* recording = under_way();
+  return recording != nullptr && recording->device() == device ? recording
+                                                               : nullptr;
+}
+
+void refuse_in_recording(std::string_view call, std::string_view instead) {
+  if (is_part_of_recording()) {
+    raise(
+        {.call = call},
+        std::string(
+            "it is called in a step that is being captured, and a replay would leave out what it does on the host. ")
+            .append(instead));
+  }
+}
+
+void take_part_in_recording(HostPart part) {
+  if (recorded_here == nullptr) {
+    return;
+  }
+  auto& parts = recorded_here->parts_;
+  const bool is_known =
+      std::any_of(parts.begin(), parts.end(), [&](const auto& known) {
+        return known.part.owner == part.owner;
+      });
+  if (!is_known) {
+    if (part.objection) {
+      if (const std::string objection = part.objection(); !objection.empty()) {
+        raise({.call = "CapturedStep"}, objection);
+      }
+    }
+    std::string settings = part.settings();
+    parts.push_back({std::move(part), std::move(settings)});
+  }
+}
+
+RecordingScope::RecordingScope(const Recording& recording) {
+  const Recording* nobody = nullptr;
+  if (!under_way().compare_exchange_strong(nobody, &recording)) {
+    raise(
+        {.call = "CapturedStep"},
+        "another step of this process is being captured. Capture one after the other.");
+  }
+  recorded_here = this;
+}
+
+RecordingScope::~RecordingScope() {
+  recorded_here = nullptr;
+  under_way() = nullptr;
+}
+
+} // namespace tessera::engine

@@ -1,0 +1,81 @@
+// Whether a step is being recorded, to be done again by a device alone.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::engine {
+
+/// While a step is recorded, what its operators do on the device is noted and
+/// not done, and nothing can be read back.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  virtual c10::Device device() const = 0;
+  /// How far the device's default generator has come in the recording.
+  virtual uint64_t random_position() const = 0;
+};
+
+/// What is recorded on this device now; null if nothing is. Autograd's threads
+/// ask too.
+const Recording* recording_on(const c10::Device& device);
+
+/// Throws c10::Error if this thread runs a step that is recorded, or a backward
+/// while one is recorded. For calls whose work on the host is needed in every
+/// step: a replay leaves it out. `instead` is a sentence that says what to do.
+void refuse_in_recording(std::string_view call, std::string_view instead);
+
+/// What an object does on the host in a step that is recorded: a replay runs
+/// none of it.
+struct HostPart {
+  const void* owner = nullptr;
+  /// Asked when the object takes part: why it cannot be recorded as it is now;
+  /// empty if it can.
+  std::function<std::string()> objection;
+  /// Values of the host that the recording takes for granted, as they are now:
+  /// where they differ, the step must be recorded anew.
+  std::function<std::string()> settings;
+  /// The recording failed: the object forgets what was done in it.
+  std::function<void()> forget;
+  /// The recording is complete: returns what leaves the object after a replay
+  /// as it is now. Throws if a replay cannot.
+  std::function<std::function<void()>()> finish;
+};
+
+/// For objects that change in a step, before they do. Counts once per recording
+/// and owner; does nothing if this thread records nothing. Throws c10::Error
+/// if there is an objection.
+void take_part_in_recording(HostPart part);
+
+/// As long as it lives, `recording` is under way on this thread. Throws
+/// c10::Error if another one is: devices record one step of a process at a
+/// time.
+class RecordingScope {
+ public:
+  explicit RecordingScope(const Recording& recording);
+  ~RecordingScope();
+  RecordingScope(const RecordingScope&) = delete;
+  RecordingScope& operator=(const RecordingScope&) = delete;
+
+  /// In the order in which they took part, with their settings at that time.
+  struct Part {
+    HostPart part;
+    std::string settings;
+  };
+  const std::vector<Part>& parts() const {
+    return parts_;
+  }
+
+ private:
+  friend void take_part_in_recording(HostPart part);
+
+  std::vector<Part> parts_;
+};
+
+} // namespace tessera::engine

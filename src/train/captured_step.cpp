@@ -1,0 +1,465 @@
+#include <tessera/comm/init.h>
+#include <tessera/engine/seed.h>
+#include <tessera/error.h>
+#include <tessera/optim/capturable.h>
+#include <tessera/train/captured_step.h>
+
+#include <ATen/ops/full.h>
+#include <c10/util/ScopeExit.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "comm/group/all_or_none.h"
+#include "engine/plain_params.h"
+#include "engine/schedule.h"
+#include "libtorch/recording.h"
+#include "train/device_rates.h"
+#include "train/step_effects.h"
+#include "train/step_kind.h"
+#include "train/step_recording.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kCapturedStep = "CapturedStep";
+
+/// How often a kind of step is tried: what one capture lacked (the state of a
+/// parameter) may be there at the next.
+constexpr int kAttempts = 2;
+
+/// [Note: captured steps]
+///
+/// The host's part of a step is done once, when the step is recorded; what the
+/// host would do in a replay is either on the device or done by hand:
+///
+/// - Values that change from step to step are read on the device: inputs are
+///   copied to where the step was recorded with them, learning rates lie in
+///   scalars (DeviceRates), counts of steps and the scale do anyway.
+/// - Random numbers: a graph knows how many it draws, and a replay advances the
+///   generator by them. Second runs of recomputed functions would have to set
+///   the generator back, which a recording cannot: recompute() refuses
+///   functions that draw while a step is recorded (recompute/surroundings.h).
+/// - Host objects that the step changes (counts of writes, version counters,
+///   which gradients there are) are changed in the same way around each replay
+///   (StepEffects). A unit is Sharded when a recording begins and ends, and
+///   keeps no cast (CastShard), so every replay gathers and casts what it uses.
+///   After a replay that wrote to the model, whoever is Full is stale. Scalers
+///   and accumulations see to themselves (engine::HostPart). Objects that
+///   cannot do without their host part, such as schedules, refuse to be
+///   recorded (engine::refuse_in_recording()).
+/// - Whatever else the step takes for granted is its kind (kind_of_step()) and
+///   the places of its tensors (places_of()); a step of another kind is
+///   recorded anew.
+/// - Several ranks do the same in every call: all replay, all record, or all
+/// run
+///   the function, whichever any of them needs (agree_on()). Otherwise one
+///   rank's recorded collectives would meet another's in another order. What
+///   ranks compare on the host is switched off while they record
+///   (Schedule::pause_checks()), since one of them may fail on the way.
+///
+/// Autograd runs a node on the stream on which the node was made. Nodes that
+/// live from step to step, gather nodes and accumulators that somebody holds,
+/// are moved to the recording stream first: a recording must not wait for
+/// another stream's past.
+
+/// What a call does. Among ranks the last of these wins.
+enum class Action { Replay, Record, Run };
+
+/// What is known of one kind of step.
+struct Kind {
+  std::unique_ptr<train::RecordedStep> recorded; // null: not, or not yet
+  int attempts = 0; // that failed
+  std::string reason; // why the last one failed
+};
+
+void check_captured_step(
+    const CapturedStepOptions& options,
+    const CapturedStep::Function& step,
+    const OptimizerRefs& optimizers) {
+  const auto refuse = [](const std::string& what) {
+    raise<c10::ValueError>({.call = kCapturedStep}, what);
+  };
+  if (!step) {
+    refuse("there is no function to run.");
+  }
+  if (optimizers.empty()) {
+    refuse("there is no optimizer. Pass all that the step steps: {optimizer}.");
+  }
+  if (options.warmup_steps() < 1) {
+    refuse(fmt::format(
+        "warmup_steps is {}; expected 1 or more: the first step makes the state of the optimizers.",
+        options.warmup_steps()));
+  }
+  if (options.max_graphs() < 1) {
+    refuse(fmt::format(
+        "max_graphs is {}; expected 1 or more.", options.max_graphs()));
+  }
+}
+
+at::Device device_of(const train::StepParts& parts) {
+  for (const auto& unit : parts.units) {
+    for (const engine::Bundle& bundle : unit->bundles()) {
+      return bundle.full().device();
+    }
+  }
+  return parts.params.empty() ? at::Device(at::kCPU)
+                              : parts.params.front().device();
+}
+
+} // namespace
+
+struct CapturedStep::Impl {
+  Impl(
+      torch::nn::Module& model,
+      const OptimizerRefs& optimizers,
+      Function step,
+      const CapturedStepOptions& given);
+
+  const CapturedStepOptions options;
+  const Function function;
+  const train::StepParts parts;
+  const std::unique_ptr<train::GraphDevice> device; // null: cannot record
+  train::DeviceRates rates;
+
+  const std::optional<Group> ranks; // that make the step together; of several
+  int64_t num_calls = 0;
+  std::string objection; // to all captures; empty: none
+  uint64_t places = 0; // of what the graphs use
+  uint64_t epoch = 0; // see GraphDevice
+  std::map<std::string, Kind> kinds;
+  bool replayed = false;
+  std::string eager_reason;
+  std::set<std::string> warned_of;
+
+  at::Tensor run(const std::vector<at::Tensor>& given);
+  std::vector<at::Tensor> on_device(const std::vector<at::Tensor>& given) const;
+  std::string find_objection() const;
+  std::optional<Group> find_ranks() const;
+  std::string present_objection() const;
+  Kind& find_kind(const std::vector<at::Tensor>& inputs);
+  Action agree_on(Action mine) const;
+
+  at::Tensor run_eagerly(
+      const std::vector<at::Tensor>& inputs,
+      const std::string& reason);
+  at::Tensor replay(
+      train::RecordedStep& recorded,
+      const std::vector<at::Tensor>& inputs);
+  void capture(Kind& kind, const std::vector<at::Tensor>& inputs);
+  void agree_on_capture(Kind& kind) const;
+  void forget_oldest();
+  size_t num_recorded() const;
+};
+
+namespace {
+
+/// As long as it lives, ranks compare nothing: see [Note: captured steps].
+class ChecksPaused {
+ public:
+  explicit ChecksPaused(const std::vector<std::shared_ptr<engine::Unit>>& units)
+      : units_(units) {
+    set(true);
+  }
+  ~ChecksPaused() {
+    set(false);
+  }
+  ChecksPaused(const ChecksPaused&) = delete;
+  ChecksPaused& operator=(const ChecksPaused&) = delete;
+
+ private:
+  void set(bool on) {
+    for (const auto& unit : units_) {
+      unit->schedule().pause_checks(on);
+    }
+  }
+
+  const std::vector<std::shared_ptr<engine::Unit>>& units_;
+};
+
+} // namespace
+
+CapturedStep::Impl::Impl(
+    torch::nn::Module& model,
+    const OptimizerRefs& optimizers,
+    Function step,
+    const CapturedStepOptions& given)
+    : options(given),
+      function(std::move(step)),
+      parts(model, optimizers),
+      device(train::make_graph_device(device_of(parts))),
+      rates(optimizers, device_of(parts)),
+      ranks(find_ranks()) {
+  if (device != nullptr) {
+    objection = find_objection();
+  }
+}
+
+/// The ranks that the step trains with, if there are several.
+std::optional<Group> CapturedStep::Impl::find_ranks() const {
+  if (!parts.units.empty() && parts.units.front()->groups().all.size() > 1) {
+    return parts.units.front()->groups().all;
+  }
+  return std::nullopt;
+}
+
+std::string CapturedStep::Impl::find_objection() const {
+  for (const auto& optimizer : parts.optimizers) {
+    if (const auto found = optim::capture_objection(optimizer)) {
+      return *found;
+    }
+  }
+  if (is_initialized() && world().size() > 1) {
+    const bool is_averaged = std::any_of(
+        parts.params.begin(), parts.params.end(), engine::is_averaged);
+    if (is_averaged) {
+      return "the ranks of a DistributedDataParallel tell each other on the host which gradients are there. Use fully_shard.";
+    }
+    if (parts.units.empty()) {
+      return "the model is not sharded, and this process has other ranks, of which nobody knows whether they take part in the step. Use fully_shard.";
+    }
+  }
+  for (const auto& unit : parts.units) {
+    if (unit->options().offload) {
+      return "shards in host memory are copied by the host. Leave out the offload policy.";
+    }
+    if (&unit->schedule() != &parts.units.front()->schedule()) {
+      return "the model is sharded over several groups of ranks. Shard all of it over one.";
+    }
+  }
+  return "";
+}
+
+/// What stands in the way of capturing this call, though not of all others.
+std::string CapturedStep::Impl::present_objection() const {
+  const bool holds_gradients =
+      std::any_of(parts.units.begin(), parts.units.end(), [](const auto& unit) {
+        return unit->schedule().holds_gradients();
+      });
+  if (holds_gradients) {
+    return "gradients of backwards without synchronisation wait for this step. Make all micro-batches of a step in one call.";
+  }
+  return "";
+}
+
+std::vector<at::Tensor> CapturedStep::Impl::on_device(
+    const std::vector<at::Tensor>& given) const {
+  std::vector<at::Tensor> inputs;
+  for (const at::Tensor& input : given) {
+    inputs.push_back(
+        input.defined() ? input.to(device->device(), /*non_blocking=*/true)
+                        : input);
+  }
+  return inputs;
+}
+
+at::Tensor CapturedStep::Impl::run(const std::vector<at::Tensor>& given) {
+  engine::refuse_in_recording(
+      kCapturedStep,
+      "Call one captured step after the other, or make one of them.");
+  replayed = false;
+  if (device == nullptr) {
+    eager_reason = "the device cannot record steps.";
+    return function(given);
+  }
+  if (!parts.units.empty()) {
+    seed_per_rank(); // the touch of a unit does, and a replay touches none
+  }
+  const std::vector<at::Tensor> inputs = on_device(given);
+  if (num_calls++ < options.warmup_steps()) {
+    return run_eagerly(inputs, "");
+  }
+  Kind& kind = find_kind(inputs);
+  std::string reason = objection.empty() ? present_objection() : objection;
+  Action action = Action::Replay;
+  if (!reason.empty()) {
+    action = Action::Run;
+  } else if (kind.recorded == nullptr) {
+    action = kind.attempts < kAttempts ? Action::Record : Action::Run;
+    reason = kind.reason;
+  }
+  const Action agreed = agree_on(action);
+  if (agreed == Action::Run && action != Action::Run) {
+    reason = "another rank cannot capture its part of the step.";
+  }
+  if (agreed == Action::Record) {
+    capture(kind, inputs);
+    reason = kind.reason;
+  }
+  if (agreed == Action::Run || kind.recorded == nullptr) {
+    return run_eagerly(inputs, reason);
+  }
+  return replay(*kind.recorded, inputs);
+}
+
+/// With a graph that can be replayed, if it has one at all.
+Kind& CapturedStep::Impl::find_kind(const std::vector<at::Tensor>& inputs) {
+  const uint64_t now = train::places_of(parts);
+  if (now != places || device->epoch() != epoch) {
+    kinds.clear();
+    places = now;
+    epoch = device->epoch();
+  }
+  Kind& kind = kinds[train::kind_of_step(parts, inputs)];
+  if (kind.recorded != nullptr && !kind.recorded->holds()) {
+    kind.recorded = nullptr;
+  }
+  return kind;
+}
+
+/// What all ranks do: see [Note: captured steps]. Collective.
+Action CapturedStep::Impl::agree_on(Action mine) const {
+  if (!ranks) {
+    return mine;
+  }
+  at::Tensor action = at::full({1}, static_cast<int64_t>(mine), at::kLong);
+  ranks->all_reduce(action, ReduceOp::Max, kCapturedStep);
+  return static_cast<Action>(action.item<int64_t>());
+}
+
+/// `reason` is empty for a step that is not meant to be captured yet.
+at::Tensor CapturedStep::Impl::run_eagerly(
+    const std::vector<at::Tensor>& inputs,
+    const std::string& reason) {
+  if (!reason.empty() && options.require_capture()) {
+    raise({.call = kCapturedStep}, "the step cannot be captured: " + reason);
+  }
+  if (!reason.empty() && warned_of.insert(reason).second) {
+    TORCH_WARN(
+        "CapturedStep runs the step eagerly, which is slower, since it cannot capture it: ",
+        reason);
+  }
+  eager_reason =
+      reason.empty() ? "it is a step before the first capture." : reason;
+  if (!objection.empty()) { // for good: a plain step
+    at::Tensor output;
+    device->on_recording_stream([&] { output = function(inputs); });
+    return output;
+  }
+  const auto before = train::rates_of(parts.optimizers);
+  at::Tensor output;
+  {
+    const train::DeviceRates::Scope on_device(rates);
+    device->on_recording_stream([&] { output = function(inputs); });
+  }
+  if (train::rates_of(parts.optimizers) != before) {
+    objection =
+        "it changes learning rates, which a replay cannot. Change them, and call schedule.step(), around the captured step.";
+  }
+  return output;
+}
+
+at::Tensor CapturedStep::Impl::replay(
+    train::RecordedStep& recorded,
+    const std::vector<at::Tensor>& inputs) {
+  rates.write();
+  recorded.last_use = num_calls;
+  replayed = true;
+  eager_reason.clear();
+  return recorded.replay(inputs);
+}
+
+void CapturedStep::Impl::capture(
+    Kind& kind,
+    const std::vector<at::Tensor>& inputs) {
+  const ChecksPaused paused(parts.units);
+  const train::EffectsWatch watch(parts);
+  kind.recorded = nullptr;
+  kind.reason.clear();
+  train::HostParts host_parts;
+  auto give_up = c10::make_scope_exit([&] {
+    kind.recorded = nullptr;
+    ++kind.attempts;
+    for (const auto& entry : host_parts) {
+      entry.part.forget();
+    }
+    watch.undo();
+  });
+  try {
+    kind.recorded = train::record_step(
+        {parts, *device, rates, function}, inputs, host_parts);
+    kind.recorded->effects = watch.finish();
+    kind.recorded->last_use = num_calls;
+  } catch (const std::exception& error) {
+    kind.recorded = nullptr;
+    kind.reason = train::text_of(error);
+  }
+  if (ranks) {
+    agree_on_capture(kind);
+  }
+  if (kind.recorded != nullptr) {
+    give_up.release();
+    forget_oldest();
+  }
+}
+
+/// Every rank has captured, or none has. Collective.
+void CapturedStep::Impl::agree_on_capture(Kind& kind) const {
+  const auto failures = comm::share_failures(
+      *ranks,
+      kind.recorded != nullptr ? std::nullopt
+                               : std::optional<std::string>(kind.reason),
+      kCapturedStep);
+  if (!failures.empty()) {
+    const auto& [rank, reason] = *failures.begin();
+    kind.recorded = nullptr;
+    kind.reason = fmt::format("on rank {}: {}", rank, reason);
+  }
+}
+
+void CapturedStep::Impl::forget_oldest() {
+  const auto is_before = [](const auto& a, const auto& b) {
+    const auto use_of = [](const Kind& kind) {
+      return kind.recorded ? kind.recorded->last_use
+                           : std::numeric_limits<int64_t>::max();
+    };
+    return use_of(a.second) < use_of(b.second);
+  };
+  if (num_recorded() > static_cast<size_t>(options.max_graphs())) {
+    kinds.erase(std::min_element(kinds.begin(), kinds.end(), is_before));
+  }
+}
+
+size_t CapturedStep::Impl::num_recorded() const {
+  return static_cast<size_t>(
+      std::count_if(kinds.begin(), kinds.end(), [](const auto& entry) {
+        return entry.second.recorded != nullptr;
+      }));
+}
+
+CapturedStep::CapturedStep(
+    ModuleRef model,
+    OptimizerRefs optimizers,
+    Function step,
+    const CapturedStepOptions& options) {
+  check_captured_step(options, step, optimizers);
+  impl_ = std::make_unique<Impl>(
+      model.get(), std::move(optimizers), std::move(step), options);
+}
+
+CapturedStep::~CapturedStep() = default;
+
+at::Tensor CapturedStep::operator()(const std::vector<at::Tensor>& inputs) {
+  return impl_->run(inputs);
+}
+
+bool CapturedStep::was_replayed() const {
+  return impl_->replayed;
+}
+
+const std::string& CapturedStep::eager_reason() const {
+  return impl_->eager_reason;
+}
+
+size_t CapturedStep::num_graphs() const {
+  return impl_->num_recorded();
+}
+
+} // namespace tessera

@@ -1,0 +1,57 @@
+// What a step changes beside the memory of the device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/unit.h"
+#include "train/step_kind.h"
+
+namespace tessera::train {
+
+/// A replay runs no code of the host, so what the step did to host objects when
+/// it was recorded is done again by hand.
+struct StepEffects {
+  /// A unit for each sharded model whose shards the step writes.
+  std::vector<std::shared_ptr<engine::Unit>> written;
+  /// Tensors whose version counters the step moved.
+  std::vector<at::Tensor> changed;
+  /// Gradients that leaves get, by leaf; undefined: they lose theirs.
+  std::vector<std::pair<at::Tensor, at::Tensor>> gradients;
+
+  /// Call both around a replay.
+  void before_replay() const;
+  void after_replay() const;
+};
+
+/// Watches a step while it is recorded.
+class EffectsWatch {
+ public:
+  explicit EffectsWatch(const StepParts& parts);
+
+  /// The step is over. Throws c10::Error if it did what a replay cannot do
+  /// again: added to gradients that were there, or left some for later.
+  StepEffects finish() const;
+  /// The step failed: gradients and units are as they were before it.
+  void undo() const;
+
+ private:
+  void check_gradients() const;
+  void check_waiting() const;
+
+  const StepParts& parts_;
+  std::map<const engine::UnitIdentity*, int64_t> writes_; // by root
+  std::vector<std::pair<at::Tensor, int64_t>> versions_;
+  std::vector<std::pair<at::Tensor, int64_t>> gradients_; // by leaf
+};
+
+/// The learning rates of all groups.
+std::vector<double> rates_of(const OptimizerRefs& optimizers);
+
+} // namespace tessera::train

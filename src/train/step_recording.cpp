@@ -1,0 +1,190 @@
+#include "train/step_recording.h"
+
+#include <tessera/error.h>
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/ScopeExit.h>
+
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "engine/schedule.h"
+#include "engine/unit.h"
+#include "libtorch/backward_stream.h"
+#include "train/last_operator.h"
+
+namespace tessera::train {
+namespace {
+
+constexpr const char* kCapturedStep = "CapturedStep";
+
+std::vector<int64_t> versions_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<int64_t> versions;
+  for (const at::Tensor& tensor : tensors) {
+    versions.push_back(tensor.defined() ? tensor._version() : 0);
+  }
+  return versions;
+}
+
+/// Errors of LibTorch may end without a full stop.
+std::string sentence_of(const std::exception& error) {
+  std::string text = text_of(error);
+  if (text.empty() || text.back() != '.') {
+    text += '.';
+  }
+  return text;
+}
+
+/// The host's own generator, which a replay does not advance.
+class HostGenerator {
+ public:
+  HostGenerator() : before_(state()) {}
+  bool has_moved() const {
+    return !before_.equal(state());
+  }
+  void restore() const {
+    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+    const std::scoped_lock lock(generator.mutex());
+    generator.set_state(before_);
+  }
+
+ private:
+  static at::Tensor state() {
+    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+    const std::scoped_lock lock(generator.mutex());
+    return generator.get_state();
+  }
+
+  const at::Tensor before_;
+};
+
+/// Autograd's nodes that live from step to step run where they were made.
+void run_backwards_here(const StepParts& parts) {
+  for (const auto& unit : parts.units) {
+    unit->params().run_backward_on_current_stream();
+  }
+  for (const at::Tensor& leaf : parts.leaves) {
+    if (leaf.requires_grad()) {
+      engine::use_current_stream(leaf);
+    }
+  }
+}
+
+/// What a recording uses is its own: nothing that was gathered or cast before
+/// it, and nothing of it is there afterwards.
+void let_go(const StepParts& parts) {
+  for (const auto& unit : parts.units) {
+    unit->schedule().reshard(*unit);
+    unit->forget_casts();
+    unit->schedule().drop_idle_buffers();
+  }
+  at::autocast::clear_cache();
+}
+
+/// Runs the function on the recording stream.
+void record_function(
+    const StepToRecord& step,
+    RecordedStep& recorded,
+    HostParts& host_parts) {
+  StepGraph& graph = *recorded.graph;
+  run_backwards_here(step.parts);
+  let_go(step.parts);
+  const engine::RecordingScope scope(graph);
+  const auto keep = c10::make_scope_exit([&] { host_parts = scope.parts(); });
+  try {
+    graph.begin();
+    const auto versions = versions_of(recorded.inputs);
+    const at::Tensor output = step.function(recorded.inputs);
+    recorded.output = output.defined() ? output.detach() : output;
+    if (versions_of(recorded.inputs) != versions) {
+      raise(
+          {.call = kCapturedStep},
+          "the step writes to one of its inputs, and a replay would write to its own copy of it. Return the new values, or keep them in a buffer of the model.");
+    }
+    let_go(step.parts);
+    graph.end();
+  } catch (...) {
+    graph.abandon();
+    at::autocast::clear_cache();
+    throw;
+  }
+}
+
+} // namespace
+
+bool RecordedStep::holds() const {
+  return std::all_of(
+      host_parts.begin(), host_parts.end(), [](const auto& entry) {
+        return entry.part.settings() == entry.settings;
+      });
+}
+
+at::Tensor RecordedStep::replay(const std::vector<at::Tensor>& given) {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (given[i].defined()) {
+      inputs[i].copy_(given[i], /*non_blocking=*/true);
+    }
+  }
+  effects.before_replay();
+  graph->replay();
+  effects.after_replay();
+  for (const auto& effect : host_effects) {
+    effect();
+  }
+  return output.defined() ? output.clone() : at::Tensor();
+}
+
+std::unique_ptr<RecordedStep> record_step(
+    const StepToRecord& step,
+    const std::vector<at::Tensor>& inputs,
+    HostParts& host_parts) {
+  auto recorded = std::make_unique<RecordedStep>();
+  for (const at::Tensor& input : inputs) {
+    if (input.defined() && input.requires_grad()) {
+      raise(
+          {.call = kCapturedStep},
+          "an input requires a gradient, which a replay would compute for its own copy of the input. Pass inputs that are detached.");
+    }
+    recorded->inputs.push_back(input.defined() ? input.clone() : input);
+  }
+  recorded->graph = step.device.make_graph();
+  const HostGenerator host_generator;
+  const LastOperator last;
+  try {
+    const DeviceRates::Scope on_device(step.rates);
+    step.device.on_recording_stream(
+        [&] { record_function(step, *recorded, host_parts); });
+  } catch (const std::exception& error) {
+    host_generator.restore();
+    raise(
+        {.call = kCapturedStep},
+        fmt::format(
+            "{} The last operator that began is {}.",
+            sentence_of(error),
+            last.name()));
+  }
+  if (!step.device.device().is_cpu() && host_generator.has_moved()) {
+    host_generator.restore();
+    raise(
+        {.call = kCapturedStep},
+        "the step, or a thread beside it, draws random numbers on the CPU, and a replay would repeat them. Draw them on the device, or pass them as an input.");
+  }
+  for (const auto& entry : host_parts) {
+    recorded->host_effects.push_back(entry.part.finish());
+  }
+  recorded->host_parts = host_parts;
+  return recorded;
+}
+
+std::string text_of(const std::exception& error) {
+  const auto* own = dynamic_cast<const c10::Error*>(&error);
+  return own != nullptr ? own->what_without_backtrace() : error.what();
+}
+
+} // namespace tessera::train
