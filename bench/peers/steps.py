@@ -5,7 +5,7 @@
     python3 bench/peers/steps.py --ranks 1 --config 124M --device cuda
 
 Prints partial rows; bench/run.py puts them beside ours. AdamW(fused=True), the
-same model and data shapes. On the CPU one thread a rank and Gloo; on a GPU NCCL
+same model and data shapes; on a GPU with clipping. On the CPU one thread a rank and Gloo; on a GPU NCCL
 and bfloat16 (FSDP's mixed precision, autocast for DDP).
 
 On one GPU also what torch.compile makes of the model: with bfloat16 parameters, the same
@@ -75,9 +75,16 @@ def loss_function(variant, model):
     return torch.compile(lambda ids: loss_of(model, ids, is_chunked=False), mode=mode)
 
 
+def clip(model):
+    if hasattr(model, "clip_grad_norm_"):  # FSDP1
+        model.clip_grad_norm_(1.0)
+    else:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
 def measure(variant, args):
-    """Milliseconds per step, and peak megabytes on a GPU; one variant at a time, to
-    save memory."""
+    """Milliseconds per step, and peak megabytes on a GPU, allocated and reserved; one variant at
+    a time, to save memory."""
     device, config = args.device, CONFIGS[args.config]
     if variant in COMPILED:
         torch._dynamo.reset()
@@ -94,6 +101,8 @@ def measure(variant, args):
         with torch.autocast(device, dtype=torch.bfloat16, enabled=casts):
             loss = loss_of_ids(ids)
         loss.backward()
+        if device == "cuda":
+            clip(model)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -103,18 +112,23 @@ def measure(variant, args):
         ranks.milliseconds_a_step(step, ranks.times(args, STEPS), device)
         for _ in range(ranks.times(args, REPEATS))
     ]
-    peak = torch.cuda.max_memory_allocated() / 1e6 if device == "cuda" else None
-    return times, peak
+    if device != "cuda":
+        return times, None, None
+    return times, torch.cuda.max_memory_allocated() / 1e6, torch.cuda.max_memory_reserved() / 1e6
 
 
 def run(_rank, args):
     variants = VARIANTS + (COMPILED if args.device == "cuda" and args.ranks == 1 else ())
     measured = {variant: measure(variant, args) for variant in variants}
     place = f"gpt-{args.config}/{args.device}{args.ranks}"
-    ranks.print_row(f"step/{place}", {variant: times for variant, (times, _) in measured.items()})
+    times = {variant: of_one[0] for variant, of_one in measured.items()}
+    ranks.print_row(f"step/{place}", times)
     if args.device == "cuda":
-        peaks = {variant: [peak] for variant, (_, peak) in measured.items()}
-        ranks.print_row(f"step/peak-memory/{place}", peaks)
+        ranks.print_row(f"step/captured/{place}", times)
+        allocated = {variant: [of_one[1]] for variant, of_one in measured.items()}
+        reserved = {variant: [of_one[2]] for variant, of_one in measured.items()}
+        ranks.print_row(f"step/peak-memory/{place}", allocated)
+        ranks.print_row(f"step/captured/peak-memory/{place}", reserved)
 
 
 if __name__ == "__main__":

@@ -10,24 +10,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "nn/cross_entropy_kernel.h"
+
 namespace tessera::nn {
 namespace {
-
-/// The factors of each token's loss, (tokens) each.
-///
-/// With `w` the weights of the classes, `C` their number, `e` the smoothing and
-/// `logp` the logarithms of a token's probabilities, its loss is
-///   - at_target * logp[target] - even * sum(w * logp)
-/// with at_target = (1 - e) * w[target] and even = e / C. Its derivative by
-/// logit j is, with p = exp(logp),
-///   of_softmax * p[j] - (j == target) * at_target - even * w[j]
-/// with of_softmax = at_target + even * sum(w). All are 0 for a token that is
-/// ignored.
-struct Factors {
-  at::Tensor at_target;
-  at::Tensor even; // undefined without smoothing
-  at::Tensor of_softmax;
-};
 
 /// One computation: what stays the same from chunk to chunk, and the result.
 class ChunkedLoss {
@@ -37,18 +23,24 @@ class ChunkedLoss {
         wanted_(wanted),
         ignored_(inputs.targets == inputs.ignore_index),
         targets_(at::where(ignored_, 0, inputs.targets)),
-        weight_(inputs.weight.to(inputs.dtypes.product)) {
+        weight_(inputs.weight.to(inputs.dtypes.product)),
+        kernel_(
+            inputs.dtypes.sum == at::kFloat ? cross_entropy_kernel(
+                                                  inputs.hidden.device(),
+                                                  inputs.dtypes.product)
+                                            : nullptr) {
     if (in_.bias.defined()) {
-      bias_ = in_.bias.to(in_.dtypes.sum);
+      bias_ = in_.bias.to(in_.dtypes.sum).contiguous();
     }
     if (in_.class_weight.defined()) {
-      class_weight_ = in_.class_weight.to(in_.dtypes.sum);
+      class_weight_ = in_.class_weight.to(in_.dtypes.sum).contiguous();
     }
     target_weight_ = class_weight_.defined()
         ? class_weight_.index_select(0, targets_)
         : at::ones({in_.tokens()}, like(in_.dtypes.sum));
     target_weight_.masked_fill_(ignored_, 0);
     make_gradients();
+    make_room();
   }
 
   /// What a mean is divided by: the weights of the tokens that count.
@@ -132,20 +124,68 @@ class ChunkedLoss {
     }
   }
 
-  /// The seam: what a kernel would do for the tokens of one chunk.
+  /// Logits for a kernel, whose rows begin at aligned places: matrix products
+  /// of bfloat16 like that, too.
+  void make_room() {
+    if (kernel_ == nullptr) {
+      return;
+    }
+    const int64_t pack =
+        kRowAlignment / static_cast<int64_t>(weight_.element_size());
+    const int64_t stride = (in_.classes() + pack - 1) / pack * pack;
+    room_ = at::empty(
+                {std::min(in_.chunk, in_.tokens()), stride},
+                like(in_.dtypes.product))
+                .narrow(1, 0, in_.classes());
+  }
+
   void add_chunk(int64_t begin, int64_t count) {
     const at::Tensor hidden =
         in_.hidden.narrow(0, begin, count).to(in_.dtypes.product);
+    const at::Tensor of_logits = kernel_ != nullptr
+        ? run_kernel(hidden, begin)
+        : run_operators(hidden, begin);
+    if (wanted_.any()) {
+      add_gradients(of_logits, hidden, begin);
+    }
+  }
+
+  /// Returns the gradients of the logits, if they are wanted.
+  at::Tensor run_kernel(const at::Tensor& hidden, int64_t begin) const {
+    const int64_t count = hidden.size(0);
+    at::Tensor logits = room_.narrow(0, 0, count);
+    at::mm_out(logits, hidden, weight_.t());
+    LogitsChunk chunk{
+        .logits = logits,
+        .bias = bias_,
+        .class_weight = class_weight_,
+        .targets = targets_.narrow(0, begin, count)};
+    if (result_.loss.defined()) {
+      chunk.losses = result_.loss.narrow(0, begin, count);
+      chunk.loss = loss_factors_.narrow(begin, count);
+    }
+    if (wanted_.any()) {
+      chunk.gradient = gradient_factors_.narrow(begin, count);
+    }
+    kernel_->run(chunk);
+    if (chunk.losses.defined()) {
+      chunk.losses.masked_fill_(ignored_.narrow(0, begin, count), 0);
+    }
+    return logits;
+  }
+
+  /// The same.
+  at::Tensor run_operators(const at::Tensor& hidden, int64_t begin) const {
     // First the logarithms of the probabilities, then, in the same memory, the
     // gradients of the logits.
-    const at::Tensor chunk = log_probabilities(hidden);
+    at::Tensor chunk = log_probabilities(hidden);
     if (result_.loss.defined()) {
       add_losses(chunk, begin);
     }
     if (wanted_.any()) {
       turn_into_gradients(chunk, begin);
-      add_gradients(chunk, hidden, begin);
     }
+    return chunk;
   }
 
   at::Tensor log_probabilities(const at::Tensor& hidden) const {
@@ -211,7 +251,7 @@ class ChunkedLoss {
       }
     }
     if (wanted_.bias) {
-      result_.bias.add_(of_logits.sum(0));
+      result_.bias.add_(of_logits.sum(0, /*keepdim=*/false, in_.dtypes.sum));
     }
   }
 
@@ -220,6 +260,8 @@ class ChunkedLoss {
   const at::Tensor ignored_; // (tokens), bool
   const at::Tensor targets_; // 0 where they are ignored
   const at::Tensor weight_;
+  const CrossEntropyKernel* const kernel_; // null: operators
+  at::Tensor room_; // for a kernel
   at::Tensor bias_;
   at::Tensor class_weight_;
   at::Tensor target_weight_; // (tokens); 0 where they are ignored
@@ -229,6 +271,13 @@ class ChunkedLoss {
 };
 
 } // namespace
+
+Factors Factors::narrow(int64_t begin, int64_t count) const {
+  const auto part = [&](const at::Tensor& factor) {
+    return factor.defined() ? factor.narrow(0, begin, count) : factor;
+  };
+  return {part(at_target), part(even), part(of_softmax)};
+}
 
 LossAndGradients chunked_loss(
     const LossInputs& inputs,

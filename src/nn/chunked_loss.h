@@ -46,6 +46,25 @@ struct LossInputs {
   }
 };
 
+/// The factors of each token's loss, (tokens) each.
+///
+/// With `w` the weights of the classes, `C` their number, `e` the smoothing and
+/// `logp` the logarithms of a token's probabilities, its loss is
+///   - at_target * logp[target] - even * sum(w * logp)
+/// with at_target = (1 - e) * w[target] and even = e / C. Its derivative by
+/// logit j is, with p = exp(logp),
+///   of_softmax * p[j] - (j == target) * at_target - even * w[j]
+/// with of_softmax = at_target + even * sum(w). All are 0 for a token that is
+/// ignored.
+struct Factors {
+  at::Tensor at_target;
+  at::Tensor even; // undefined without smoothing
+  at::Tensor of_softmax;
+
+  /// Of so many tokens.
+  Factors narrow(int64_t begin, int64_t count) const;
+};
+
 /// Which gradients to make.
 struct WantedGradients {
   bool hidden = false;

@@ -24,6 +24,9 @@ using torch::autograd::variable_list;
 
 constexpr const char* kCall = "linear_cross_entropy";
 constexpr int64_t kLeastChunk = 128;
+/// Each chunk reads and writes the whole gradient of the weight, which takes a
+/// GPU longer than the product.
+constexpr int64_t kLeastChunkOnDevice = 1024;
 
 template <class E>
 [[noreturn]] void refuse(const std::string& what) {
@@ -158,8 +161,9 @@ int64_t chunk_of(
     const at::Tensor& hidden,
     int64_t classes,
     std::optional<int64_t> wanted) {
-  return wanted.value_or(
-      std::max(kLeastChunk, hidden.numel() / std::max<int64_t>(classes, 1)));
+  return wanted.value_or(std::max(
+      hidden.is_cpu() ? kLeastChunk : kLeastChunkOnDevice,
+      hidden.numel() / std::max<int64_t>(classes, 1)));
 }
 
 /// Inside the function dtypes are chosen already.

@@ -1,0 +1,57 @@
+#include "nn/cross_entropy_kernel.h"
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace tessera::nn {
+namespace {
+
+FindKernel& kernels_of_tests() {
+  static auto& find = *new FindKernel;
+  return find;
+}
+
+/// Compiles a kernel once for each device and dtype, also if that fails.
+const CrossEntropyKernel* cuda_kernel(at::Device device, at::ScalarType dtype) {
+  using Key = std::pair<at::DeviceIndex, at::ScalarType>;
+  static auto& mutex = *new std::mutex;
+  static auto& kernels =
+      *new std::map<Key, std::unique_ptr<CrossEntropyKernel>>;
+  const std::scoped_lock lock(mutex);
+  const Key key{device.index(), dtype};
+  const auto known = kernels.find(key);
+  if (known != kernels.end()) {
+    return known->second.get();
+  }
+  auto& kernel = kernels[key];
+  try {
+    kernel = make_cuda_cross_entropy_kernel(device, dtype);
+  } catch (const std::exception& error) {
+    TORCH_WARN(
+        "linear_cross_entropy uses LibTorch's operators, which is slower: its kernel cannot be used here. ",
+        error.what());
+  }
+  return kernel.get();
+}
+
+} // namespace
+
+const CrossEntropyKernel* cross_entropy_kernel(
+    at::Device device,
+    at::ScalarType dtype) {
+  if (kernels_of_tests()) {
+    return kernels_of_tests()(device, dtype);
+  }
+  const bool is_known = dtype == at::kFloat || dtype == at::kBFloat16;
+  return device.is_cuda() && is_known ? cuda_kernel(device, dtype) : nullptr;
+}
+
+void set_cross_entropy_kernel_for_tests(FindKernel find) {
+  kernels_of_tests() = std::move(find);
+}
+
+} // namespace tessera::nn
