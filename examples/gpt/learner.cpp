@@ -39,6 +39,12 @@ Learner::Learner(
           settings.precision == Precision::Float16)),
       schedule_(parallel.optimizer(), settings),
       accumulation_(parallel.accumulation(accumulation_options(world.size()))) {
+  if (settings.capture) {
+    captured_.emplace(
+        parallel.module(),
+        tessera::OptimizerRefs{parallel.optimizer()},
+        [this](const Tensors& batches) { return run(batches); });
+  }
 }
 
 tessera::GradientAccumulationOptions Learner::accumulation_options(
@@ -46,8 +52,9 @@ tessera::GradientAccumulationOptions Learner::accumulation_options(
   auto options = tessera::GradientAccumulationOptions()
                      .steps(settings_.accumulation(num_ranks))
                      .max_norm(settings_.clip);
+  // A captured step cannot read its norm: require_a_norm() does afterwards.
   return scaler_.is_enabled() ? options.scaler(scaler_)
-                              : options.error_if_nonfinite(true);
+                              : options.error_if_nonfinite(!settings_.capture);
 }
 
 void Learner::add_to(tessera::TrainingState& state) {
@@ -59,19 +66,20 @@ void Learner::add_to(tessera::TrainingState& state) {
 }
 
 /// The whole of training: everything else supports it.
-StepResult Learner::make_step(int64_t number, bool wants_to_stop) {
+StepResult Learner::make_step(
+    int64_t number,
+    bool wants_to_stop,
+    bool is_watched) {
   tessera::step_token(number); // all ranks are at the same step
   StepResult result{.lr = schedule_.get_last_lr().front()};
   if (scaler_.is_enabled()) {
     result.loss_scale = scaler_.get_scale();
   }
-  bool has_stepped = false;
-  while (!has_stepped) {
-    const auto batch = windows_.next().value(); // epochs follow one another
-    const auto loss = parallel_.loss(batch);
-    metrics_.mean("loss", loss);
-    has_stepped = backward(loss, number);
-  }
+  const Tensors batches = next_batches();
+  metrics_.mean(
+      "loss",
+      captured_ && !is_watched ? (*captured_)(batches)
+                               : run_once(batches, number));
   windows_.commit(); // a checkpoint resumes behind this step
   schedule_.step();
 
@@ -83,16 +91,40 @@ StepResult Learner::make_step(int64_t number, bool wants_to_stop) {
   result.skipped = accumulation_.skipped();
   if (result.skipped) {
     require_a_scale(number);
+  } else if (!scaler_.is_enabled()) {
+    require_a_norm(number);
   }
   return result;
 }
 
-/// Runs the backward; after the last one of a step, clips and steps. Returns
-/// whether it stepped.
-bool Learner::backward(const torch::Tensor& loss, int64_t number) try {
-  const bool overflows = number == settings_.overflow_at && is_last_rank_;
-  return accumulation_.backward(
-      overflows ? loss * std::numeric_limits<float>::infinity() : loss);
+/// The micro-batches of a step: inputs and targets in turns.
+Learner::Tensors Learner::next_batches() {
+  Tensors batches;
+  for (int64_t i = 0; i < accumulation_.steps(); ++i) {
+    const auto batch = windows_.next().value(); // epochs follow one another
+    batches.push_back(batch.inputs);
+    batches.push_back(batch.targets);
+  }
+  return batches;
+}
+
+/// A step: forward and backward of each micro-batch, clipping, and the
+/// optimizer. Returns the mean of the losses.
+torch::Tensor Learner::run(const Tensors& batches) {
+  torch::Tensor sum;
+  for (size_t i = 0; i < batches.size(); i += 2) {
+    const auto loss =
+        parallel_.loss({.inputs = batches[i], .targets = batches[i + 1]});
+    sum = sum.defined() ? sum + loss.detach() : loss.detach();
+    accumulation_.backward(
+        overflows_ ? loss * std::numeric_limits<float>::infinity() : loss);
+  }
+  return sum / static_cast<double>(batches.size() / 2);
+}
+
+torch::Tensor Learner::run_once(const Tensors& batches, int64_t number) try {
+  overflows_ = number == settings_.overflow_at && is_last_rank_;
+  return run(batches);
 } catch (const c10::Error&) {
   if (std::isfinite(accumulation_.grad_norm().value_or(0))) {
     throw; // something else
@@ -102,6 +134,18 @@ bool Learner::backward(const torch::Tensor& loss, int64_t number) try {
       " are not finite, so the step was not made. Resume with a lower "
       "--lr or a longer --warmup; if that fails too, remove the newest "
       "checkpoint first.");
+}
+
+/// Of a step that was made without looking.
+void Learner::require_a_norm(int64_t number) const {
+  if (!std::isfinite(accumulation_.grad_norm().value_or(0))) {
+    throw std::runtime_error(
+        "the gradients of step " + std::to_string(number) +
+        " were not finite, and with --capture the step was made all the same: "
+        "the parameters of this process are lost. Resume from the newest "
+        "checkpoint with a lower --lr or a longer --warmup; if that fails too, "
+        "remove that checkpoint first.");
+  }
 }
 
 /// The scale halves with each step that is skipped.

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "parallel.h"
 #include "schedule.h"
@@ -23,8 +24,8 @@ struct StepResult {
   bool stop = false; // some rank was asked to stop
 };
 
-/// What makes the steps of a run: data, loss scaling, accumulation, schedule.
-/// All ranks make the same calls.
+/// What makes the steps of a run: data, loss scaling, accumulation, schedule,
+/// and with --capture the step as a CUDA graph. All ranks make the same calls.
 class Learner {
  public:
   /// Collective.
@@ -39,10 +40,11 @@ class Learner {
   /// `state`, which this object must outlive.
   void add_to(tessera::TrainingState& state);
 
-  /// Makes step `number`, counted from 1. Throws std::runtime_error if the
-  /// gradients are not finite, which in float16 is an error only if no loss
-  /// scale helps. Collective.
-  StepResult make_step(int64_t number, bool wants_to_stop);
+  /// Makes step `number`, counted from 1. A step that is watched closely is
+  /// never replayed, since a replay shows nothing of its parts. Throws
+  /// std::runtime_error if the gradients are not finite, which in float16 is an
+  /// error only if no loss scale helps. Collective.
+  StepResult make_step(int64_t number, bool wants_to_stop, bool is_watched);
 
   /// Windows in an epoch, and the place behind the last step.
   int64_t num_windows() const {
@@ -61,8 +63,13 @@ class Learner {
     }
   };
 
+  using Tensors = std::vector<torch::Tensor>;
+
   tessera::GradientAccumulationOptions accumulation_options(int num_ranks);
-  bool backward(const torch::Tensor& loss, int64_t number);
+  Tensors next_batches();
+  torch::Tensor run(const Tensors& batches);
+  torch::Tensor run_once(const Tensors& batches, int64_t number);
+  void require_a_norm(int64_t number) const;
   void require_a_scale(int64_t number) const;
 
   const Settings& settings_;
@@ -72,7 +79,9 @@ class Learner {
   Scaler scaler_; // off unless --precision fp16
   Schedule schedule_;
   tessera::GradientAccumulation accumulation_;
+  std::optional<tessera::CapturedStep> captured_; // with --capture
   tessera::Metrics metrics_;
+  bool overflows_ = false; // the present step, for --overflow-at
 };
 
 } // namespace gpt

@@ -118,6 +118,11 @@ void check(Settings& s, int num_ranks) {
   if (s.strategy != Strategy::Fsdp && (s.keep_gathered || s.offload)) {
     throw UsageError("--keep-gathered and --offload are for --strategy fsdp.");
   }
+  if (s.capture && s.overflow_at > 0) {
+    throw UsageError(
+        "--overflow-at changes one step, and --capture repeats one. Leave out "
+        "one of them.");
+  }
 }
 
 } // namespace

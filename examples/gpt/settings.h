@@ -77,6 +77,7 @@ struct Settings {
   Precision precision = Precision::Float32;
   bool recompute = false;
   bool chunked_loss = false;
+  bool capture = false;
   bool keep_gathered = false;
   bool offload = false;
   std::string device = "auto";

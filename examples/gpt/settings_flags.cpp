@@ -213,6 +213,10 @@ void add_parallel(CLI::App& app, Settings& s) {
       s.chunked_loss,
       "Hold the logits of a part of the tokens at a time, not of all");
   app.add_flag(
+      "--capture",
+      s.capture,
+      "On a GPU: record a step as a CUDA graph and replay it");
+  app.add_flag(
       "--keep-gathered",
       s.keep_gathered,
       "fsdp: keep parameters gathered until backward");

@@ -186,9 +186,11 @@ void Trainer::make_steps() {
       trace_->at_step(step_ + 1);
     }
     const bool draws = step_ + 1 == settings_.timeline_step;
+    const bool is_traced = trace_ && step_ + 1 >= settings_.trace_first &&
+        step_ + 1 <= settings_.trace_last;
     monitor_.begin_step(tessera::MonitorOptions().timeline(draws));
     const StepResult result =
-        learner_->make_step(step_ + 1, stop_requested != 0);
+        learner_->make_step(step_ + 1, stop_requested != 0, draws || is_traced);
     const tessera::StepReport report = monitor_.end_step();
     ++step_;
     after_step(result, report);

@@ -92,6 +92,13 @@ TEST_F(GptTest, ALossInChunksIsTheSameLoss) {
   }
 }
 
+/// On a CPU a captured step is the plain one; here with accumulation.
+TEST_F(GptTest, CaptureOnACpuTrainsAsWithoutIt) {
+  must_train(2, "eager", {"--micro-batch", "2"});
+  must_train(2, "captured", {"--micro-batch", "2", "--capture"});
+  expect_same_bits("captured", "eager");
+}
+
 TEST_F(GptTest, OptionsOfShardingTrainToo) {
   must_train(2, "plain");
   must_train(2, "kept", {"--keep-gathered"});

@@ -33,8 +33,8 @@ struct TESSERA_API LinearCrossEntropyOptions {
   /// 0 to 1: the part of each target that is spread evenly over all classes.
   TORCH_ARG(double, label_smoothing) = 0.0;
   /// Tokens whose logits are held at a time. By default as many that these
-  /// logits have no more elements than `hidden`, but at least 128 tokens are, or
-  /// 1,024 on a GPU.
+  /// logits have no more elements than `hidden`, but at least 128 tokens are,
+  /// or 1,024 on a GPU.
   TORCH_ARG(std::optional<int64_t>, batch_chunk_size) = std::nullopt;
 };
 
