@@ -194,6 +194,10 @@ void add_setup_flags(CLI::App& command, plan::Request& request) {
       "--reduce-dtype",
       request.reduce_dtype,
       "Gradients on the wire; default: the shards' dtype");
+  command.add_flag(
+      "--keep-cast-shards",
+      request.keep_cast_shards,
+      "Shards in --param-dtype too: cast once per step, not per gather");
   command
       .add_option_function<std::string>(
           "--optimizer",

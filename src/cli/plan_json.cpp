@@ -53,6 +53,7 @@ ordered_json json_of(
       {"dtype", name(setup.dtype)},
       {"param_dtype", name(setup.param_dtype)},
       {"reduce_dtype", name(setup.reduce_dtype)},
+      {"keep_cast_shards", setup.keep_cast_shards},
       {"optimizer", name_of(setup.optimizer)},
       {"accumulate", setup.accumulate},
       {"syncs_always", setup.syncs_always},

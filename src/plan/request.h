@@ -39,6 +39,7 @@ struct Request {
   std::optional<format::DType> dtype = std::nullopt;
   std::optional<format::DType> param_dtype = std::nullopt;
   std::optional<format::DType> reduce_dtype = std::nullopt;
+  bool keep_cast_shards = false;
   Optimizer optimizer = Optimizer::AdamW;
   int64_t accumulate = 1;
   bool no_sync = false;

@@ -113,6 +113,7 @@ TrainingSetup setup_of(const Request& request) {
       .dtype = request.dtype,
       .param_dtype = request.param_dtype,
       .reduce_dtype = request.reduce_dtype,
+      .keep_cast_shards = request.keep_cast_shards,
       .optimizer = request.optimizer,
       .accumulate = request.accumulate,
       .syncs_always = !request.no_sync,

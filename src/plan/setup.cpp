@@ -54,6 +54,12 @@ void check(const TrainingSetup& setup) {
           " has no gradients. Use float32, bfloat16, float16 or float64.");
     }
   }
+  if (setup.keep_cast_shards && (!setup.param_dtype || setup.offload)) {
+    throw PlanError(
+        setup.offload
+            ? "--keep-cast-shards keeps a copy on the device, and --offload has the shards in host memory. Leave out one of them."
+            : "--keep-cast-shards needs --param-dtype: without it, nothing is cast.");
+  }
   if (setup.engine == Engine::Sharded) {
     return;
   }

@@ -42,6 +42,8 @@ struct TrainingSetup {
   std::optional<format::DType> param_dtype = std::nullopt;
   /// The dtype in which gradients are reduced; default: the shards' dtype.
   std::optional<format::DType> reduce_dtype = std::nullopt;
+  /// Shards are kept in param_dtype too.
+  bool keep_cast_shards = false;
   Optimizer optimizer = Optimizer::AdamW;
   /// Forwards and backwards for each step of the optimizer, and whether all of
   /// these backwards reduce, or the last one only.

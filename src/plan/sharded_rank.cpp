@@ -79,7 +79,11 @@ void ShardedRank::start_gather(size_t unit) {
   }
   units_[unit].state = State::Gathering;
   order_.hold(static_cast<int>(unit));
+  const bool casts = !std::exchange(units_[unit].has_cast, true);
   for (const BundleSizes& bundle : units_[unit].sizes->bundles) {
+    if (casts && bundle.cast > 0) {
+      account_.device.add(Kind::Full, bundle.cast); // and keeps it
+    }
     if (bundle.shows_shard) {
       continue;
     }

@@ -34,6 +34,7 @@ class ShardedRank : public Rank {
     int64_t gradient_bytes = 0; // of these
     bool waits = false; // a gradient buffer waits for a reduction
     bool has_shard_gradient = false;
+    bool has_cast = false; // that is kept
     double arrives_at = 0; // what is gathered or reduced
   };
 

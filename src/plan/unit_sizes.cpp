@@ -42,14 +42,18 @@ BundleSizes bundle_of(
   const DType compute = compute_dtype(dtype, setup);
   const DType reduce =
       is_floating(dtype) ? setup.reduce_dtype.value_or(dtype) : dtype;
+  const bool keeps_cast = setup.keep_cast_shards && compute != dtype;
   BundleSizes sizes{
       .shard = layout.shard_numel() * shard_bytes,
+      .cast = keeps_cast ? layout.shard_numel() * format::element_bytes(compute)
+                         : 0,
       .gathered = layout.travel_numel() * format::element_bytes(compute),
       .full = layout.full_numel() * format::element_bytes(compute),
       .gradients = layout.travel_numel() * format::element_bytes(reduce),
       .reduced = layout.shard_numel() * format::element_bytes(reduce),
       .shard_gradient = layout.shard_numel() * shard_bytes,
-      .shows_shard = setup.shards == 1 && compute == dtype && !setup.offload,
+      .shows_shard = setup.shards == 1 && !setup.offload &&
+          (compute == dtype || keeps_cast),
       .converts_gradient =
           reduce != dtype || (setup.offload && setup.device != Device::Cpu),
       .copies_out = layout.travel() == Layout::Travel::Chunks,

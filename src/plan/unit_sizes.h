@@ -12,6 +12,7 @@ namespace tessera::plan {
 /// Parameters of one dtype in a unit, like an engine::Bundle; in bytes.
 struct BundleSizes {
   int64_t shard = 0;
+  int64_t cast = 0; // the shard in the compute dtype, where that is kept
   int64_t gathered = 0; // the buffer that a gather fills, in the compute dtype
   int64_t full = 0; // what faces view; the same memory, unless it copies out
   int64_t gradients = 0; // what a reduction starts from, in the reduce dtype
@@ -19,7 +20,8 @@ struct BundleSizes {
   int64_t shard_gradient = 0; // the same in the shard's dtype
   int64_t own = 0; // the shard without padding, on the rank that has most
   int64_t num_own = 0; // parameters that this rank has elements of
-  /// Full parameters are the shard itself: one rank, one dtype, no offload.
+  /// Full parameters are the shard itself, or its kept cast: one rank, no
+  /// offload.
   bool shows_shard = false;
   /// A reduced gradient is copied to become the shard's.
   bool converts_gradient = false;

@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "engine/module_units.h"
 #include "engine/schedule.h"
 #include "engine/unit_memory.h"
 #include "plan/trained_gpt.h"
@@ -151,6 +152,7 @@ class TrainingRun {
     if (setup.reduce_dtype) {
       precision.reduce_dtype(scalar_type(*setup.reduce_dtype));
     }
+    precision.keep_cast_shards(setup.keep_cast_shards);
     options.mp_policy(precision);
     for (const auto& block : *model->blocks) {
       fully_shard(*block, options);
@@ -166,6 +168,9 @@ class TrainingRun {
       set_requires_gradient_sync(*model, syncs);
     });
     schedule->probe_for_tests().observer = nullptr;
+    for (const auto& unit : engine::units_in(*model)) { // casts that are kept
+      measured_.full += static_cast<double>(engine::full_bytes_now(*unit));
+    }
     measured_.optimizer = state_bytes(optimizer, params);
   }
 
@@ -353,6 +358,10 @@ std::vector<Case> cases() {
     s.param_dtype = kBf16;
     s.reduce_dtype = kBf16;
   };
+  const auto keeps_casts = [](TrainingSetup& s) {
+    s.param_dtype = kBf16;
+    s.keep_cast_shards = true;
+  };
   const auto rows = [](TrainingSetup& s) {
     s.layout = engine::Layout::Kind::Dim0;
   };
@@ -379,6 +388,8 @@ std::vector<Case> cases() {
       {"Bf16On1Long", kLong, cast, with(sharded(1, 1), bf16)},
       {"Bf16On2Wide", kWide, few, with(sharded(1, 2), bf16)},
       {"Bf16On2Long", kLong, cast, with(sharded(1, 2), bf16)},
+      {"KeptCasts1Long", kLong, cast, with(sharded(1, 1), keeps_casts)},
+      {"KeptCasts2Wide", kWide, few, with(sharded(1, 2), keeps_casts)},
       {"Bf16ReducedOn4Wide", kWide, few, with(sharded(1, 4), all_bf16)},
       {"Recompute1Long", kLong, again, sharded(1, 1)},
       {"Recompute2Wide", kWide, again, sharded(1, 2)},
