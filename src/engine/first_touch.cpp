@@ -26,6 +26,18 @@ namespace {
 
 using Units = c10::SmallVector<Unit*, 4>;
 
+/// The units that an operator uses.
+struct Uses {
+  Units read; // full parameters
+  Units written; // shards
+};
+
+void add_to(Units& units, Unit* unit) {
+  if (std::find(units.begin(), units.end(), unit) == units.end()) {
+    units.push_back(unit);
+  }
+}
+
 [[noreturn]] void refuse_write(const Unit& unit, std::string_view call) {
   raise(
       {.call = call, .unit = unit.name()},
@@ -50,13 +62,14 @@ void refuse_lbfgs(
   }
 }
 
-/// Adds the unit that `tensor` belongs to, if it is a face or a view of one.
-/// `call` is an operator, or a call that bypasses operators.
+/// Adds the unit that `tensor` belongs to, if it is a face, or a shard that is
+/// written to, or a view of one. `call` is an operator, or a call that bypasses
+/// operators.
 void collect(
     const at::Tensor& tensor,
     bool is_write,
     std::string_view call,
-    Units& units) {
+    Uses& uses) {
   if (!tensor.defined() ||
       !tensor.unsafeGetTensorImpl()->key_set().has(kShardKey)) {
     return;
@@ -74,16 +87,14 @@ void collect(
   }
   if (owner.is_shard) {
     if (is_write) {
-      owner.unit->count_write();
+      add_to(uses.written, owner.unit);
     }
     return;
   }
   if (is_write) {
     refuse_write(*owner.unit, call);
   }
-  if (std::find(units.begin(), units.end(), owner.unit) == units.end()) {
-    units.push_back(owner.unit);
-  }
+  add_to(uses.read, owner.unit);
 }
 
 /// Tensor::set_data(), and so Module::to(), replaces the contents of a tensor
@@ -132,7 +143,7 @@ void refuse_clip_by_a_part(
 void collect_all(
     const c10::OperatorHandle& op,
     const torch::jit::Stack& stack,
-    Units& units) {
+    Uses& uses) {
   refuse_set_data(op, stack);
   refuse_clip_by_a_part(op, stack);
   refuse_lbfgs(op, stack);
@@ -143,11 +154,11 @@ void collect_all(
     const auto* alias = arguments[i].alias_info();
     const bool is_write = alias != nullptr && alias->isWrite();
     if (value.isTensor()) {
-      collect(value.toTensor(), is_write, op.schema().name(), units);
+      collect(value.toTensor(), is_write, op.schema().name(), uses);
     } else if (value.isList()) {
       for (const c10::IValue& element : value.toListRef()) {
         if (element.isTensor()) {
-          collect(element.toTensor(), is_write, op.schema().name(), units);
+          collect(element.toTensor(), is_write, op.schema().name(), uses);
         }
       }
     }
@@ -166,6 +177,15 @@ void touch_by_schedule(Units units) {
     }
     schedule.touch({mine.data(), mine.size()});
     units = rest;
+  }
+}
+
+/// Makes what is read full, and then counts the writes: a gather that the same
+/// operator needs is one of what was there before.
+void begin_uses(Uses uses) {
+  touch_by_schedule(std::move(uses.read));
+  for (Unit* unit : uses.written) {
+    unit->count_write();
   }
 }
 
@@ -289,14 +309,12 @@ void fallback(
     const c10::OperatorHandle& op,
     c10::DispatchKeySet keys,
     torch::jit::Stack* stack) {
-  Units units;
-  collect_all(op, *stack, units);
-  if (!units.empty()) {
-    const auto dtype = compute_dtype(units);
-    touch_by_schedule(std::move(units));
-    if (dtype) {
-      cast_operands(op, *stack, *dtype);
-    }
+  Uses uses;
+  collect_all(op, *stack, uses);
+  const auto dtype = compute_dtype(uses.read);
+  begin_uses(std::move(uses));
+  if (dtype) {
+    cast_operands(op, *stack, *dtype);
   }
   c10::impl::ExcludeDispatchKeyGuard without_key(kShardKey);
   const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kShardKey);
@@ -308,9 +326,9 @@ void watch_raw_access(
     const at::Tensor& tensor,
     comm::RawAccess access,
     const char* call) {
-  Units units;
-  collect(tensor, access == comm::RawAccess::Write, call, units);
-  touch_by_schedule(std::move(units));
+  Uses uses;
+  collect(tensor, access == comm::RawAccess::Write, call, uses);
+  begin_uses(std::move(uses));
 }
 
 } // namespace

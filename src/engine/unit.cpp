@@ -270,6 +270,9 @@ SummonEnd Unit::end_summon() {
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   const SummonEnd end = summoned_->write_back();
+  if (has_whole_copy()) { // what shows the shard may be written without a trace
+    forget_casts();
+  }
   // Whatever happened, nothing stays summoned.
   const auto summoned = std::move(summoned_);
   state_ = summoned->before();

@@ -118,8 +118,9 @@ class Unit : public UnitIdentity, public std::enable_shared_from_this<Unit> {
     return is_pinned_;
   }
 
-  /// What is kept of shards in another dtype is wrong: its memory was not
-  /// written to, or is going to be without this unit's knowledge.
+  /// The next gather casts again: the shard may have been written without being
+  /// counted, or a recording has only noted the cast, or a replay overwrites
+  /// it.
   void forget_casts();
 
   /// See Schedule. Not while Gathering.

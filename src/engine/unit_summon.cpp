@@ -46,7 +46,7 @@ UnitSummon::UnitSummon(Unit& unit, const SummonOptions& options)
 }
 
 bool UnitSummon::undoes_writes() const {
-  return options_.writeback && !unit_.has_whole_copy() && !is_ending_;
+  return options_.writeback && !shows_shard() && !is_ending_;
 }
 
 /// Full gradients by position, defined where any rank has one.
@@ -105,8 +105,30 @@ void UnitSummon::show() {
     const at::Tensor face = param.lock();
     versions_.push_back(
         face.defined() ? static_cast<uint32_t>(face._version()) : 0);
+    if (compares_copies() && shows_shard()) {
+      digests_.push_back(digest_of(my_values(param)));
+    }
   }
   gradients_.clear();
+}
+
+bool UnitSummon::compares_copies() const {
+  return unit_.groups().replicate.valid() && unit_.options().compare_start;
+}
+
+bool UnitSummon::shows_shard() const {
+  return unit_.has_whole_copy() && !full_.empty() &&
+      storage_of(full_.front()) == storage_of(unit_.bundles().front().shard());
+}
+
+/// What this rank keeps of a parameter, as its face shows it.
+at::Tensor UnitSummon::my_values(const UnitParam& param) const {
+  const Bundle& bundle = unit_.bundles()[param.bundle];
+  const Run run = bundle.layout().run(param.index, unit_.groups().shard.rank());
+  const at::Tensor face = param.lock();
+  return is_shown_ && face.defined()
+      ? face.detach().reshape({-1}).narrow(0, run.param_begin, run.numel)
+      : bundle.shard().narrow(0, run.shard_begin, run.numel);
 }
 
 void UnitSummon::show(const UnitParam& param, const at::Tensor& gradient)
@@ -167,16 +189,19 @@ bool UnitSummon::was_written() const {
         storage_of(face) != storage_of(full_[param.bundle])) {
       return true;
     }
-    const Bundle& bundle = unit_.bundles()[param.bundle];
-    const Run run =
-        bundle.layout().run(param.index, unit_.groups().shard.rank());
     // Raw pointers leave no trace but the values.
-    if (!at::equal(
-            face.detach()
-                .reshape({-1})
-                .narrow(0, run.param_begin, run.numel)
-                .to(bundle.shard().device()),
-            bundle.shard().narrow(0, run.shard_begin, run.numel))) {
+    if (!shows_shard()) {
+      const Bundle& bundle = unit_.bundles()[param.bundle];
+      const Run run =
+          bundle.layout().run(param.index, unit_.groups().shard.rank());
+      if (!at::equal(
+              my_values(param).to(bundle.shard().device()),
+              bundle.shard().narrow(0, run.shard_begin, run.numel))) {
+        return true;
+      }
+    } else if (
+        !digests_.empty() &&
+        digest_of(my_values(param)) != digests_[position]) {
       return true;
     }
   }
@@ -187,8 +212,7 @@ bool UnitSummon::was_written() const {
 /// itself. Names a parameter of which they were about to keep different values,
 /// the same on all ranks. Collective.
 std::optional<std::string> UnitSummon::differs_between_copies() const {
-  const Group& copies = unit_.groups().replicate;
-  if (!copies.valid() || !unit_.options().compare_start) {
+  if (!compares_copies()) {
     return std::nullopt;
   }
   const auto& params = unit_.params().all();
@@ -197,19 +221,12 @@ std::optional<std::string> UnitSummon::differs_between_copies() const {
   const at::Tensor digests = at::empty({count, 2}, at::kLong);
   auto ends = digests.accessor<int64_t, 2>();
   for (int64_t i = 0; i < count; ++i) {
-    const UnitParam& param = params[static_cast<size_t>(i)];
-    const Bundle& bundle = unit_.bundles()[param.bundle];
-    const Run run =
-        bundle.layout().run(param.index, unit_.groups().shard.rank());
-    const at::Tensor face = param.lock();
-    const at::Tensor values = is_shown_ && face.defined()
-        ? face.detach().reshape({-1}).narrow(0, run.param_begin, run.numel)
-        : bundle.shard().narrow(0, run.shard_begin, run.numel);
-    const auto digest = static_cast<int64_t>(digest_of(values));
+    const auto digest = static_cast<int64_t>(
+        digest_of(my_values(params[static_cast<size_t>(i)])));
     ends[i][0] = digest;
     ends[i][1] = ~digest;
   }
-  copies.all_reduce(digests, ReduceOp::Max, unit_.label());
+  unit_.groups().replicate.all_reduce(digests, ReduceOp::Max, unit_.label());
   at::Tensor after = at::zeros({1}, at::kLong); // parameters from the first on
   for (int64_t i = 0; i < count && after.item<int64_t>() == 0; ++i) {
     if (ends[i][0] != ~ends[i][1]) {
@@ -263,9 +280,22 @@ void UnitSummon::write_back_gradients() const {
   }
 }
 
+/// What faces that show the shard were given is in the shard.
+void UnitSummon::note_writes_in_place() const {
+  if (shows_shard()) {
+    unit_.count_write();
+  }
+}
+
+std::string UnitSummon::what_became_of_writes() const {
+  return shows_shard()
+      ? "What was written in place is there, since this rank has the whole model."
+      : "Nothing of this unit was written back.";
+}
+
 SummonEnd UnitSummon::write_back() {
   SummonEnd end;
-  const bool keeps_edits = unit_.has_whole_copy() || options_.writeback;
+  const bool keeps_edits = shows_shard() || options_.writeback;
   try {
     std::optional<std::string> objection;
     if (is_shown_ && keeps_edits) {
@@ -284,25 +314,22 @@ SummonEnd UnitSummon::write_back() {
         objection = "another rank could not keep its changes.";
       }
     }
+    is_ending_ = true; // from here on this write is not refused
     if (objection) {
+      note_writes_in_place();
       unit_.fail(
-          "summon_full_params", "", *objection + " Nothing was written back.");
+          "summon_full_params", "", *objection + ' ' + what_became_of_writes());
     }
     const auto different =
         end.changed ? differs_between_copies() : std::nullopt;
-    is_ending_ = true; // this write is no longer refused
     if (different) {
-      std::string outcome = "Nothing was written back.";
-      if (unit_.has_whole_copy()) { // faces show the shard: it is made already
-        unit_.count_write();
-        outcome =
-            "What they wrote is there, since each has a whole copy: make the model anew, or load a checkpoint.";
-      }
+      note_writes_in_place();
       unit_.fail(
           "summon_full_params",
           *different,
           "the ranks wrote other values into the copies of the model, which would never be equal again. " +
-              outcome +
+              what_became_of_writes() +
+              (shows_shard() ? " Make it anew, or load a checkpoint." : "") +
               " Write the same on every rank: random numbers are those of each rank, so broadcast them. If the copies are meant to differ, set compare_start(false) when sharding.");
     }
     if (end.changed) {

@@ -61,8 +61,13 @@ class UnitSummon {
   std::vector<at::Tensor> gather_gradients() const;
   void show(const UnitParam& param, const at::Tensor& gradient) const;
   std::optional<std::string> objection_to_faces() const;
+  bool shows_shard() const;
+  bool compares_copies() const;
+  at::Tensor my_values(const UnitParam& param) const;
   bool was_written() const;
   std::optional<std::string> differs_between_copies() const;
+  void note_writes_in_place() const;
+  std::string what_became_of_writes() const;
   void write_back_values() const;
   void write_back_gradients() const;
 
@@ -76,6 +81,8 @@ class UnitSummon {
 
   std::vector<at::Tensor> gradients_; // by position, until they are shown
   std::vector<uint32_t> versions_; // of the faces, by position
+  std::vector<uint64_t>
+      digests_; // where the shard itself is shown and compared
   bool is_ending_ = false;
 };
 

@@ -177,6 +177,68 @@ TEST(KeptCasts, ARequestWithoutACastIsRefused) {
   });
 }
 
+/// Writes that leave no trace: of one rank's whole copy even the values are no
+/// trace, since the shown parameter is the shard itself.
+TEST(KeptCasts, ASummonEndsThem) {
+  for (const int ranks : {1, 2}) {
+    on_ranks(ranks, [](const Group& world) {
+      for (const Case& each : kCases) {
+        if (world.size() % each.copies != 0) {
+          continue;
+        }
+        Trainee plain(each, world, false);
+        Trainee kept(each, world, true);
+        for (Trainee* trainee : {&plain, &kept}) {
+          trainee->evaluate(tokens(0, 0));
+          auto guard = summon_full_params(trainee->model);
+          trainee->model->head.data().fill_(0.5);
+          guard.close();
+        }
+        EXPECT_TRUE(torch::equal(
+            kept.evaluate(tokens(0, 0)), plain.evaluate(tokens(0, 0))));
+      }
+    });
+  }
+}
+
+/// The gather that the operator itself starts is one of what was there before.
+TEST(KeptCasts, AnOperatorMayWriteAShardAndReadAParameter) {
+  on_ranks(2, [](const Group& world) {
+    torch::nn::Linear model(torch::nn::LinearOptions(4, 2).bias(false));
+    const at::NoGradGuard no_grad;
+    model->weight.fill_(1);
+    fully_shard(*model, options_of(kCases[0], world, true));
+    const at::Tensor leaf = parameters(model).front();
+    leaf.fill_(2);
+    for (const bool is_full : {false, true}) {
+      (is_full ? unshard : reshard)(*model);
+      const float before = model->weight.sum().item<float>() / 8;
+      if (!is_full) {
+        reshard(*model);
+      }
+      leaf.add_(model->weight.view({-1}).narrow(0, 0, leaf.numel()));
+      reshard(*model);
+      EXPECT_EQ(model->weight.sum().item<float>() / 8, 2 * before);
+    }
+  });
+}
+
+/// A gather between the two would keep what was there before.
+TEST(KeptCasts, ACollectiveWritesWhenItIsWaitedFor) {
+  on_ranks(2, [](const Group& world) {
+    torch::nn::Linear model(torch::nn::LinearOptions(64, 32).bias(false));
+    fully_shard(*model, options_of(kCases[0], world, true));
+    const at::NoGradGuard no_grad;
+    const at::Tensor leaf = parameters(model).front();
+    leaf.fill_(1);
+    Work reduction = world.all_reduce_async(leaf, ReduceOp::Sum);
+    model->weight.sum();
+    reduction.wait();
+    reshard(*model);
+    EXPECT_EQ(model->weight.sum().item<float>(), 2 * 64 * 32);
+  });
+}
+
 /// A unit counts the writes to its model, and begins to count anew when it
 /// becomes part of a larger one.
 TEST(WrittenBeforeAdoptionTest, AUnitIsGatheredAgain) {

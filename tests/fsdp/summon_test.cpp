@@ -325,16 +325,18 @@ TEST(SummonAgainTest, AnErrorOrAChangeOfOneCopyIsEverybodys) {
 }
 
 /// Copies of a model that are written differently would never be equal again.
+/// Raw pointers and data() leave no trace but the values.
 TEST(SummonAgainTest, CopiesThatAreWrittenDifferentlyAreAnErrorByName) {
   on_ranks(4, [](const Group& world) {
-    for (const int64_t shards : {1, 2}) { // whole copies, and copies of two
+    for (const auto& [shards, is_raw] : std::vector<std::pair<int64_t, bool>>{
+             {1, false}, {1, true}, {2, false}, {2, true}}) {
       auto model = make_stack();
       shard_blocks(
           model, FullyShardOptions().mesh(make_mesh({4 / shards, shards})));
       auto guard = summon_full_params(*model);
       torch::NoGradGuard no_grad;
       if (world.rank() < 2) {
-        model->head.add_(1);
+        (is_raw ? model->head.data() : model->head).add_(1);
       }
       EXPECT_THAT(
           error_of([&] { guard.close(); }),
@@ -342,11 +344,40 @@ TEST(SummonAgainTest, CopiesThatAreWrittenDifferentlyAreAnErrorByName) {
               HasSubstr("parameter \"head\""),
               HasSubstr("other values into the copies of the model"),
               HasSubstr(
-                  shards == 1 ? "What they wrote is there"
-                              : "Nothing was written back")));
+                  shards == 1 ? "What was written in place is there"
+                              : "Nothing of this unit was written back")));
       EXPECT_EQ(
           torch::equal(model->head, make_stack()->head),
           shards > 1 || world.rank() >= 2);
+    }
+  });
+}
+
+/// One parameter cannot be kept; what was written into the others of its unit
+/// is there where the rank has a whole copy, and every copy knows.
+TEST(SummonAgainTest, AnObjectionSaysWhatBecameOfOtherWrites) {
+  on_ranks(1, [](const Group&) {
+    for (const bool keeps_casts : {false, true}) {
+      torch::nn::Linear model(4, 2);
+      const at::NoGradGuard no_grad;
+      model->weight.fill_(1);
+      model->bias.zero_();
+      fully_shard(
+          *model,
+          FullyShardOptions().mp_policy(MixedPrecisionPolicy()
+                                            .param_dtype(at::kBFloat16)
+                                            .keep_cast_shards(keeps_casts)));
+      const at::Tensor x = torch::ones({1, 4});
+      EXPECT_EQ(model->forward(x).sum().item<float>(), 8);
+      auto guard = summon_full_params(*model);
+      model->weight.mul_(2);
+      model->bias.set_data(torch::zeros({2}, at::kDouble));
+      EXPECT_THAT(
+          error_of([&] { guard.close(); }),
+          ::testing::AllOf(
+              HasSubstr("keeps its shape and dtype"),
+              HasSubstr("What was written in place is there")));
+      EXPECT_EQ(model->forward(x).sum().item<float>(), 16);
     }
   });
 }
