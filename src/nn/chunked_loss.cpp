@@ -25,12 +25,16 @@ class ChunkedLoss {
         targets_(at::where(ignored_, 0, inputs.targets)),
         weight_(inputs.weight.to(inputs.dtypes.product)),
         kernel_(
-            inputs.dtypes.sum == at::kFloat ? cross_entropy_kernel(
-                                                  inputs.hidden.device(),
-                                                  inputs.dtypes.product)
-                                            : nullptr) {
+            inputs.dtypes.sum == at::kFloat && inputs.classes() > 0
+                ? cross_entropy_kernel(
+                      inputs.hidden.device(),
+                      inputs.dtypes.product)
+                : nullptr) {
     if (in_.bias.defined()) {
-      bias_ = in_.bias.to(in_.dtypes.sum).contiguous();
+      // A kernel reads memory, which a sharded parameter may let go of.
+      const bool copies = kernel_ != nullptr;
+      bias_ = in_.bias.to(in_.dtypes.sum, /*non_blocking=*/false, copies)
+                  .contiguous();
     }
     if (in_.class_weight.defined()) {
       class_weight_ = in_.class_weight.to(in_.dtypes.sum).contiguous();

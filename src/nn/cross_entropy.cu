@@ -90,6 +90,9 @@ __global__ void cross_entropy(
   const int me = threadIdx.x;
   const long long row = blockIdx.x;
   Logit* const mine = logits + row * stride;
+  if (targets[row] < 0 || targets[row] >= classes) {
+    __trap(); // an error of the device, as for LibTorch's loss
+  }
   const int target = static_cast<int>(targets[row]);
   const bool smooths_loss = losses != nullptr && loss_even != nullptr;
   const auto logit = [&](Logit value, int j) {

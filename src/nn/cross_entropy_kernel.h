@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string_view>
+#include <string>
 
 #include "nn/chunked_loss.h"
 
@@ -50,6 +50,10 @@ const CrossEntropyKernel* cross_entropy_kernel(
 std::unique_ptr<CrossEntropyKernel> make_cuda_cross_entropy_kernel(
     at::Device device,
     at::ScalarType dtype);
+
+/// What NVRTC makes of the kernel for "sm_90" and the like. Only in a build
+/// with CUDA's headers; needs no GPU.
+std::string compile_cross_entropy(const std::string& sm, at::ScalarType dtype);
 
 using FindKernel =
     std::function<const CrossEntropyKernel*(at::Device, at::ScalarType)>;

@@ -1,17 +1,17 @@
 // The kernel on a GPU: compiled by NVRTC, which comes with LibTorch.
 #include <tessera/error.h>
 
-#include <ATen/Context.h>
+#include <ATen/DynamicLibrary.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 
 #include <array>
+#include <memory>
 #include <string>
-#include <vector>
 
 #include "nn/cross_entropy_kernel.h"
 #include "nn/kernel_text.h"
@@ -22,25 +22,21 @@ namespace {
 constexpr int kThreads = 512;
 constexpr const char* kCall = "linear_cross_entropy";
 
-/// A library that LibTorch has loaded; of names, the first that is there.
-void* open_library(const std::vector<std::string>& names) {
-  for (const int flags : {RTLD_LAZY | RTLD_NOLOAD, RTLD_LAZY}) {
-    for (const std::string& name : names) {
-      if (void* library = dlopen(name.c_str(), flags)) {
-        return library;
-      }
-    }
-  }
-  raise({.call = kCall}, names.front() + " cannot be loaded.");
-}
+/// A library that LibTorch brings or uses. LibTorch opens it, since only
+/// LibTorch knows the folders of the others' wheels. Never closed.
+class Library {
+ public:
+  explicit Library(const std::string& name)
+      : library_(name.c_str(), /*alt_name=*/nullptr, /*leak_handle=*/true) {}
 
-template <class Function>
-void find_function(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  if (function == nullptr) {
-    raise({.call = kCall}, std::string(name) + " is not there.");
+  template <class Function>
+  void find(const char* name, Function& function) {
+    function = reinterpret_cast<Function>(library_.sym(name));
   }
-}
+
+ private:
+  at::DynamicLibrary library_;
+};
 
 /// nvrtc.h is not in all packages that bring CUDA's headers.
 struct Nvrtc {
@@ -75,17 +71,17 @@ struct Nvrtc {
 
  private:
   Nvrtc() {
-    at::globalContext().getNVRTC(); // LibTorch knows where it is
-    constexpr int kMajor = CUDART_VERSION / 1000;
-    void* library = open_library({"libnvrtc.so." + std::to_string(kMajor)});
-    find_function(library, "nvrtcCreateProgram", create);
-    find_function(library, "nvrtcCompileProgram", compile);
-    find_function(library, "nvrtcGetProgramLogSize", log_size);
-    find_function(library, "nvrtcGetProgramLog", log);
-    find_function(library, "nvrtcGetCUBINSize", cubin_size);
-    find_function(library, "nvrtcGetCUBIN", cubin);
-    find_function(library, "nvrtcDestroyProgram", destroy);
-    find_function(library, "nvrtcGetErrorString", error_text);
+    int version = 0; // of the CUDA that LibTorch uses
+    C10_CUDA_CHECK(cudaRuntimeGetVersion(&version));
+    Library library("libnvrtc.so." + std::to_string(version / 1000));
+    library.find("nvrtcCreateProgram", create);
+    library.find("nvrtcCompileProgram", compile);
+    library.find("nvrtcGetProgramLogSize", log_size);
+    library.find("nvrtcGetProgramLog", log);
+    library.find("nvrtcGetCUBINSize", cubin_size);
+    library.find("nvrtcGetCUBIN", cubin);
+    library.find("nvrtcDestroyProgram", destroy);
+    library.find("nvrtcGetErrorString", error_text);
   }
 };
 
@@ -115,17 +111,18 @@ struct Driver {
 
  private:
   Driver() {
-    void* library = open_library({"libcuda.so.1"});
-    find_function(library, "cuDeviceGet", device);
-    find_function(library, "cuDeviceGetAttribute", attribute);
-    find_function(library, "cuModuleLoadData", load);
-    find_function(library, "cuModuleGetFunction", function);
-    find_function(library, "cuLaunchKernel", launch);
-    find_function(library, "cuGetErrorString", error_text);
+    Library library("libcuda.so.1");
+    library.find("cuDeviceGet", device);
+    library.find("cuDeviceGetAttribute", attribute);
+    library.find("cuModuleLoadData", load);
+    library.find("cuModuleGetFunction", function);
+    library.find("cuLaunchKernel", launch);
+    library.find("cuGetErrorString", error_text);
   }
 };
 
-std::string architecture_of(at::Device device) {
+/// As NVRTC names what this device runs.
+std::string sm_of(at::Device device) {
   const Driver& driver = Driver::get();
   CUdevice number = 0;
   int major = 0;
@@ -142,14 +139,14 @@ std::string architecture_of(at::Device device) {
   return "sm_" + std::to_string(major) + std::to_string(minor);
 }
 
-/// The machine code of the kernel for this device.
-std::string compile(at::Device device, at::ScalarType dtype) {
+} // namespace
+
+std::string compile_cross_entropy(const std::string& sm, at::ScalarType dtype) {
   const Nvrtc& nvrtc = Nvrtc::get();
   const std::string source = "#define BFLOAT16 " +
       std::string(dtype == at::kBFloat16 ? "1" : "0") + "\n#define THREADS " +
       std::to_string(kThreads) + "\n" + std::string(kCrossEntropyCu);
-  const std::string architecture =
-      "--gpu-architecture=" + architecture_of(device);
+  const std::string architecture = "--gpu-architecture=" + sm;
   const std::array<const char*, 2> options{architecture.c_str(), "--std=c++17"};
   Nvrtc::Program program = nullptr;
   nvrtc.check(
@@ -173,12 +170,38 @@ std::string compile(at::Device device, at::ScalarType dtype) {
   return code;
 }
 
+namespace {
+
+/// Loading a module is no work of a stream, so it is allowed while a step is
+/// being captured.
+class OutsideOfCapture {
+ public:
+  OutsideOfCapture() {
+    exchange();
+  }
+  ~OutsideOfCapture() {
+    exchange();
+  }
+  OutsideOfCapture(const OutsideOfCapture&) = delete;
+  OutsideOfCapture& operator=(const OutsideOfCapture&) = delete;
+
+ private:
+  void exchange() {
+    C10_CUDA_CHECK_WARN(cudaThreadExchangeStreamCaptureMode(&mode_));
+  }
+
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 class CudaCrossEntropyKernel : public CrossEntropyKernel {
  public:
   CudaCrossEntropyKernel(at::Device device, at::ScalarType dtype) {
+    const OutsideOfCapture outside;
     const c10::cuda::CUDAGuard on_device(device);
+    // The guard alone gives no context to a thread that is on the device.
+    C10_CUDA_CHECK(cudaSetDevice(device.index()));
     const Driver& driver = Driver::get();
-    const std::string code = compile(device, dtype);
+    const std::string code = compile_cross_entropy(sm_of(device), dtype);
     CUmodule module = nullptr; // for good
     driver.check(driver.load(&module, code.data()), "cuModuleLoadData");
     driver.check(

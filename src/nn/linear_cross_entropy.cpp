@@ -85,18 +85,30 @@ void check_shapes(
 void check_by_class(
     const char* name,
     const at::Tensor& values,
-    int64_t classes) {
-  if (values.defined() && (values.dim() != 1 || values.size(0) != classes)) {
+    const at::Tensor& weight) {
+  if (!values.defined()) {
+    return;
+  }
+  const int64_t classes = weight.size(0);
+  if (values.dim() != 1 || values.size(0) != classes) {
     refuse<c10::ValueError>(
         std::string(name) + " has the shape " + text_of(values.sizes()) +
         ", and (" + std::to_string(classes) +
         ") is needed: a value for each class.");
   }
+  if (values.device() != weight.device()) {
+    refuse<c10::ValueError>(
+        std::string(name) + " is on " + values.device().str() +
+        ", and weight on " + weight.device().str() +
+        ". Put both on one device.");
+  }
 }
 
-void check_options(const LinearCrossEntropyOptions& options, int64_t classes) {
-  check_by_class("linear_bias", options.linear_bias(), classes);
-  check_by_class("weight of the options", options.weight(), classes);
+void check_options(
+    const LinearCrossEntropyOptions& options,
+    const at::Tensor& weight) {
+  check_by_class("linear_bias", options.linear_bias(), weight);
+  check_by_class("weight of the options", options.weight(), weight);
   const double smoothing = options.label_smoothing();
   if (!(smoothing >= 0 && smoothing <= 1)) {
     refuse<c10::ValueError>(
@@ -372,7 +384,7 @@ at::Tensor linear_cross_entropy(
     const at::Tensor& targets,
     const LinearCrossEntropyOptions& options) {
   nn::check_shapes(hidden, weight, targets);
-  nn::check_options(options, weight.size(0));
+  nn::check_options(options, weight);
   nn::check_classes(targets, options.ignore_index(), weight.size(0));
   const at::Tensor loss = nn::loss_of_tokens(
       hidden.reshape({-1, hidden.size(-1)}),

@@ -5,6 +5,7 @@
 #include <barrier>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -42,6 +43,9 @@ inline void launch(
   }
 }
 
+inline void __trap() {
+  std::abort();
+}
 inline void __syncthreads() {
   block->arrive_and_wait();
 }

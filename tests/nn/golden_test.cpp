@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "support/device.h"
+
 namespace tessera {
 namespace {
 
@@ -86,7 +88,7 @@ void expect_near(
     const at::Tensor& golden,
     double tolerance,
     const std::string& what) {
-  const auto flat = found.detach().to(at::kDouble).flatten();
+  const auto flat = found.detach().to(at::kCPU, at::kDouble).flatten();
   ASSERT_EQ(flat.sizes(), golden.sizes()) << what;
   const double size = golden.nan_to_num().abs().max().item<double>();
   EXPECT_TRUE(torch::allclose(
@@ -100,15 +102,17 @@ class LinearCrossEntropyGoldenTest : public ::testing::TestWithParam<Golden> {};
 TEST_P(LinearCrossEntropyGoldenTest, ProducesPyTorchValues) {
   const Golden& golden = GetParam();
   const at::ScalarType dtype = dtype_of(golden.dtype);
+  const at::Device device = testing::test_device();
   const auto leaf = [&](at::Tensor values) {
-    return values.to(dtype).requires_grad_();
+    return values.to(device, dtype).requires_grad_();
   };
   const auto hidden = leaf(pattern(kGoldenTokens * kGoldenWidth, 7, 23)
                                .view({kGoldenTokens, kGoldenWidth}));
   const auto weight = leaf(pattern(kGoldenClasses * kGoldenWidth, 5, 19)
                                .view({kGoldenClasses, kGoldenWidth}));
   const auto bias = leaf(pattern(kGoldenClasses, 3, 7));
-  auto targets = (torch::arange(kGoldenTokens) * 4).remainder(kGoldenClasses);
+  auto targets =
+      (torch::arange(kGoldenTokens, device) * 4).remainder(kGoldenClasses);
   if (golden.name == "all_ignored") {
     targets.fill_(golden.ignore_index);
   }
@@ -125,12 +129,13 @@ TEST_P(LinearCrossEntropyGoldenTest, ProducesPyTorchValues) {
     options.linear_bias(bias);
   }
   if (golden.has_class_weight) {
-    options.weight((pattern(kGoldenClasses, 5, 13).abs() + 0.5).to(dtype));
+    options.weight(
+        (pattern(kGoldenClasses, 5, 13).abs() + 0.5).to(device, dtype));
   }
   const auto loss = linear_cross_entropy(hidden, weight, targets, options);
   loss.backward((golden.reduction == "none" ? pattern(kGoldenTokens, 3, 11)
                                             : torch::tensor(1.5))
-                    .to(loss.scalar_type()));
+                    .to(loss.options()));
 
   const double tolerance = tolerance_of(dtype);
   expect_near(loss, golden.results.at("loss"), tolerance, "loss");

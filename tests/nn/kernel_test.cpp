@@ -1,9 +1,13 @@
 // The kernel of linear_cross_entropy, run on the host, against operators.
+#include <tessera/fsdp/fully_shard.h>
+#include <tessera/nn/linear_cross_entropy.h>
+
 #include <torch/torch.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +15,7 @@
 #include "nn/chunked_loss.h"
 #include "nn/cross_entropy_kernel.h"
 #include "nn/cuda_on_host.h"
+#include "support/ranks.h"
 
 #define THREADS 8
 namespace tessera::testing::cuda::in_float {
@@ -247,6 +252,76 @@ TEST(KernelTest, NotANumberStaysInItsRow) {
     }
     EXPECT_EQ(losses[3].item<float>(), 0); // ignored
   }
+}
+
+/// As the operators do: a row without a finite logit has no loss.
+TEST(KernelTest, InfiniteLogitsGiveWhatOperatorsGive) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    LossInputs inputs = inputs_of({.name = "", .dtype = dtype});
+    inputs.bias = torch::zeros({inputs.classes()});
+    inputs.reduction = at::Reduction::None;
+    for (const float value : {kInfinity, -kInfinity}) {
+      for (const bool everywhere : {false, true}) {
+        inputs.bias.fill_(everywhere ? value : 0);
+        inputs.bias[2] = value;
+        const auto upstream = torch::ones({inputs.tokens()});
+        const auto run = [&] {
+          return std::pair(
+              chunked_loss(inputs, {}).loss,
+              chunked_gradients(inputs, {.hidden = true}, upstream).hidden);
+        };
+        const auto theirs = run();
+        const KernelOnHost on_host;
+        const auto ours = run();
+        EXPECT_TRUE(torch::allclose(
+            ours.first, theirs.first, 1e-2, 1e-2, /*equal_nan=*/true))
+            << value << '\n'
+            << ours.first << theirs.first;
+        EXPECT_TRUE(torch::allclose(
+            ours.second, theirs.second, 1e-2, 1e-2, /*equal_nan=*/true))
+            << value << '\n'
+            << ours.second << theirs.second;
+      }
+    }
+  }
+}
+
+/// The weight's unit takes the place of the bias's, which was gathered first.
+TEST(KernelTest, ReadsABiasOfAnotherUnit) {
+  testing::on_ranks(2, [](const Group&) {
+    torch::manual_seed(3);
+    torch::nn::Embedding embed(32, 8);
+    torch::nn::Linear head(1, 32); // for its bias
+    torch::nn::Sequential model(embed, head);
+    const auto ids = torch::arange(10);
+    const auto loss = [&] {
+      return linear_cross_entropy(
+          embed(ids),
+          embed->weight,
+          ids,
+          LinearCrossEntropyOptions().linear_bias(head->bias));
+    };
+    const auto expected = loss();
+    fully_shard(embed);
+    fully_shard(head);
+    fully_shard(model);
+    const KernelOnHost on_host;
+    EXPECT_TRUE(torch::allclose(loss(), expected));
+    EXPECT_GT(on_host.kernel.runs, 0);
+  });
+}
+
+TEST(KernelTest, ABiasOnAnotherDeviceIsRefused) {
+  const auto options =
+      LinearCrossEntropyOptions().linear_bias(torch::zeros({5}, torch::kMeta));
+  EXPECT_THROW(
+      linear_cross_entropy(
+          torch::zeros({2, 3}),
+          torch::zeros({5, 3}),
+          torch::zeros({2}, torch::kLong),
+          options),
+      c10::ValueError);
 }
 
 TEST(KernelTest, RoundsToTheNearestBfloat16) {
