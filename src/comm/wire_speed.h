@@ -21,6 +21,10 @@ struct WireSpeed {
   /// What a collective takes beside its bytes.
   double latency_seconds = 0;
 
+  bool takes_time() const {
+    return bytes_per_second < std::numeric_limits<double>::infinity() ||
+        latency_seconds > 0;
+  }
   /// The time of collectives in which each rank sends so much.
   double seconds(int64_t sent_bytes, int64_t collectives = 1) const {
     return static_cast<double>(sent_bytes) / bytes_per_second +

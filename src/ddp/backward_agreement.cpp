@@ -19,7 +19,14 @@
 namespace tessera::ddp {
 namespace {
 
+constexpr const char* kBackward = "DistributedDataParallel backward";
 constexpr size_t kMaxNamed = 8;
+
+/// The numbers of a report.
+constexpr int kMissing = 0;
+constexpr int kUnknown = 1;
+constexpr int kForwards = 2;
+constexpr int kNumFields = 3;
 
 std::string list_some(const std::vector<std::string>& names) {
   std::vector<std::string> quoted;
@@ -28,6 +35,16 @@ std::string list_some(const std::vector<std::string>& names) {
   }
   return fmt::format(
       "{}{}", fmt::join(quoted, ", "), names.size() > kMaxNamed ? ", ..." : "");
+}
+
+std::optional<std::string> objection_to_unknown(
+    const std::vector<std::string>& names) {
+  if (names.empty()) {
+    return std::nullopt;
+  }
+  return fmt::format(
+      "parameters of the module train, but their gradients are not averaged: {}. They were frozen, or did not exist, when the DistributedDataParallel was made. Make a new one after thawing or registering parameters.",
+      list_some(names));
 }
 
 bool is_dist_error(const std::exception_ptr& error) {
@@ -73,28 +90,78 @@ void fail_if_any_hook_threw(
       "another rank lost a peer in a communication hook; see its own error.");
 }
 
-void compare_forwards(const Group& group, const int64_t* by_rank) {
+BackwardExchange::BackwardExchange(
+    const Group& group,
+    const BackwardReport& mine)
+    : group_(group),
+      unknown_(mine.unknown),
+      all_(at::empty({group.size(), kNumFields}, at::kLong)) {
+  const at::Tensor own = at::empty({kNumFields}, at::kLong);
+  auto* numbers = own.mutable_data_ptr<int64_t>();
+  numbers[kMissing] = mine.num_missing;
+  numbers[kUnknown] = static_cast<int64_t>(unknown_.size());
+  numbers[kForwards] = mine.num_forwards;
+  told_ = group_.all_gather_into_async(
+      all_, own, "ddp: parameters without gradient");
+}
+
+int64_t BackwardExchange::reported(int rank, int field) const {
+  return all_.const_data_ptr<int64_t>()[kNumFields * rank + field];
+}
+
+bool BackwardExchange::any_missing() {
+  told_.wait();
+  compare_forwards();
+  bool any_missing = false;
+  bool any_unknown = false;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    any_missing = any_missing || reported(rank, kMissing) != 0;
+    any_unknown = any_unknown || reported(rank, kUnknown) != 0;
+  }
+  if (any_unknown) {
+    fail_together(group_, kBackward, objection_to_unknown(unknown_));
+  }
+  return any_missing;
+}
+
+void BackwardExchange::compare_forwards() const {
   int first = -1;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    const int64_t theirs = by_rank[3 * rank + 2];
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    const int64_t theirs = reported(rank, kForwards);
     if (theirs < 0) {
       continue; // it has no inputs
     }
     if (first < 0) {
       first = rank;
     }
-    if (theirs != by_rank[3 * first + 2]) {
+    if (theirs != reported(first, kForwards)) {
       raise<DisagreementError>(
-          {.call = "DistributedDataParallel backward",
-           .rank = group.rank(),
-           .world_size = group.size()},
+          {.call = kBackward,
+           .rank = group_.rank(),
+           .world_size = group_.size()},
           fmt::format(
               "since the last reduction rank {} made {} forwards through the handle, rank {} made {}, so these would be gradients of different steps. Either a backward reached no parameter on one of them, or one of them called the handle where the others did not: evaluate under torch::NoGradGuard or with eval().",
-              group.global_ranks()[static_cast<size_t>(first)],
-              by_rank[3 * first + 2],
-              group.global_ranks()[static_cast<size_t>(rank)],
+              group_.global_ranks()[static_cast<size_t>(first)],
+              reported(first, kForwards),
+              group_.global_ranks()[static_cast<size_t>(rank)],
               theirs));
     }
+  }
+}
+
+void check_recorded(
+    const BackwardReport& mine,
+    const std::vector<std::string>& missing) {
+  if (mine.num_missing > 0) {
+    raise(
+        {.call = kBackward},
+        fmt::format(
+            "{} parameters got no gradient: {}. The ranks tell each other about such parameters on the host, which a captured step cannot. Let the loss depend on all parameters, or freeze the others before the DistributedDataParallel is made.",
+            mine.num_missing,
+            list_some(missing)));
+  }
+  if (const auto objection = objection_to_unknown(mine.unknown)) {
+    raise({.call = kBackward}, *objection);
   }
 }
 
@@ -110,19 +177,9 @@ void refuse_missing(
         num_params,
         list_some(names));
   }
-  fail_together(group, "DistributedDataParallel backward", error);
+  fail_together(group, kBackward, error);
   TESSERA_INTERNAL_ASSERT(
       false, "some rank misses a gradient, but none says so");
-}
-
-void refuse_unknown(const Group& group, const std::vector<std::string>& names) {
-  std::optional<std::string> error;
-  if (!names.empty()) {
-    error = fmt::format(
-        "parameters of the module train, but their gradients are not averaged: {}. They were frozen, or did not exist, when the DistributedDataParallel was made. Make a new one after thawing or registering parameters.",
-        list_some(names));
-  }
-  fail_together(group, "DistributedDataParallel backward", error);
 }
 
 std::vector<bool> used_anywhere(

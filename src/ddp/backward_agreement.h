@@ -4,6 +4,8 @@
 
 #include <tessera/comm/group.h>
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -19,10 +21,40 @@ void fail_if_any_hook_threw(
     const Group& control,
     std::exception_ptr& failure);
 
-/// Throws DisagreementError if ranks made different numbers of forwards.
-/// `by_rank` has three numbers per rank; the last is its number of forwards,
-/// negative for a rank without inputs.
-void compare_forwards(const Group& group, const int64_t* by_rank);
+/// What a rank knows when its backward has ended.
+struct BackwardReport {
+  int64_t num_missing = 0; // parameters without a gradient
+  std::vector<std::string> unknown; // parameters that train, not averaged
+  int64_t num_forwards = 0; // since the last reduction; negative: no inputs
+};
+
+/// The ranks tell each other their reports while gradients are on the way.
+class BackwardExchange {
+ public:
+  /// Collective.
+  BackwardExchange(const Group& group, const BackwardReport& mine);
+
+  /// Waits. Throws on every rank if ranks made different numbers of forwards,
+  /// or if any rank has parameters that are not averaged; otherwise returns
+  /// whether any rank misses a gradient. Collective.
+  bool any_missing();
+
+ private:
+  void compare_forwards() const;
+  int64_t reported(int rank, int field) const;
+
+  const Group group_;
+  const std::vector<std::string> unknown_;
+  const at::Tensor all_; // a row of numbers for each rank
+  Work told_;
+};
+
+/// Throws if a replay of this backward would leave out what the ranks would
+/// have to tell each other. `missing` are this rank's parameters without a
+/// gradient.
+void check_recorded(
+    const BackwardReport& mine,
+    const std::vector<std::string>& missing);
 
 /// Throws on every rank. `names` are this rank's parameters without a gradient;
 /// at least one rank has some. Collective.
@@ -30,10 +62,6 @@ void compare_forwards(const Group& group, const int64_t* by_rank);
     const Group& group,
     const std::vector<std::string>& names,
     size_t num_params);
-
-/// Throws on every rank if any rank passes a name of a parameter that trains
-/// and is not averaged. Collective.
-void refuse_unknown(const Group& group, const std::vector<std::string>& names);
 
 /// Which parameters any rank used. Collective.
 std::vector<bool> used_anywhere(

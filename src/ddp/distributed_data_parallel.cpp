@@ -23,6 +23,7 @@
 #include "engine/names.h"
 #include "engine/plain_params.h"
 #include "engine/unit.h"
+#include "libtorch/recording.h"
 
 namespace tessera::detail {
 namespace {
@@ -85,6 +86,19 @@ struct DDPHandle::Impl {
 
   ErrorSite site() const {
     return {.call = kName, .rank = group.rank(), .world_size = group.size()};
+  }
+
+  /// A step that sends buffers is another than one that does not.
+  void take_part_in_recording() {
+    engine::take_part_in_recording(
+        {.owner = this,
+         .settings =
+             [this] { return std::string(buffers_are_due ? "due" : ""); },
+         .forget = [this, due = buffers_are_due] { buffers_are_due = due; },
+         .finish =
+             [this] {
+               return [this, due = buffers_are_due] { buffers_are_due = due; };
+             }});
   }
 
   std::vector<NamedParam> check_params() const {
@@ -208,6 +222,8 @@ DDPHandle::DDPHandle(
 DDPHandle::~DDPHandle() = default;
 
 void DDPHandle::announce(bool reduces, bool sends_buffers) {
+  engine::refuse_in_recording(
+      kName, "Make the steps of a Join without CapturedStep.");
   Join::notify_join_context(*this);
   const Announcement all =
       Announcement{
@@ -231,6 +247,7 @@ void DDPHandle::before_forward() {
       impl.buffers_are_due && impl.group.size() > 1 &&
       !buffers_of(*impl.module).empty();
   const bool reduces = at::GradMode::is_enabled() && impl.reducer->syncs();
+  impl.take_part_in_recording();
   if (is_joined()) {
     announce(reduces, sends_buffers);
   } else if (sends_buffers) {

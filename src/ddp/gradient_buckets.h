@@ -63,6 +63,9 @@ class GradientBuckets {
   /// Allocates the buckets unless they have memory; without data only counts
   /// are kept, as on a single rank.
   void ensure_memory(bool with_data);
+  bool has_memory() const {
+    return has_memory_;
+  }
   /// ensure_memory() allocates anew. Collectives in flight keep their memory.
   void drop_memory() {
     has_memory_ = false;

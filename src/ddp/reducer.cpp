@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "comm/group/group_impl.h"
@@ -23,7 +24,7 @@ constexpr const char* kLabel = "ddp: gradients";
 /// Never destroyed: models may die in static destructors.
 struct Registry {
   std::mutex mutex;
-  std::vector<const Reducer*> reducers; // guarded by mutex
+  std::vector<Reducer*> reducers; // guarded by mutex
 };
 Registry& registry() {
   static auto& instance = *new Registry;
@@ -66,7 +67,7 @@ Reducer::~Reducer() {
   std::erase(registry().reducers, this);
 }
 
-std::vector<const Reducer*> Reducer::all() {
+std::vector<Reducer*> Reducer::all() {
   const std::scoped_lock lock(registry().mutex);
   return registry().reducers;
 }
@@ -75,6 +76,42 @@ bool Reducer::reduces(const at::Tensor& param) const {
   return std::any_of(params_.begin(), params_.end(), [&](const auto& mine) {
     return mine.tensor.is_same(param);
   });
+}
+
+/// While a step is captured, ranks exchange nothing on the host: each has all
+/// gradients, or its capture fails, and then no rank captures the step.
+bool Reducer::is_recorded() const {
+  return engine::recording_on(params_.front().tensor.device()) != nullptr;
+}
+
+engine::HostPart Reducer::host_part() {
+  return {
+      .owner = this,
+      .objection = [this]() -> std::string {
+        if (hook_) {
+          return "a communication hook of a DistributedDataParallel runs on the host. Leave it out.";
+        }
+        if (moves_data() && !buckets_.has_memory()) {
+          return "the buckets of a DistributedDataParallel have no memory yet. Make a step without capturing it first.";
+        }
+        return "";
+      },
+      .settings = [this] { return std::string(syncs_ ? "syncs" : ""); },
+      .forget =
+          [this, used = was_used_, forwards = num_forwards_] {
+            const std::scoped_lock lock(mutex_);
+            reset();
+            was_used_ = used;
+            num_forwards_ = forwards;
+          },
+      .finish =
+          [this] {
+            // The graph works in these buckets, whichever come after them.
+            std::vector<at::Tensor> kept;
+            for_each_bucket(
+                [&](const at::Tensor& flat) { kept.push_back(flat); });
+            return [kept = std::move(kept)] {};
+          }};
 }
 
 bool Reducer::moves_data() const {
@@ -258,35 +295,25 @@ std::vector<at::Tensor> Reducer::wait_for_buckets() {
 }
 
 void Reducer::settle(int64_t num_missing) {
-  const std::vector<std::string> unknown = find_unknown_();
-  const at::Tensor mine = at::empty({3}, at::kLong);
-  mine.mutable_data_ptr<int64_t>()[0] = num_missing;
-  mine.mutable_data_ptr<int64_t>()[1] = static_cast<int64_t>(unknown.size());
-  mine.mutable_data_ptr<int64_t>()[2] = is_shadow_ ? -1 : num_forwards_;
-  const at::Tensor all = at::empty({group_.size(), 3}, at::kLong);
+  const BackwardReport mine{
+      .num_missing = num_missing,
+      .unknown = find_unknown_(),
+      .num_forwards = is_shadow_ ? -1 : num_forwards_};
   if (hook_) {
     fail_if_any_hook_threw(group_, control_, failure_);
   }
-  auto told = group_.all_gather_into_async(
-      all, mine, "ddp: parameters without gradient");
+  std::optional<BackwardExchange> exchange;
+  if (is_recorded()) {
+    check_recorded(mine, missing_names());
+  } else {
+    exchange.emplace(group_, mine);
+  }
   const std::vector<at::Tensor> results = wait_for_buckets();
   if (hook_) {
     fail_if_any_hook_threw(group_, control_, failure_);
   }
-  told.wait();
-  const int64_t* counts = all.const_data_ptr<int64_t>();
-  compare_forwards(group_, counts);
-  bool any_missing = false;
-  bool any_unknown = false;
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    any_missing = any_missing || counts[3 * rank] != 0;
-    any_unknown = any_unknown || counts[3 * rank + 1] != 0;
-  }
-  if (any_unknown) {
-    refuse_unknown(group_, unknown);
-  }
   std::vector<bool> used(params_.size(), true);
-  if (any_missing) {
+  if (exchange && exchange->any_missing()) {
     if (!options_.tolerates_unused) {
       refuse_missing(group_, missing_names(), params_.size());
     }
@@ -300,7 +327,8 @@ void Reducer::settle(int64_t num_missing) {
   if (!is_shadow_ && moves_data()) {
     buckets_.write_back(used, options_.gradient_as_bucket_view);
   }
-  if (!has_rebuilt_ && ++num_reductions_ >= options_.rebuilds_after) {
+  if (!has_rebuilt_ && !is_recorded() &&
+      ++num_reductions_ >= options_.rebuilds_after) {
     rebuild_buckets();
   }
   buckets_.empty();

@@ -18,6 +18,7 @@
 #include "ddp/gradient_buckets.h"
 #include "engine/plain_params.h"
 #include "libtorch/backward_hooks.h"
+#include "libtorch/recording.h"
 
 namespace tessera::ddp {
 
@@ -87,8 +88,13 @@ class Reducer {
   Reducer& operator=(const Reducer&) = delete;
 
   /// All reducers of this process, for reports about a model.
-  static std::vector<const Reducer*> all();
+  static std::vector<Reducer*> all();
   bool reduces(const at::Tensor& param) const;
+  const Group& group() const {
+    return group_;
+  }
+  /// Its part of a step that is captured. Valid as long as this object lives.
+  engine::HostPart host_part();
   /// Calls `see(flat)` for each bucket that has memory. Call it on the thread
   /// that runs backward, or between backwards.
   template <class See>
@@ -149,6 +155,7 @@ class Reducer {
   void reset();
   void become_idle();
 
+  bool is_recorded() const;
   bool moves_data() const;
   void fill(size_t param);
   void start_ready_buckets();

@@ -12,21 +12,21 @@
 namespace tessera::engine {
 namespace {
 
-std::atomic<const Recording*>& under_way() {
-  static std::atomic<const Recording*> recording{nullptr};
+std::atomic<Recording*>& under_way() {
+  static std::atomic<Recording*> recording{nullptr};
   return recording;
 }
 
 thread_local RecordingScope* recorded_here = nullptr;
 
+} // namespace
+
 /// Autograd has threads of its own for the backward of a device.
-bool is_part_of_recording() {
+bool is_recorded_here() {
   return recorded_here != nullptr ||
       (under_way() != nullptr &&
        torch::autograd::get_current_graph_task_id() != -1);
 }
-
-} // namespace
 
 const Recording* recording_on(const c10::Device& device) {
   const Recording* recording = under_way();
@@ -35,12 +35,22 @@ const Recording* recording_on(const c10::Device& device) {
 }
 
 void refuse_in_recording(std::string_view call, std::string_view instead) {
-  if (is_part_of_recording()) {
+  if (is_recorded_here()) {
     raise(
         {.call = call},
         std::string(
             "it is called in a step that is being captured, and a replay would leave out what it does on the host. ")
             .append(instead));
+  }
+}
+
+void note_in_recording(
+    std::string_view call,
+    std::string_view instead,
+    std::function<void()> again) {
+  Recording* recording = under_way();
+  if (recording == nullptr || !recording->note(std::move(again))) {
+    refuse_in_recording(call, instead);
   }
 }
 
@@ -64,8 +74,8 @@ void take_part_in_recording(HostPart part) {
   }
 }
 
-RecordingScope::RecordingScope(const Recording& recording) {
-  const Recording* nobody = nullptr;
+RecordingScope::RecordingScope(Recording& recording) {
+  Recording* nobody = nullptr;
   if (!under_way().compare_exchange_strong(nobody, &recording)) {
     raise(
         {.call = "CapturedStep"},

@@ -20,16 +20,31 @@ class Recording {
   virtual c10::Device device() const = 0;
   /// How far the device's default generator has come in the recording.
   virtual uint64_t random_position() const = 0;
+  /// For a recording of the CPU, whose collectives no stream carries: notes
+  /// `call`, which each replay makes. False: it notes none.
+  virtual bool note(std::function<void()> /*call*/) {
+    return false;
+  }
 };
 
 /// What is recorded on this device now; null if nothing is. Autograd's threads
 /// ask too.
 const Recording* recording_on(const c10::Device& device);
+/// Whether this thread runs a step that is recorded, or a backward while one
+/// is.
+bool is_recorded_here();
 
 /// Throws c10::Error if this thread runs a step that is recorded, or a backward
 /// while one is recorded. For calls whose work on the host is needed in every
 /// step: a replay leaves it out. `instead` is a sentence that says what to do.
 void refuse_in_recording(std::string_view call, std::string_view instead);
+
+/// For a call on the host between ranks, where is_recorded_here(): each replay
+/// makes it by `again`, or it is refused as by refuse_in_recording().
+void note_in_recording(
+    std::string_view call,
+    std::string_view instead,
+    std::function<void()> again);
 
 /// What an object does on the host in a step that is recorded: a replay runs
 /// none of it.
@@ -58,7 +73,7 @@ void take_part_in_recording(HostPart part);
 /// time.
 class RecordingScope {
  public:
-  explicit RecordingScope(const Recording& recording);
+  explicit RecordingScope(Recording& recording);
   ~RecordingScope();
   RecordingScope(const RecordingScope&) = delete;
   RecordingScope& operator=(const RecordingScope&) = delete;

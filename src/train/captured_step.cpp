@@ -59,8 +59,7 @@ constexpr int kAttempts = 2;
 ///   the places of its tensors (places_of()); a step of another kind is
 ///   recorded anew.
 /// - Several ranks do the same in every call: all replay, all record, or all
-/// run
-///   the function, whichever any of them needs (agree_on()). Otherwise one
+///   run the function, whichever any of them needs (agree_on()). Otherwise one
 ///   rank's recorded collectives would meet another's in another order. What
 ///   ranks compare on the host is switched off while they record
 ///   (Schedule::pause_checks()), since one of them may fail on the way.
@@ -204,10 +203,8 @@ CapturedStep::Impl::Impl(
 
 /// The ranks that the step trains with, if there are several.
 std::optional<Group> CapturedStep::Impl::find_ranks() const {
-  if (!parts.units.empty() && parts.units.front()->groups().all.size() > 1) {
-    return parts.units.front()->groups().all;
-  }
-  return std::nullopt;
+  const auto groups = parts.groups();
+  return groups.empty() ? std::nullopt : std::optional(groups.front());
 }
 
 std::string CapturedStep::Impl::find_objection() const {
@@ -216,15 +213,11 @@ std::string CapturedStep::Impl::find_objection() const {
       return *found;
     }
   }
-  if (is_initialized() && world().size() > 1) {
-    const bool is_averaged = std::any_of(
-        parts.params.begin(), parts.params.end(), engine::is_averaged);
-    if (is_averaged) {
-      return "the ranks of a DistributedDataParallel tell each other on the host which gradients are there. Use fully_shard.";
-    }
-    if (parts.units.empty()) {
-      return "the model is not sharded, and this process has other ranks, of which nobody knows whether they take part in the step. Use fully_shard.";
-    }
+  if (parts.groups().size() > 1) {
+    return "the step trains over several groups of ranks. Use one group for model and optimizers.";
+  }
+  if (!ranks && is_initialized() && world().size() > 1) {
+    return "this process has other ranks, and CapturedStep cannot know whether they take part in the step. Use fully_shard or DistributedDataParallel.";
   }
   for (const auto& unit : parts.units) {
     if (unit->options().offload) {

@@ -7,6 +7,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -92,6 +93,21 @@ uint64_t place_of(const at::Tensor& tensor) {
           static_cast<uint64_t>(tensor.storage_offset());
 }
 
+/// Of DistributedDataParallel, whose gradients these are.
+std::vector<ddp::Reducer*> reducers_of(const std::vector<at::Tensor>& params) {
+  std::vector<ddp::Reducer*> found;
+  for (ddp::Reducer* reducer : ddp::Reducer::all()) {
+    const bool is_used =
+        std::any_of(params.begin(), params.end(), [&](const auto& param) {
+          return reducer->reduces(param);
+        });
+    if (is_used) {
+      found.push_back(reducer);
+    }
+  }
+  return found;
+}
+
 std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : named) {
@@ -109,7 +125,33 @@ StepParts::StepParts(torch::nn::Module& module, OptimizerRefs all)
       units(engine::units_in(module)),
       params(module.parameters()),
       leaves(tensors_of(engine::list_parameters(module))),
-      buffers(module.buffers()) {}
+      buffers(module.buffers()),
+      reducers(reducers_of(params)) {}
+
+std::vector<Group> StepParts::groups() const {
+  std::vector<Group> found;
+  const auto add = [&](const Group& group) {
+    const bool is_known =
+        std::any_of(found.begin(), found.end(), [&](const Group& known) {
+          return known.global_ranks() == group.global_ranks();
+        });
+    if (group.size() > 1 && !is_known) {
+      found.push_back(group);
+    }
+  };
+  for (const auto& unit : units) {
+    add(unit->groups().all);
+  }
+  for (const ddp::Reducer* reducer : reducers) {
+    add(reducer->group());
+  }
+  for (const auto& optimizer : optimizers) {
+    if (auto* zero = dynamic_cast<ZeroRedundancyOptimizer*>(&optimizer.get())) {
+      add(zero->join_process_group());
+    }
+  }
+  return found;
+}
 
 torch::optim::Optimizer& stepping_part(torch::optim::Optimizer& optimizer) {
   auto* zero = dynamic_cast<ZeroRedundancyOptimizer*>(&optimizer);

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/reducer.h"
 #include "engine/unit.h"
 
 namespace tessera::train {
@@ -26,6 +27,11 @@ struct StepParts {
   const std::vector<at::Tensor> params; // as the modules have them
   const std::vector<at::Tensor> leaves; // as optimizers get them
   const std::vector<at::Tensor> buffers;
+  const std::vector<ddp::Reducer*> reducers; // of the parameters
+
+  /// The groups of ranks that train together, each once; those of one rank are
+  /// left out.
+  std::vector<Group> groups() const;
 };
 
 /// The optimizer whose groups and state a step of `optimizer` uses: itself, or

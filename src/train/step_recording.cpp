@@ -96,6 +96,9 @@ void record_function(
   let_go(step.parts);
   const engine::RecordingScope scope(graph);
   const auto keep = c10::make_scope_exit([&] { host_parts = scope.parts(); });
+  for (ddp::Reducer* reducer : step.parts.reducers) {
+    engine::take_part_in_recording(reducer->host_part());
+  }
   try {
     graph.begin();
     const auto versions = versions_of(recorded.inputs);

@@ -179,9 +179,6 @@ bool ZeroRedundancyOptimizer::skip_where(const at::Tensor& found_inf) {
 }
 
 std::optional<std::string> ZeroRedundancyOptimizer::capture_objection() const {
-  if (group_.size() > 1) {
-    return "the ranks of a ZeroRedundancyOptimizer tell each other on the host whether a step failed.";
-  }
   if (overlap_) {
     return "a ZeroRedundancyOptimizer with overlap_with_ddp steps on threads of the host.";
   }

@@ -4,6 +4,8 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <chrono>
+
 #include "comm/backends/backends.h"
 #include "support/ranks.h"
 
@@ -44,6 +46,31 @@ TEST(NcclTest, TwoRanksOnOneDeviceAreRefusedWithAReason) {
   on_ranks(2, [](const Group& world) {
     EXPECT_NE(world.backend(at::kCUDA), "nccl");
   });
+}
+
+/// The wire is a stream of its own: who issues a collective goes on, who waits
+/// for it waits on the device.
+TEST(CudaFakeGroupTest, CollectivesTakeTheirTimeOnAStreamOfTheirOwn) {
+  using Clock = std::chrono::steady_clock;
+  const Group world = init(InitOptions()
+                               .backend("fake")
+                               .rank(0)
+                               .world_size(4)
+                               .local_rank(0)
+                               .fake_bandwidth(1e6));
+  world.all_reduce(torch::ones({1}, kDevice)); // the first measures the clock
+  const auto output = torch::zeros({4, 250000}, kDevice); // 3 MB travel
+  const auto input = torch::full({250000}, 2.0f, kDevice);
+  const auto start = Clock::now();
+  Work gather = world.all_gather_into_async(output, input);
+  EXPECT_EQ((input * 3).sum().item<float>(), 1500000); // does not wait for it
+  EXPECT_FALSE(gather.done());
+  gather.wait();
+  EXPECT_EQ(output.sum().item<float>(), 2000000);
+  EXPECT_TRUE(gather.done());
+  const std::chrono::duration<double> taken = Clock::now() - start;
+  EXPECT_GE(taken.count(), 2.7);
+  shutdown();
 }
 
 class CudaGroupTest : public ::testing::TestWithParam<std::string> {

@@ -1095,16 +1095,80 @@ TEST(CapturedSharding, AFailedCaptureLeavesNoCast) {
   });
 }
 
-/// If one rank cannot capture, none does, and every rank says why. (Between
-/// ranks the tape sees no collective, so nothing is replayed here.)
-TEST(CapturedRanks, OneRankThatCannotCaptureStopsAll) {
+/// Ranks that make a step together. On the CPU each replay of the tape makes
+/// their collectives; ranks that share a GPU exchange on the host and cannot
+/// capture.
+class CapturedRanks : public ::testing::TestWithParam<FrontEnd> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    All,
+    CapturedRanks,
+    ::testing::Values(
+        FrontEnd::Flat,
+        FrontEnd::Dim0,
+        FrontEnd::Ddp,
+        FrontEnd::Zero),
+    [](const auto& test) { return name_of(test.param); });
+
+TEST_P(CapturedRanks, ReplaysEqualEagerSteps) {
   if (!test_device().is_cpu()) {
     GTEST_SKIP() << "ranks that share a device cannot capture";
   }
   on_ranks(2, [&](const Group& world) {
     const Tapes tapes;
-    Trained<optim::AdamW> eager(FrontEnd::Flat);
-    Trained<optim::AdamW> captured(FrontEnd::Flat);
+    Trained<optim::AdamW> eager(GetParam());
+    Trained<optim::AdamW> captured(GetParam());
+    CapturedStep eager_step(
+        eager.model, {*eager.optimizer}, step_of(eager), always_eager());
+    CapturedStep step(captured.model, {*captured.optimizer}, step_of(captured));
+    for (int i = 0; i < 20; ++i) {
+      const auto batch = tokens(world.rank(), i);
+      ASSERT_TRUE(torch::equal(step({batch}), eager_step({batch}))) << i;
+      ASSERT_EQ(step.was_replayed(), i >= 3) << step.eager_reason();
+      if (i == 10) { // in between a step outside, and an evaluation
+        step_of(captured)({batch});
+        step_of(eager)({batch});
+        const at::NoGradGuard no_grad;
+        EXPECT_TRUE(torch::equal(
+            loss_of(captured.model, batch), loss_of(eager.model, batch)));
+      }
+    }
+    EXPECT_TRUE(all_equal(captured.snapshot(), eager.snapshot()));
+  });
+}
+
+/// A rank that meets another shape makes all capture.
+TEST_P(CapturedRanks, AnotherShapeOnOneRankIsCapturedOnAll) {
+  if (!test_device().is_cpu()) {
+    GTEST_SKIP() << "ranks that share a device cannot capture";
+  }
+  on_ranks(2, [&](const Group& world) {
+    const Tapes tapes;
+    Trained<optim::AdamW> eager(GetParam());
+    Trained<optim::AdamW> captured(GetParam());
+    CapturedStep eager_step(
+        eager.model, {*eager.optimizer}, step_of(eager), always_eager());
+    CapturedStep step(captured.model, {*captured.optimizer}, step_of(captured));
+    for (int i = 0; i < 14; ++i) {
+      const bool is_short = world.rank() == 1 && i % 4 == 1;
+      const auto batch = tokens(world.rank(), i).narrow(1, 0, is_short ? 3 : 5);
+      ASSERT_TRUE(torch::equal(step({batch}), eager_step({batch}))) << i;
+      ASSERT_EQ(step.was_replayed(), i >= 3) << step.eager_reason();
+    }
+    EXPECT_EQ(step.num_graphs(), world.rank() == 1 ? 2 : 1);
+    EXPECT_TRUE(all_equal(captured.snapshot(), eager.snapshot()));
+  });
+}
+
+/// If one rank cannot capture, none does, and every rank says why.
+TEST_P(CapturedRanks, OneRankThatCannotCaptureStopsAll) {
+  if (!test_device().is_cpu()) {
+    GTEST_SKIP() << "ranks that share a device cannot capture";
+  }
+  on_ranks(2, [&](const Group& world) {
+    const Tapes tapes;
+    Trained<optim::AdamW> eager(GetParam());
+    Trained<optim::AdamW> captured(GetParam());
     const auto inner = step_of(captured);
     const auto plain = step_of(eager);
     const Warnings warnings;
@@ -1127,19 +1191,79 @@ TEST(CapturedRanks, OneRankThatCannotCaptureStopsAll) {
   });
 }
 
-TEST(CapturedRanks, DdpAndZeroOnSeveralRanksRunEagerly) {
+/// Buffers that forward sends from rank 0, through the handle.
+TEST(CapturedDdp, BuffersTravelInEachReplay) {
+  if (!test_device().is_cpu()) {
+    GTEST_SKIP() << "ranks that share a device cannot capture";
+  }
   on_ranks(2, [&](const Group& world) {
-    const auto tapes = recorder();
-    for (const FrontEnd kind : {FrontEnd::Ddp, FrontEnd::Zero}) {
-      const Warnings warnings;
-      Trained<optim::AdamW> trained(kind);
-      CapturedStep step(trained.model, {*trained.optimizer}, step_of(trained));
-      for (int i = 0; i < 5; ++i) {
-        step({tokens(world.rank(), i)});
+    const Tapes tapes;
+    struct Trainee {
+      Net net = make_net();
+      DistributedDataParallel<NetImpl> ddp{net.ptr()};
+      optim::AdamW optimizer{net->parameters(), 0.01};
+
+      CapturedStep::Function function() {
+        return [this](const Inputs& inputs) {
+          const auto loss = ddp(inputs[0]).square().mean();
+          loss.backward();
+          optimizer.step();
+          optimizer.zero_grad();
+          return loss.detach();
+        };
       }
-      EXPECT_THAT(
-          step.eager_reason(), HasSubstr("tell each other on the host"));
+    };
+    Trainee eager;
+    Trainee captured;
+    CapturedStep eager_step(
+        eager.net, {eager.optimizer}, eager.function(), always_eager());
+    CapturedStep step(captured.net, {captured.optimizer}, captured.function());
+    for (int i = 0; i < 12; ++i) {
+      const auto batch = batch_of(2 * i + world.rank());
+      if (i == 3 || i == 8) { // before the capture, and before a replay
+        for (Trainee* trainee : {&eager, &captured}) {
+          const auto no_sync = trainee->ddp.no_sync();
+          trainee->ddp(batch); // so that the next forward sends none
+        }
+      }
+      ASSERT_TRUE(torch::equal(step({batch}), eager_step({batch}))) << i;
+      ASSERT_TRUE(all_equal(captured.net->buffers(), eager.net->buffers()))
+          << i;
     }
+    EXPECT_TRUE(step.was_replayed()) << step.eager_reason();
+    EXPECT_EQ(step.num_graphs(), 1); // of the steps that send
+    EXPECT_TRUE(all_equal(captured.net->parameters(), eager.net->parameters()));
+  });
+}
+
+/// In eager steps the ranks tell each other about a parameter without a
+/// gradient; a recording cannot, and says which it is.
+TEST(CapturedDdp, AParameterWithoutAGradientIsNamed) {
+  if (!test_device().is_cpu()) {
+    GTEST_SKIP() << "ranks that share a device cannot capture";
+  }
+  on_ranks(2, [&](const Group& world) {
+    const Tapes tapes;
+    auto net = make_net();
+    DistributedDataParallel<NetImpl> ddp(
+        net.ptr(), DDPOptions().find_unused_parameters(true));
+    optim::AdamW optimizer(net->parameters(), 0.01);
+    const Warnings warnings;
+    CapturedStep step(net, {optimizer}, [&](const Inputs& inputs) {
+      const auto loss = net->first(inputs[0]).square().mean();
+      loss.backward();
+      optimizer.step();
+      optimizer.zero_grad();
+      return loss.detach();
+    });
+    for (int i = 0; i < 6; ++i) {
+      step({batch_of(2 * i + world.rank())});
+    }
+    EXPECT_FALSE(step.was_replayed());
+    EXPECT_THAT(
+        step.eager_reason(),
+        ::testing::AllOf(
+            HasSubstr("got no gradient"), HasSubstr("\"last.weight\"")));
   });
 }
 

@@ -12,6 +12,8 @@
 #include <limits>
 #include <sstream>
 
+#include "support/device.h"
+
 namespace tessera {
 namespace {
 
@@ -78,7 +80,7 @@ at::Tensor golden_gradient(
     values[iteration % 5] =
         kind == "i" ? std::numeric_limits<double>::infinity() : std::nan("");
   }
-  return values;
+  return values.to(testing::test_device());
 }
 
 class ScalerGoldenTest : public ::testing::TestWithParam<Golden> {};
@@ -86,14 +88,16 @@ class ScalerGoldenTest : public ::testing::TestWithParam<Golden> {};
 template <class O>
 void expect_golden(const Golden& golden) {
   GradScaler scaler(golden.options);
+  const at::Device device = testing::test_device();
   const std::vector<at::Tensor> params{
-      torch::zeros({5}).requires_grad_(), torch::zeros({5}).requires_grad_()};
+      torch::zeros({5}, device).requires_grad_(),
+      torch::zeros({5}, device).requires_grad_()};
   O first({params[0]}, 0.25);
   O second({params[1]}, 0.25);
   const std::vector<torch::optim::Optimizer*> optimizers{&first, &second};
   for (size_t i = 0; i < golden.steps.size(); ++i) {
     const Golden::Step& step = golden.steps[i];
-    scaler.scale(torch::ones({}));
+    scaler.scale(torch::ones({}, device));
     for (size_t which = 0; which < 2; ++which) {
       if (step.kinds[which] != "-") {
         params[which].mutable_grad() = golden_gradient(
@@ -108,7 +112,8 @@ void expect_golden(const Golden& golden) {
     const StateDict state = scaler.state_dict();
     EXPECT_EQ(state.at("scale").to_double(), step.scale) << i;
     EXPECT_EQ(state.at("_growth_tracker").to_int(), step.tracker) << i;
-    const auto found = torch::cat({params[0], params[1]}).to(at::kDouble);
+    const auto found =
+        torch::cat({params[0], params[1]}).to(at::kCPU, at::kDouble);
     EXPECT_TRUE(
         torch::equal(found.detach(), torch::tensor(step.params, at::kDouble)))
         << i << ": " << found;

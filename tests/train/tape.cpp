@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -177,15 +178,24 @@ class Tape : public train::StepGraph {
   void replay() override {
     const at::NoGradGuard no_grad;
     for (const Call& call : calls_) {
+      if (!call.op) {
+        call.collective();
+        continue;
+      }
       Stack stack = call.arguments;
-      call.op.callBoxed(stack);
+      call.op->callBoxed(stack);
       for (size_t i = 0; i < call.results.size(); ++i) {
         copy(call.results[i], stack[i]);
       }
     }
   }
 
-  void note(
+  bool note(std::function<void()> collective) override {
+    calls_.push_back({.collective = std::move(collective)});
+    return true;
+  }
+
+  void note_operator(
       const c10::OperatorHandle& op,
       c10::DispatchKeySet keys,
       Stack& stack) {
@@ -193,7 +203,7 @@ class Tape : public train::StepGraph {
     const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, kTapeKey);
     const auto& schema = op.schema();
     const size_t first = stack.size() - schema.arguments().size();
-    Call call{op, {}, {}};
+    Call call{.op = op};
     bool writes = false;
     for (size_t i = 0; i < schema.arguments().size(); ++i) {
       if (is_written(schema, schema.arguments()[i])) {
@@ -226,9 +236,10 @@ class Tape : public train::StepGraph {
 
  private:
   struct Call {
-    c10::OperatorHandle op;
+    std::optional<c10::OperatorHandle> op; // none: a collective
     Stack arguments;
     Stack results; // where to put them; empty where arguments are written
+    std::function<void()> collective;
   };
   struct Kept {
     char* memory;
@@ -311,7 +322,7 @@ void fallback(
     c10::DispatchKeySet keys,
     Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard once(kTapeKey);
-  Tape::current->note(op, keys, *stack);
+  Tape::current->note_operator(op, keys, *stack);
 }
 
 class TapeDevice : public train::GraphDevice {

@@ -16,9 +16,10 @@ namespace tessera::testing {
 /// - what was recorded has had no effect: memory and generator are as before;
 /// - memory that the step took belongs to the tape and keeps its place;
 /// - a replay runs nothing of the program, so host objects stay as they are;
-/// - an operator that gives a value to the host throws.
-/// Unlike one, the tape does not see what code does to memory without an
-/// operator: collectives of several ranks, for one.
+/// - an operator that gives a value to the host throws;
+/// - collectives of several ranks are made by replays alone.
+/// Unlike one, the tape does not see what other code does to memory without an
+/// operator.
 class Tapes {
  public:
   Tapes();

@@ -45,8 +45,9 @@ struct TESSERA_API CapturedStepOptions {
 ///     schedule.step();
 ///   }
 ///
-/// The model may be sharded (fully_shard, FSDP), on any number of ranks; on one
-/// rank it may be plain, or that of a DistributedDataParallel. The optimizers
+/// The model may be sharded (fully_shard, FSDP) or that of a
+/// DistributedDataParallel, on any number of ranks; on one rank it may be
+/// plain. The optimizers
 /// are AdamW, Adam or SGD of tessera::optim, or NamedOptimizer or
 /// ZeroRedundancyOptimizer over one; with a GradScaler, AdamW or Adam. A step
 /// of several micro-batches is one function that runs them all.
@@ -69,12 +70,10 @@ struct TESSERA_API CapturedStepOptions {
 /// - Use GradScaler and GradientAccumulation as elsewhere, for whole steps, but
 ///   pass no numbers of samples.
 /// - Do not step schedules, set learning rates, update averages, add to
-/// Metrics,
-///   or take batches from a Loader. Do so around the captured step. Those of
-///   Tessera throw if they are called while the step is captured.
-/// - Do not read values (item(), nonzero(), printing a tensor), and do not
-/// write
-///   to inputs.
+///   Metrics, or take batches from a Loader. Do so around the captured step.
+///   Tessera's own throw if they are called while the step is captured.
+/// - Do not read values (item(), nonzero(), printing a tensor). Do not write to
+///   inputs.
 /// - What the function uses beside model, optimizers and inputs (a table of
 ///   positions, weights of classes) must keep its memory as long as this object
 ///   lives.

@@ -43,7 +43,10 @@ CarrierPtr make_shm_backend(const BackendConfig& config);
 /// The backend of a rank whose peers do not exist: gathers repeat this rank's
 /// input, reductions leave the input as it is, and so do broadcasts, scatters
 /// and messages from the others. They take the time that config.fake_wire says.
-CarrierPtr make_fake_backend(const BackendConfig& config);
+/// One serves the tensors of one kind of device.
+CarrierPtr make_fake_backend(
+    const BackendConfig& config,
+    c10::DeviceType device);
 
 /// Whether this build has NCCL. Without NCCL make_nccl_backend() throws an
 /// error that says how to build with it.

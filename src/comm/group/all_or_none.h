@@ -25,7 +25,8 @@ std::map<int, std::string> share_failures(
 /// Runs `body`, which must not communicate. If `body` throws on any rank of the
 /// groups, all ranks throw: a rank where `body` threw throws the same, the
 /// others a c10::ValueError with the text. Collective over the groups; without
-/// a group it only runs `body`.
+/// a group it only runs `body`. So does a step that is being captured: if it
+/// fails on one rank, no rank has captured it.
 void all_or_none(
     const std::vector<Group>& groups,
     std::string_view call,

@@ -110,11 +110,15 @@ Work start_all_to_all(
   return group.launch(
       request,
       described,
-      [&](Carrier& carrier, const Call& call, bool async) {
+      [flat_to,
+       flat_from,
+       to_splits = std::move(to_splits),
+       from_splits = std::move(from_splits)](
+          Carrier& carrier, const Call& call, bool async) {
         return carrier.all_to_all(
             call, flat_to, flat_from, to_splits, from_splits, async);
       },
-      [to, flat_from]() mutable { to.write_back(); });
+      [to, flat_from] { to.write_back(); });
 }
 
 using Pieces = std::vector<std::vector<at::Tensor>>;
@@ -216,10 +220,10 @@ void Group::all_to_all(
     const std::vector<std::vector<at::Tensor>>& inputs,
     std::string_view label) const {
   GroupImpl& group = impl();
+  const auto sends = // first: what is read is gathered before it is written to
+      bytes_of_pieces(group, "inputs", inputs, comm::RawAccess::Read);
   const auto receives =
       bytes_of_pieces(group, "outputs", outputs, comm::RawAccess::Write);
-  const auto sends =
-      bytes_of_pieces(group, "inputs", inputs, comm::RawAccess::Read);
   check_splits_match(group, "all_to_all", receives, sends);
   const at::Device device = device_of(inputs, outputs);
   for (const Pieces* pieces : {&inputs, &outputs}) {
@@ -241,7 +245,7 @@ void Group::all_to_all(
         .launch(
             {"all_to_all", label, "pieces"},
             at::Tensor(),
-            [&](Carrier& carrier, const Call& call, bool) {
+            [=](Carrier& carrier, const Call& call, bool) {
               return carrier.all_to_all_pieces(call, outputs, inputs);
             },
             nullptr)

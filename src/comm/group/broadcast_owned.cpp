@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "comm/group/broadcast_packing.h"
+#include "libtorch/recording.h"
 
 namespace tessera::comm {
 namespace {
@@ -37,7 +38,8 @@ struct Piece {
 
 using OwnedPieces = std::vector<std::vector<Piece>>; // by owner
 
-/// Over shared memory: one exchange, without packing.
+/// Over shared memory: one exchange, without packing. The ranks compare sizes
+/// on the host, which a step that is being captured cannot.
 void give_to_all(const Group& group, const OwnedPieces& pieces) {
   std::vector<at::Tensor> own;
   for (const Piece& piece : pieces[group.rank()]) {
@@ -150,7 +152,7 @@ void broadcast_owned(
       }
     }
   }
-  if (on_host && group.shares_memory()) {
+  if (on_host && group.shares_memory() && !engine::is_recorded_here()) {
     give_to_all(group, pieces);
   } else {
     Broadcasts broadcasts(group);

@@ -97,10 +97,11 @@ Work start_all_gather(
   return group.launch(
       request,
       input,
-      [&](Carrier& carrier, const Call& call, bool async) {
-        return carrier.all_gather(call, to.wire(), from.wire(), async);
+      [out = to.wire(), in = from.wire()](
+          Carrier& carrier, const Call& call, bool async) {
+        return carrier.all_gather(call, out, in, async);
       },
-      [to]() mutable { to.write_back(); });
+      [to] { to.write_back(); });
 }
 
 Work start_reduce_scatter(
@@ -124,12 +125,13 @@ Work start_reduce_scatter(
   return group.launch(
       request,
       input,
-      [&](Carrier& carrier, const Call& call, bool async) {
+      [out = to.wire(), in = from.wire(), op = plan.op](
+          Carrier& carrier, const Call& call, bool async) {
         // Flat, since c10d wants matching outer dimensions.
         return carrier.reduce_scatter(
-            call, to.wire().view({-1}), from.wire().view({-1}), plan.op, async);
+            call, out.view({-1}), in.view({-1}), op, async);
       },
-      [to, divisor = plan.divisor]() mutable {
+      [to, divisor = plan.divisor] {
         if (divisor != 1) {
           to.wire().div_(divisor);
         }
@@ -153,10 +155,11 @@ Work start_all_reduce(
   return group.launch(
       request,
       tensor,
-      [&](Carrier& carrier, const Call& call, bool async) {
-        return carrier.all_reduce(call, staged.wire(), plan.op, async);
+      [wire = staged.wire(), op = plan.op](
+          Carrier& carrier, const Call& call, bool async) {
+        return carrier.all_reduce(call, wire, op, async);
       },
-      [staged, divisor = plan.divisor]() mutable {
+      [staged, divisor = plan.divisor] {
         if (divisor != 1) {
           staged.wire().div_(divisor);
         }
@@ -179,10 +182,11 @@ Work start_broadcast(
   return group.launch(
       request,
       tensor,
-      [&](Carrier& carrier, const Call& call, bool async) {
-        return carrier.broadcast(call, staged.wire(), root, async);
+      [wire = staged.wire(), root](
+          Carrier& carrier, const Call& call, bool async) {
+        return carrier.broadcast(call, wire, root, async);
       },
-      [staged]() mutable { staged.write_back(); });
+      [staged] { staged.write_back(); });
 }
 
 Work start_barrier(GroupImpl& group, const Request& request) {

@@ -1,5 +1,6 @@
 #include "comm/group/group_impl.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -16,6 +17,7 @@
 #include <optional>
 #include <utility>
 
+#include "comm/backends/done_work.h"
 #include "comm/diagnostics/current_call.h"
 #include "comm/diagnostics/describe.h"
 #include "comm/diagnostics/observer.h"
@@ -96,7 +98,9 @@ GroupImpl::GroupImpl(
   process_group_->setBackend(
       c10::DeviceType::CPU, cpu_->can.c10d_type, cpu_->backend());
   process_group_->setDefaultBackend(cpu_->can.c10d_type);
-  if (world_->use_nccl) {
+  if (world_->backend == "fake" && at::globalContext().hasCUDA()) {
+    cuda_ = make_fake_backend(config, c10::kCUDA);
+  } else if (world_->use_nccl) {
     config.store = c10::make_intrusive<c10d::PrefixStore>("nccl", store_);
     cuda_ = make_nccl_backend(config);
     process_group_->setBackend(
@@ -136,7 +140,7 @@ void GroupImpl::leave_to_owner() {
 CarrierPtr GroupImpl::make_cpu_carrier(const BackendConfig& config) const {
   const std::string& wanted = world_->backend;
   if (wanted == "fake") {
-    return make_fake_backend(config);
+    return make_fake_backend(config, c10::kCPU);
   }
   const bool can_share = on_one_host(*world_, global_ranks_);
   if (wanted == "shm" && !can_share) {
@@ -175,15 +179,22 @@ Work GroupImpl::launch(
             std::string(request.suffix) + " on CUDA",
             request.label)
       : describe_call(request.operation, input, request.suffix, request.label);
-  call.sequence = is_on_cuda ? cuda_sequence_++ : sequence_++;
   const CarrierPtr& carrier = this->carrier(device);
   const bool compares = (world_->compare_calls || request.always_compared) &&
       !carrier->can.compares_calls;
   if (compares) {
     engine::refuse_in_recording(
         request.operation,
-        "Unset TESSERA_CHECK, which compares calls on the host.");
+        request.always_compared
+            ? "The ranks compare it on the host: call it around the captured step."
+            : "Unset TESSERA_CHECK, which compares calls on the host.");
   }
+  uint64_t& sequence = is_on_cuda ? cuda_sequence_ : sequence_;
+  if (auto noted = note(call, sequence, carrier, start, finish)) {
+    return *std::move(noted);
+  }
+  // A rank may fail half-way through what others record to the end.
+  call.sequence = engine::is_recorded_here() ? sequence : sequence++;
   return begin(
       call,
       request.async,
@@ -198,8 +209,41 @@ Work GroupImpl::launch_message(
     bool async,
     const Start& start,
     std::function<void()> finish) {
+  if (auto noted = note(call, num_messages_, cpu_, start, finish)) {
+    return *std::move(noted);
+  }
   call.sequence = num_messages_++;
   return begin(call, async, Compared::No, cpu_, start, std::move(finish));
+}
+
+std::optional<Work> GroupImpl::note(
+    const Call& call,
+    uint64_t& sequence,
+    const CarrierPtr& carrier,
+    const Start& start,
+    std::function<void()>& finish) {
+  if (carrier == cuda_ || !engine::is_recorded_here()) {
+    return std::nullopt;
+  }
+  require_alive(call);
+  engine::note_in_recording(
+      call.operation,
+      "In a captured step ranks exchange tensors of a GPU over NCCL; make other exchanges around it.",
+      [self = shared_from_this(),
+       again = call,
+       &sequence,
+       carrier,
+       start]() mutable {
+        again.sequence = sequence++;
+        start(*carrier, again, /*async=*/false)->wait();
+      });
+  return Work(std::make_shared<Work::Pending>(
+      shared_from_this(),
+      call,
+      c10::make_intrusive<DoneWork>(c10d::OpType::UNKNOWN),
+      /*on_host=*/true,
+      std::move(finish),
+      /*watched_as=*/0));
 }
 
 void GroupImpl::require_alive(const Call& call) const {
@@ -219,8 +263,8 @@ Work GroupImpl::begin(
     const Start& start,
     std::function<void()> finish) {
   require_alive(call);
-  note_call_begins(call, name_.c_str());
   const bool on_host = carrier != cuda_;
+  note_call_begins(call, name_.c_str());
   const uint64_t id = next_watched_call();
   tell({CallEvent::Kind::Starts, id, call, !on_host});
   WorkPtr work;

@@ -151,6 +151,14 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
 
   CarrierPtr make_cpu_carrier(const BackendConfig& config) const;
   void require_alive(const Call& call) const;
+  /// In a step that is recorded: each replay makes the call, and it is not made
+  /// now. See engine::note_in_recording().
+  std::optional<Work> note(
+      const Call& call,
+      uint64_t& sequence,
+      const CarrierPtr& carrier,
+      const Start& start,
+      std::function<void()>& finish);
   Work begin(
       const Call& call,
       bool async,

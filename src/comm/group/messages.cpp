@@ -10,6 +10,7 @@
 #include "comm/group/arguments.h"
 #include "comm/group/group_impl.h"
 #include "comm/group/staging.h"
+#include "comm/raw_access.h"
 
 namespace tessera {
 
@@ -54,8 +55,9 @@ Work start_send(
       comm::describe_message(
           "send", tensor, describe_route(group, "to", to, tag), label),
       async,
-      [&](Carrier& carrier, const Call& call, bool in_background) {
-        return carrier.send(call, staged.wire(), to, tag, in_background);
+      [wire = staged.wire(), to, tag](
+          Carrier& carrier, const Call& call, bool in_background) {
+        return carrier.send(call, wire, to, tag, in_background);
       },
       nullptr);
 }
@@ -74,10 +76,12 @@ Work start_recv(
       comm::describe_message(
           "recv", tensor, describe_route(group, "from", from, tag), label),
       async,
-      [&](Carrier& carrier, const Call& call, bool in_background) {
-        return carrier.recv(call, staged.wire(), from, tag, in_background);
+      [wire = staged.wire(), from, tag](
+          Carrier& carrier, const Call& call, bool in_background) {
+        return carrier.recv(call, wire, from, tag, in_background);
       },
-      [staged, tensor]() mutable {
+      [staged, tensor] {
+        comm::before_raw_write(tensor, "recv"); // since it was called, too
         if (tensor.is_cuda()) {
           tensor.detach().view({-1}).copy_(
               staged.wire().view({-1}).view(tensor.scalar_type()));

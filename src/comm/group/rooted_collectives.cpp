@@ -107,15 +107,11 @@ Work start_gather(
   return group.launch(
       request,
       input,
-      [&](Carrier& carrier, const Call& call, bool in_background) {
-        return carrier.gather(
-            call,
-            receives ? to.wire() : at::Tensor(),
-            from.wire(),
-            root,
-            in_background);
+      [out = receives ? to.wire() : at::Tensor(), in = from.wire(), root](
+          Carrier& carrier, const Call& call, bool in_background) {
+        return carrier.gather(call, out, in, root, in_background);
       },
-      [to, receives]() mutable {
+      [to, receives] {
         if (receives) {
           to.write_back();
         }
@@ -150,15 +146,11 @@ Work start_scatter(
   return group.launch(
       request,
       output,
-      [&](Carrier& carrier, const Call& call, bool in_background) {
-        return carrier.scatter(
-            call,
-            to.wire(),
-            sends ? from.wire() : at::Tensor(),
-            root,
-            in_background);
+      [out = to.wire(), in = sends ? from.wire() : at::Tensor(), root](
+          Carrier& carrier, const Call& call, bool in_background) {
+        return carrier.scatter(call, out, in, root, in_background);
       },
-      [to]() mutable { to.write_back(); });
+      [to] { to.write_back(); });
 }
 
 Work start_reduce(
@@ -184,18 +176,18 @@ Work start_reduce(
   return group.launch(
       request,
       tensor,
-      [&](Carrier& carrier, const Call& call, bool in_background) {
-        return carrier.reduce(
-            call, staged.wire(), root, plan.op, in_background);
+      [wire = staged.wire(), root, op = plan.op](
+          Carrier& carrier, const Call& call, bool in_background) {
+        return carrier.reduce(call, wire, root, op, in_background);
       },
-      [staged,
-       divisor = plan.divisor,
-       receives = group.rank() == root]() mutable {
+      [staged, divisor = plan.divisor, receives = group.rank() == root] {
         if (receives && divisor != 1) {
           staged.wire().div_(divisor);
         }
         if (receives) {
           staged.write_back();
+        } else {
+          staged.note_write();
         }
       });
 }

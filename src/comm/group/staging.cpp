@@ -1,14 +1,31 @@
 #include "comm/group/staging.h"
 
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_real.h>
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
 #include "comm/diagnostics/describe.h"
+#include "comm/raw_access.h"
 #include "comm/shm/reduce_kernels.h"
+#include "libtorch/recording.h"
 
 namespace tessera::comm {
+namespace {
+
+/// The same memory, which it does not own: where a replay finds the values,
+/// whatever has become of the tensor.
+at::Tensor place_of(const at::Tensor& tensor) {
+  return tensor.numel() == 0 ? tensor
+                             : at::from_blob(
+                                   tensor.data_ptr(),
+                                   tensor.sizes(),
+                                   tensor.strides(),
+                                   tensor.options());
+}
+
+} // namespace
 
 StagedTensor::StagedTensor(
     const GroupImpl& group,
@@ -18,7 +35,12 @@ StagedTensor::StagedTensor(
   const auto& carrier = group.carrier(tensor.device().type());
   staged_ = tensor.is_cuda() && carrier == group.carrier(at::kCPU);
   if (staged_) {
+    engine::refuse_in_recording(
+        "collective",
+        "In a captured step ranks exchange tensors of a GPU over NCCL; make other exchanges around it.");
     wire_ = wire_.to(at::kCPU);
+  } else if (wire_.is_cpu() && engine::is_recorded_here()) {
+    wire_ = place_of(wire_);
   }
   if (carrier->can.takes_every_dtype) {
     return;
@@ -30,7 +52,12 @@ StagedTensor::StagedTensor(
   }
 }
 
-void StagedTensor::write_back() {
+void StagedTensor::note_write() const {
+  before_raw_write(original_, "wait");
+}
+
+void StagedTensor::write_back() const {
+  note_write();
   if (staged_) {
     original_.view({-1}).copy_(as_original().view({-1}));
   }

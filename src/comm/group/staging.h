@@ -14,7 +14,10 @@ namespace tessera::comm {
 ///
 /// wire() is what the backend gets: bytes to move, or a dtype that the backend
 /// can reduce, in host memory if the group has no backend for the device.
-/// write_back() copies a result back into the tensor.
+/// write_back() copies a result back into the tensor. note_write() counts the
+/// tensor as written once more, since a collective that is awaited later has
+/// written since it was started; on every rank, also where write_back() is not
+/// called.
 class StagedTensor {
  public:
   enum class Contents { Bytes, Values };
@@ -24,11 +27,12 @@ class StagedTensor {
       const at::Tensor& tensor,
       Contents contents);
 
-  at::Tensor& wire() {
+  const at::Tensor& wire() const {
     return wire_;
   }
 
-  void write_back();
+  void write_back() const;
+  void note_write() const;
 
  private:
   at::Tensor as_original() const;

@@ -1,0 +1,46 @@
+// What makes the fake backend's collectives take time.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "comm/backends/carrier.h"
+#include "comm/wire_speed.h"
+
+namespace tessera::comm {
+
+/// A collective that is on its way.
+struct FakeTransfer {
+  c10d::OpType type;
+  std::vector<at::Tensor> outputs;
+  std::vector<at::Tensor> inputs;
+  int64_t sent_bytes = 0;
+  std::function<void()> move; // what it does to the outputs; may be empty
+};
+
+/// What clocks can count with.
+constexpr double kLongestTransfer = 24 * 3600; // seconds
+
+class FakeWire {
+ public:
+  virtual ~FakeWire() = default;
+  virtual WorkPtr carry(FakeTransfer transfer) = 0;
+};
+
+/// Collectives take the time that they would take on a network, one after the
+/// other. They take nothing from those who compute: whoever waits for one
+/// sleeps.
+std::unique_ptr<FakeWire> make_host_wire(const WireSpeed& speed);
+
+/// The same for tensors of GPUs, as NCCL does it: each GPU has a stream of its
+/// own for them, and a wait makes the current stream wait. Beside the wire's
+/// time they copy this rank's part to where the others' would be, on another
+/// stream. Unlike NCCL's, they take one multiprocessor, and that copy's memory
+/// bandwidth. Throws in a build without CUDA's headers.
+std::unique_ptr<FakeWire> make_cuda_wire(const WireSpeed& speed);
+
+} // namespace tessera::comm

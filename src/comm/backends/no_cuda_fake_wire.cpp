@@ -1,0 +1,13 @@
+#include <tessera/error.h>
+
+#include "comm/backends/fake_wire.h"
+
+namespace tessera::comm {
+
+std::unique_ptr<FakeWire> make_cuda_wire(const WireSpeed& /*speed*/) {
+  raise(
+      {.call = "init"},
+      "this build has no wire for tensors of a GPU: CUDA's headers were not found when Tessera was configured. Leave out fake_bandwidth and fake_latency.");
+}
+
+} // namespace tessera::comm
