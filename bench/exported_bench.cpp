@@ -3,17 +3,21 @@
 //   python3 bench/peers/exported.py --export FOLDER     # writes the models
 //   exported_bench FOLDER                               # alone
 //   tessera run -n 2 exported_bench FOLDER              # both sharded
+//   exported_bench FOLDER 124M cuda                     # on a GPU, in bfloat16
 //
 // Steps of the two take turns, a handful at a time; the C++ model is the limit.
+// On a GPU both compute in bfloat16 from float32 shards.
 #include <tessera/tessera.h>
 
 #include <torch/torch.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "gpt.h"
 #include "harness.h"
+#include "setting.h"
 
 namespace {
 
@@ -24,16 +28,26 @@ constexpr int kNodes = 1000; // of the chain
 
 torch::Tensor loss_of(const torch::Tensor& logits, const torch::Tensor& ids) {
   return torch::cross_entropy_loss(
-      logits.view({-1, logits.size(-1)}), ids.view({-1}));
+      logits.view({-1, logits.size(-1)}).to(torch::kFloat), ids.view({-1}));
 }
 
 /// A model with its optimizer.
 template <class Model>
 class Trainer {
  public:
-  Trainer(Model model, const tessera::WrapPolicy& policy)
-      : model_(std::move(model)) {
-    tessera::fully_shard(model_, tessera::FullyShardOptions().policy(policy));
+  Trainer(
+      Model model,
+      const tessera::WrapPolicy& policy,
+      const torch::Device& device)
+      : model_(std::move(model)), device_(device) {
+    model_->to(device_);
+    auto options = tessera::FullyShardOptions().policy(policy);
+    if (device_.is_cuda()) {
+      options.mp_policy(tessera::MixedPrecisionPolicy()
+                            .param_dtype(torch::kBFloat16)
+                            .reduce_dtype(torch::kFloat));
+    }
+    tessera::fully_shard(model_, options);
     optimizer_ = std::make_unique<tessera::optim::AdamW>(
         tessera::parameters(model_), 1e-4);
   }
@@ -49,40 +63,42 @@ class Trainer {
       const tessera::Group& world,
       const torch::Tensor& ids,
       int steps) {
-    return bench::milliseconds(
-               world,
-               [&] {
-                 for (int i = 0; i < steps; ++i) {
-                   step(ids);
-                 }
-               }) /
-        steps;
+    bench::synchronize(device_);
+    const double all = bench::milliseconds(world, [&] {
+      for (int i = 0; i < steps; ++i) {
+        step(ids);
+      }
+      bench::synchronize(device_);
+    });
+    return all / steps;
   }
 
  private:
   Model model_;
+  const torch::Device device_;
   std::unique_ptr<tessera::optim::AdamW> optimizer_;
 };
 
 void compare_steps(
     const bench::Arguments& arguments,
     const tessera::Group& world,
-    const std::string& folder) {
+    const std::string& folder,
+    const bench::Setting& setting) {
   torch::manual_seed(0);
-  const bench::GptConfig config;
-  auto loaded = tessera::load_exported(folder + "/gpt.pt2");
+  auto loaded =
+      tessera::load_exported(folder + "/gpt-" + setting.name + ".pt2");
   const auto policy = tessera::block_policy(loaded);
-  Trainer<tessera::Exported> exported(loaded, policy);
+  Trainer<tessera::Exported> exported(loaded, policy, setting.device);
   Trainer<bench::Gpt> written(
-      bench::Gpt(config), tessera::module_wrap_policy<bench::Block>());
-  const auto ids = torch::randint(
-      0, config.vocabulary, {config.batch, config.length}, torch::kLong);
+      bench::Gpt(setting.config),
+      tessera::module_wrap_policy<bench::Block>(),
+      setting.device);
+  const auto ids = setting.make_ids();
   for (int i = 0; i < arguments.times(kWarmUp); ++i) {
     exported.step(ids);
     written.step(ids);
   }
-  bench::Row row{
-      "exported/gpt-tiny/cpu" + std::to_string(world.size()), "ms", {}};
+  bench::Row row{"exported/" + setting.place(world), "ms", {}};
   const int steps = arguments.times(kStepsARepeat);
   for (int repeat = 0; repeat < arguments.times(kRepeats); ++repeat) {
     row.ours.push_back(exported.measure(world, ids, steps));
@@ -135,9 +151,11 @@ void compare_nodes(
 int main(int argc, char** argv) {
   const bench::Arguments arguments(argc, argv);
   const std::string folder = arguments.word(0, "build/bench/exported");
+  const bench::Setting setting(
+      arguments.word(1, "tiny"), arguments.word(2, "cpu"));
   const auto world = tessera::init();
-  compare_steps(arguments, world, folder);
-  if (world.size() == 1) {
+  compare_steps(arguments, world, folder, setting);
+  if (world.size() == 1 && !setting.is_cuda()) {
     compare_nodes(arguments, world, folder);
   }
   return 0;

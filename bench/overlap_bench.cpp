@@ -2,19 +2,30 @@
 // rank of a world whose other ranks are not there: the backend "fake" takes the
 // time of a network.
 //
-//   overlap_bench 64 1.2     # 64 ranks; computing takes 1.2 times the wire
-//   overlap_bench 64 2 4     # a step of 4 backwards and one reduction
+//   overlap_bench 64 1.2        64 ranks; computing takes 1.2 times the wire
+//   overlap_bench 8x8 1.2       hybrid sharding: 8 copies, each of 8 ranks
+//   overlap_bench 64 2 4        a step of 4 backwards and one reduction
+//   overlap_bench 8 400GB 1 124M cuda
+//                               on a GPU, whose wire sends 400 GB/s
 //
+// The embedding and the output layer are units of their own, so that the output
+// layer travels beside the blocks. On a GPU the model computes in bfloat16 from
+// float32 shards and reduces in float32; the wire is a stream of its own that
+// sleeps. In hybrid sharding there are two wires of the same speed.
 // The limit is the wire, or computing with the first gather and the last
-// reduction, which nothing can hide, whichever is longer. The peer `plan` is
-// what `tessera plan` predicts from the time of computing and the same wire.
+// reduction, those of the embedding, which nothing can hide, whichever is
+// longer. The peer `plan` is what `tessera plan` predicts from the time of
+// computing and the same wire. Rows `overlap/exposed/` have what is beyond
+// computing.
 #include <tessera/tessera.h>
 
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "gpt.h"
 #include "harness.h"
@@ -26,54 +37,109 @@ namespace {
 constexpr int kRepeats = 9;
 constexpr double kLatency = 20e-6;
 
-/// Blocks are most of it, as in a large model.
-constexpr bench::GptConfig kConfig{
-    .vocabulary = 2048,
-    .width = 256,
-    .heads = 4,
-    .layers = 12,
-    .length = 64,
-    .batch = 4};
+/// What is trained, and over how many ranks.
+struct Task {
+  explicit Task(const bench::Arguments& arguments)
+      : mesh(arguments.word(0, "64")),
+        copies(mesh.find('x') == std::string::npos ? 1 : std::stoi(mesh)),
+        shards(std::stoi(mesh.substr(mesh.find('x') + 1))),
+        speed(arguments.word(1, "1.2")),
+        backwards(std::stoi(arguments.word(2, "1"))),
+        size(arguments.word(3, "tiny")),
+        device(arguments.word(4, "cpu")) {
+    if (device.is_cuda()) {
+      const bench::Setting setting(size, device);
+      config = setting.config;
+    }
+  }
 
-constexpr tessera::plan::GptShape kShape{
-    .layers = kConfig.layers,
-    .width = kConfig.width,
-    .heads = kConfig.heads,
-    .vocabulary = kConfig.vocabulary,
-    .length = kConfig.length,
-    .is_tied = false};
+  tessera::plan::Plan plan(const tessera::plan::Speeds& speeds) const {
+    const tessera::plan::GptShape shape{
+        .layers = config.layers,
+        .width = config.width,
+        .heads = config.heads,
+        .vocabulary = config.vocabulary,
+        .length = config.length,
+        .is_tied = false,
+        .splits_root = true};
+    tessera::plan::TrainingSetup setup{
+        .copies = copies,
+        .shards = shards,
+        .accumulate = backwards,
+        .syncs_always = backwards == 1,
+        .device = tessera::plan::Device::Cpu,
+        .speeds = speeds};
+    if (device.is_cuda()) {
+      setup.param_dtype = tessera::format::DType::BFloat16;
+      setup.device = tessera::plan::Device::Cuda;
+    }
+    return make_plan(
+        tessera::plan::GptSubject{shape, {.batch = config.batch}}, setup);
+  }
 
-tessera::plan::Plan plan_of(
-    int ranks,
-    int backwards,
-    const tessera::plan::Speeds& speeds) {
-  return make_plan(
-      tessera::plan::GptSubject{kShape, {.batch = kConfig.batch}},
-      {.shards = ranks,
-       .accumulate = backwards,
-       .syncs_always = backwards == 1,
-       .device = tessera::plan::Device::Cpu,
-       .speeds = speeds});
-}
+  /// The wire's speed, if it is given and not by the time of computing.
+  std::optional<double> bandwidth() const {
+    constexpr std::string_view kUnit = "GB";
+    return speed.ends_with(kUnit) ? std::optional(std::stod(speed) * 1e9)
+                                  : std::nullopt;
+  }
+
+  /// Of a row.
+  std::string name(const std::string& family) const {
+    return family + "/" + (device.is_cuda() ? "gpt-" + size + "/" : "") + "w" +
+        mesh + "/" + (bandwidth() ? speed : "compute" + speed + "x") +
+        (backwards > 1 ? "/accumulate" + std::to_string(backwards) : "") +
+        (device.is_cuda() ? "/cuda1" : "");
+  }
+
+  const std::string mesh; // "64", or copies and shards: "8x8"
+  const int copies;
+  const int shards;
+  const std::string speed;
+  const int backwards;
+  const std::string size;
+  const torch::Device device;
+  /// Blocks are most of it, as in a large model.
+  bench::GptConfig config{
+      .vocabulary = 2048,
+      .width = 256,
+      .heads = 4,
+      .layers = 12,
+      .length = 64,
+      .batch = 4};
+};
 
 /// A sharded model in a world of its own.
 class Trainer {
  public:
-  Trainer(int ranks, int backwards, double bandwidth) : backwards_(backwards) {
+  Trainer(const Task& task, double bandwidth)
+      : backwards_(task.backwards), device_(task.device) {
     tessera::shutdown(); // of the trainer before, which keeps its group
     tessera::init(tessera::InitOptions()
                       .backend("fake")
                       .rank(0)
-                      .world_size(ranks)
+                      .world_size(task.copies * task.shards)
                       .local_rank(0)
                       .fake_bandwidth(bandwidth)
                       .fake_latency(bandwidth > 0 ? kLatency : 0));
     tessera::seed(0);
-    model_ = bench::Gpt(kConfig);
-    for (const auto& block : *model_->blocks) {
-      tessera::fully_shard(block);
+    model_ = bench::Gpt(task.config);
+    model_->to(device_);
+    tessera::FullyShardOptions options;
+    if (device_.is_cuda()) {
+      options.mp_policy(tessera::MixedPrecisionPolicy()
+                            .param_dtype(torch::kBFloat16)
+                            .reduce_dtype(torch::kFloat));
     }
-    tessera::fully_shard(model_);
+    if (task.copies > 1) {
+      options.mesh(tessera::make_mesh({task.copies, task.shards}));
+    }
+    tessera::fully_shard(model_->tokens, options);
+    for (const auto& block : *model_->blocks) {
+      tessera::fully_shard(block, options);
+    }
+    tessera::fully_shard(model_->head, options);
+    tessera::fully_shard(model_, options);
   }
 
   /// Forwards and backwards; the last backward reduces.
@@ -86,9 +152,17 @@ class Trainer {
       param.mutable_grad().reset();
     }
   }
+  double milliseconds(const torch::Tensor& ids) {
+    bench::synchronize(device_);
+    return bench::milliseconds([&] {
+      step(ids);
+      bench::synchronize(device_);
+    });
+  }
 
  private:
   const int backwards_;
+  const torch::Device device_;
   bench::Gpt model_ = nullptr;
 };
 
@@ -96,52 +170,61 @@ class Trainer {
 
 int main(int argc, char** argv) {
   const bench::Arguments arguments(argc, argv);
-  const int ranks = std::stoi(arguments.word(0, "64"));
-  const std::string times = arguments.word(1, "1.2");
-  const int backwards = std::stoi(arguments.word(2, "1"));
+  const Task task(arguments);
   at::set_num_threads(1);
   const auto ids = torch::randint(
-      0, kConfig.vocabulary, {kConfig.batch, kConfig.length}, torch::kLong);
+                       0,
+                       task.config.vocabulary,
+                       {task.config.batch, task.config.length},
+                       torch::kLong)
+                       .to(task.device);
 
-  Trainer at_once(ranks, backwards, /*bandwidth=*/0);
+  Trainer at_once(task, /*bandwidth=*/0);
   bench::Samples warm_up;
   for (int i = 0; i < 1 + arguments.times(4); ++i) { // gathers ahead
-    warm_up.push_back(bench::milliseconds([&] { at_once.step(ids); }));
+    warm_up.push_back(at_once.milliseconds(ids));
   }
-  const auto traffic = plan_of(ranks, backwards, {}).wire.total();
-  const double wire_seconds = bench::median(warm_up) / 1e3 / std::stod(times) -
-      kLatency * static_cast<double>(traffic.collectives);
+  const auto traffic = task.plan({}).wire.total();
+  const auto sent_bytes = static_cast<double>(traffic.sent_bytes);
+  const double latencies = kLatency * static_cast<double>(traffic.collectives);
+  const double wire_seconds = task.bandwidth()
+      ? sent_bytes / *task.bandwidth()
+      : bench::median(warm_up) / 1e3 / std::stod(task.speed) - latencies;
   if (wire_seconds <= 0) {
     throw std::runtime_error("computing takes less than the latencies alone");
   }
   const tessera::comm::WireSpeed wire{
-      .bytes_per_second =
-          static_cast<double>(traffic.sent_bytes) / wire_seconds,
+      .bytes_per_second = sent_bytes / wire_seconds,
       .latency_seconds = kLatency};
 
-  Trainer on_a_wire(ranks, backwards, wire.bytes_per_second);
+  Trainer on_a_wire(task, wire.bytes_per_second);
   on_a_wire.step(ids);
   on_a_wire.step(ids);
-  bench::Row row{
-      "overlap/w" + std::to_string(ranks) + "/compute" + times + "x" +
-          (backwards > 1 ? "/accumulate" + std::to_string(backwards) : ""),
-      "ms",
-      {}};
+  bench::Row row{task.name("overlap"), "ms", {}};
+  bench::Row exposed{task.name("overlap/exposed"), "ms", {}};
   bench::Samples computing;
   for (int i = 0; i < arguments.times(kRepeats); ++i) {
-    computing.push_back(bench::milliseconds([&] { at_once.step(ids); }));
-    row.ours.push_back(bench::milliseconds([&] { on_a_wire.step(ids); }));
+    computing.push_back(at_once.milliseconds(ids));
+    row.ours.push_back(on_a_wire.milliseconds(ids));
+    exposed.ours.push_back(row.ours.back() - computing.back());
   }
 
   // The plan computes as long as the step did that sends at once.
   const double seconds = bench::median(computing) / 1e3;
-  const double flops =
-      plan_of(ranks, backwards, {.flops = 1}).time.computing / seconds;
-  const auto plan = plan_of(ranks, backwards, {.flops = flops, .wire = wire});
-  const double ends = 2 *
-      wire.seconds(tessera::comm::sent_of(4 * plan.units.back().numel, ranks));
+  const double flops = task.plan({.flops = 1}).time.computing / seconds;
+  const auto plan = task.plan({.flops = flops, .wire = wire});
+  const int64_t gathered = task.device.is_cuda() ? 2 : 4; // bytes an element
+  const int64_t embedding = plan.units.front().numel;
+  const auto takes = [&](int64_t element_bytes) {
+    return wire.seconds(
+        tessera::comm::sent_of(element_bytes * embedding, task.shards));
+  };
+  const double ends = takes(gathered) + takes(4);
   row.limit.push_back(std::max(seconds + ends, plan.time.sending) * 1e3);
   row.peers["plan"].push_back(plan.time.together() * 1e3);
+  exposed.limit.push_back(row.limit.back() - seconds * 1e3);
+  exposed.peers["plan"].push_back(row.peers["plan"].back() - seconds * 1e3);
   bench::print(row);
+  bench::print(exposed);
   return 0;
 }

@@ -74,6 +74,7 @@ def contests(build):
         Contest("comm", "cpu", 15, [ranks(2, "comm_bench"), peer("comm.py", "--ranks", "2")], rounds=2),
         Contest("comm", "cpu", 55, [ranks(4, "comm_bench"), peer("comm.py", "--ranks", "4")], rounds=2),
         Contest("overlap", "cpu", 70, on_wires(alone), brief=1),
+        Contest("overlap", "cuda", 110, on_fast_wires(alone), rounds=1, brief=1),
         Contest("scale", "cpu", 90, at_each_scale(alone), brief=4),
         Contest("state", "cpu", 22, [ranks(2, "state_bench"), peer("state.py", "--ranks", "2")]),
         Contest("step", "cpu", 32, [ranks(2, "step_bench"), peer("steps.py", "--ranks", "2")]),
@@ -82,8 +83,18 @@ def contests(build):
         Contest("step", "cuda", 240, both("step_bench", "steps.py", "774M"), rounds=2),
         Contest("ddp", "cpu", 40, [ranks(2, "ddp_bench"), peer("ddp.py", "--ranks", "2")]),
         Contest("ddp", "cuda", 35, both("ddp_bench", "ddp.py", "124M")),
-        Contest("exported", "cpu", 15, [ranks(1, "exported_bench", exported), peer("exported.py", "--ranks", "1")], setup=export_models),
-        Contest("exported", "cpu", 20, [ranks(2, "exported_bench", exported)], setup=export_models),
+        Contest("exported", "cpu", 15, [ranks(1, "exported_bench", exported), peer("exported.py", "--ranks", "1")], setup=export_models("tiny")),
+        Contest("exported", "cpu", 20, [ranks(2, "exported_bench", exported)], setup=export_models("tiny")),
+        Contest(
+            "exported",
+            "cuda",
+            45,
+            [
+                alone("exported_bench", exported, "124M", "cuda"),
+                peer("exported.py", "--ranks", "1", "--config", "124M", "--device", "cuda"),
+            ],
+            setup=export_models("124M"),
+        ),
         Contest("loader", "cpu", 20, [ranks(2, "loader_bench")], rounds=1),
         Contest("loader", "cuda", 25, [alone("loader_bench", "124M", "cuda")], rounds=1),
         Contest("loss", "cpu", 15, [alone("loss_bench"), peer("loss.py")]),
@@ -105,8 +116,14 @@ def contests(build):
 
 def on_wires(alone):
     """Worlds that are not there, and how many times the wire's time computing takes."""
-    wires = [("8", "1.2"), ("64", "1.2"), ("1024", "1.2"), ("64", "2"), ("1024", "2"), ("64", "2", "4")]
+    wires = [("8", "1.2"), ("64", "1.2"), ("1024", "1.2"), ("8x8", "1.2"), ("64", "2"), ("1024", "2"), ("64", "2", "4")]
     return [alone("overlap_bench", *wire) for wire in wires]
+
+
+def on_fast_wires(alone):
+    """NVLink within a host, 50 GB/s per GPU between hosts; and computing by the wire's time."""
+    wires = [("8", "400GB", "1"), ("64", "50GB", "1"), ("1024", "50GB", "1"), ("64", "1.2", "4"), ("64", "2", "4")]
+    return [alone("overlap_bench", *wire, size, "cuda") for size in ("124M", "774M") for wire in wires]
 
 
 def at_each_scale(alone):
@@ -127,9 +144,9 @@ def checkpoint_folder():
     return folder.name
 
 
-def export_models():
+def export_models(size):
     """Lets Python write the models of exported_bench."""
-    subprocess.run(peer("exported.py", "--export", str(EXPORTED)), check=True)
+    return lambda: subprocess.run(peer("exported.py", "--export", str(EXPORTED), "--config", size), check=True)
 
 
 def peer(program, *words):

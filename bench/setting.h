@@ -24,7 +24,9 @@ inline void synchronize(const torch::Device& device) {
 
 struct Setting {
   explicit Setting(const Arguments& arguments)
-      : name(arguments.word(0, "tiny")), device(arguments.word(1, "cpu")) {
+      : Setting(arguments.word(0, "tiny"), arguments.word(1, "cpu")) {}
+  Setting(const std::string& size, const torch::Device& where)
+      : name(size), device(where) {
     const std::map<std::string, GptConfig> configs{
         {"tiny", {}},
         {"124M", {50304, 768, 12, 12, 1024, 8}},

@@ -3,6 +3,7 @@
 
     python3 bench/peers/exported.py --export build/bench/exported
     python3 bench/peers/exported.py --ranks 1
+    python3 bench/peers/exported.py --ranks 1 --config 124M --device cuda
 
 Timing prints a partial row; bench/run.py puts it beside ours.
 """
@@ -33,7 +34,7 @@ def export(args):
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     config = CONFIGS[args.config]
-    models = {"gpt": (Gpt(*config), make_ids(config, "cpu")), "chain": (Chain(), torch.randn(1))}
+    models = {f"gpt-{args.config}": (Gpt(*config), make_ids(config, "cpu")), "chain": (Chain(), torch.randn(1))}
     for name, (model, example) in models.items():
         torch.export.save(torch.export.export(model, (example,), strict=False), folder / f"{name}.pt2")
 
@@ -46,7 +47,9 @@ def measure(args):
     ids = make_ids(config, args.device)
 
     def step():
-        loss_of(model, ids).backward()
+        with torch.autocast("cuda", torch.bfloat16, enabled=args.device == "cuda"):
+            loss = loss_of(model, ids, is_chunked=False)  # the exported model returns its logits
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 

@@ -147,6 +147,12 @@ void add_model_flags(CLI::App& command, Settings& settings) {
       ->group(of_gpt);
   command
       .add_flag(
+          "--split-root",
+          request.split_root,
+          "The embedding and the output layer are units of their own")
+      ->group(of_gpt);
+  command
+      .add_flag(
           "--recompute", request.recompute, "Each block under recompute()")
       ->group(of_gpt);
   add_dtype(

@@ -124,21 +124,12 @@ void BundleGradients::start_reduction(bool all_reduce, std::string_view label) {
   all_reduces_ = all_reduce;
   if (!gradients_.defined()) { // only what an earlier one left
     reduced_ = std::exchange(partial_, at::Tensor());
-    if (layout_.num_ranks() == 1) {
-      reduction_ =
-          groups_.replicate.all_reduce_async(reduced_, ReduceOp::Avg, label);
-    }
+    start_over_copies(label);
     return;
   }
   if (layout_.num_ranks() == 1) {
     reduced_ = std::exchange(gradients_, at::Tensor());
-    if (groups_.replicate.valid() && all_reduce) {
-      if (partial_.defined()) {
-        reduced_.add_(std::exchange(partial_, at::Tensor()));
-      }
-      reduction_ =
-          groups_.replicate.all_reduce_async(reduced_, ReduceOp::Avg, label);
-    }
+    start_over_copies(label);
     return;
   }
   if (layout_.travel() == Layout::Travel::Whole) {
@@ -152,27 +143,42 @@ void BundleGradients::start_reduction(bool all_reduce, std::string_view label) {
       reduced_, gradients_, ReduceOp::Avg, label);
 }
 
+/// `reduced_` is the average over the shard group.
+bool BundleGradients::start_over_copies(std::string_view label) {
+  if (!groups_.replicate.valid()) {
+    return false;
+  }
+  if (partial_.defined()) {
+    reduced_.add_(std::exchange(partial_, at::Tensor()));
+  }
+  if (!all_reduces_) {
+    return false;
+  }
+  reduction_ =
+      groups_.replicate.all_reduce_async(reduced_, ReduceOp::Avg, label);
+  return true;
+}
+
+bool BundleGradients::go_on_to_copies(std::string_view label) {
+  if (!gradients_.defined()) { // they did not travel
+    return false;
+  }
+  std::exchange(reduction_, Work()).wait();
+  if (layout_.travel() == Layout::Travel::Whole) {
+    keep_own_part(gradients_, reduced_);
+  }
+  pool_.give(std::exchange(gradients_, at::Tensor()));
+  return start_over_copies(label);
+}
+
 BundleGradients::Reduced BundleGradients::finish_reduction(
     std::string_view label) {
+  go_on_to_copies(label);
   std::exchange(reduction_, Work()).wait();
   at::Tensor mean = std::exchange(reduced_, at::Tensor());
-  if (gradients_.defined()) { // what travelled
-    if (layout_.travel() == Layout::Travel::Whole) {
-      keep_own_part(gradients_, mean);
-    }
-    pool_.give(std::exchange(gradients_, at::Tensor()));
-  }
-  if (groups_.replicate.valid()) {
-    if (partial_.defined()) {
-      mean.add_(std::exchange(partial_, at::Tensor()));
-    }
-    if (!all_reduces_) {
-      partial_ = std::move(mean);
-      return {};
-    }
-    if (layout_.num_ranks() > 1) {
-      groups_.replicate.all_reduce(mean, ReduceOp::Avg, label);
-    }
+  if (groups_.replicate.valid() && !all_reduces_) {
+    partial_ = std::move(mean);
+    return {};
   }
   std::vector<bool> used(layout_.num_params(), false);
   used.swap(used_);

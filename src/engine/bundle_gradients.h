@@ -16,7 +16,8 @@
 namespace tessera::engine {
 
 /// Full gradients are copied into one flat buffer, wait there, and are averaged
-/// into a part for each rank.
+/// into a part for each rank. In hybrid sharding that is the average over one
+/// copy of the model; a second reduction averages the part over the copies.
 class BundleGradients {
  public:
   /// `full` tells where full parameters are, `shard` what the average becomes.
@@ -46,6 +47,9 @@ class BundleGradients {
   bool is_reducing() const {
     return reduced_.defined();
   }
+  /// Waits for the average over the shard group and starts the one over the
+  /// copies. False: there is none, or it was started at once.
+  bool go_on_to_copies(std::string_view label);
   /// The average as (shard_numel) in the shard's dtype and place; undefined
   /// where it waits for an all-reduce. `used` says by index which parameters
   /// had a gradient.
@@ -65,6 +69,7 @@ class BundleGradients {
  private:
   at::Tensor slot(const at::Tensor& buffer, size_t index) const;
   void keep_own_part(const at::Tensor& whole, const at::Tensor& part) const;
+  bool start_over_copies(std::string_view label);
 
   // Constant after construction.
   const Layout layout_;

@@ -7,6 +7,7 @@ namespace tessera::engine {
 
 void GatherOrder::free(int unit) {
   std::erase(held_, unit);
+  std::erase(stayed_, unit);
 }
 
 void GatherOrder::begin_iteration(int first) {
@@ -34,6 +35,14 @@ void GatherOrder::record(int unit) {
   ++position_;
 }
 
+bool GatherOrder::record_stayed(int unit) {
+  if (std::erase(stayed_, unit) == 0) {
+    return false;
+  }
+  record(unit);
+  return true;
+}
+
 std::optional<int> GatherOrder::foreseen() const {
   if (is_iteration_ended_ || !foresees_ || position_ >= expected_.size() ||
       expected_[position_] == kGap) {
@@ -53,6 +62,7 @@ void GatherOrder::forget(int unit) {
 }
 
 void GatherOrder::forget_orders() {
+  stayed_.clear();
   known_.clear();
   expected_.clear();
   recorded_.clear();

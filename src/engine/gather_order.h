@@ -19,7 +19,10 @@ namespace tessera::engine {
 /// next. In the next iteration the gather that followed the current one is
 /// foreseen, and started ahead: as soon as the current gather is finished. The
 /// last unit of forward is often the first of backward, and still Full then:
-/// its gather is started where backward begins. Iterations that begin with the
+/// its gather is started where backward begins. A unit that stays from one
+/// iteration to the next is recorded where it is used first, as if it was
+/// gathered there: so the iterations of an accumulation, of which only the
+/// first gathers the root, are alike. Iterations that begin with the
 /// same unit are taken for the same: a program may train several models in
 /// turns. A gather out of order is right all the same: nothing is foreseen
 /// until the next iteration.
@@ -74,12 +77,16 @@ class GatherOrder {
 
   /// Records a gather that a touch needed.
   void record(int unit);
+  /// A touch needed `unit`, which is Full. Records that and returns true if it
+  /// is the first since the last iteration.
+  bool record_stayed(int unit);
   /// The unit whose gather is to be started now: the one that followed last
   /// time.
   std::optional<int> foreseen() const;
   /// The next gather begins an iteration.
   void end_iteration() {
     is_iteration_ended_ = true;
+    stayed_ = held_;
   }
 
   /// `unit` died.
@@ -94,6 +101,7 @@ class GatherOrder {
   void begin_iteration(int first);
 
   std::vector<int> held_; // oldest gather first
+  std::vector<int> stayed_; // since the last iteration, and not used yet
 
   std::unordered_map<int, std::vector<int>> known_; // by the first unit
   std::vector<int> expected_; // of this iteration

@@ -80,8 +80,10 @@ void Schedule::forget(Unit* gone) {
   const std::scoped_lock lock(mutex_);
   units_.erase(gone->number());
   order_.forget(gone->number());
-  if (reductions_.in_flight == gone) {
-    reductions_.in_flight = nullptr;
+  for (Unit** reduced : {&reductions_.in_flight, &reductions_.over_copies}) {
+    if (*reduced == gone) {
+      *reduced = nullptr;
+    }
   }
   std::erase_if(reductions_.finished, [gone](const auto& finished) {
     return finished.unit == gone;
@@ -161,6 +163,9 @@ void Schedule::ensure_full(Unit& unit) {
     unit.params().follow_requires_grad(); // a gather does so by itself
   }
   if (unit.state() == UnitState::Full && !unit.is_stale()) {
+    if (order_.record_stayed(unit.number())) {
+      gather_ahead();
+    }
     return;
   }
   if (unit.is_stale()) {

@@ -29,6 +29,7 @@ struct Reductions {
     std::vector<bool> used; // by position, see UnitGradients
   };
   Unit* in_flight = nullptr; // at most one
+  Unit* over_copies = nullptr; // the one before it, in hybrid sharding
   std::vector<Finished> finished; // in order
 };
 
@@ -53,9 +54,10 @@ struct Reductions {
 /// the unit before is finished, the gradients are copied to where they travel
 /// from, this unit is freed (unless it is the root), and its reduction starts.
 /// It runs beside the backward of the next unit; more in flight would each hold
-/// a full gradient. At the end of backward the last reduction is finished,
-/// everything is freed (but a root that goes on accumulating), and the ranks
-/// compare what they did.
+/// a full gradient. In hybrid sharding it goes on over the copies of the model,
+/// with this rank's part alone, beside the backward of one unit more. At the
+/// end of backward the last reductions are finished, everything is freed (but a
+/// root that goes on accumulating), and the ranks compare what they did.
 ///
 /// Autograd's graph task id tells whether this thread is in a backward.
 /// OpenBackwards (libtorch/backward_hooks.h) calls end_backward() when autograd
@@ -143,7 +145,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void start_gather(Unit& unit, bool ahead);
   void finish_gather(Unit& unit);
   void start_reduction(Unit& unit);
-  void finish_reduction();
+  void advance_reductions();
+  bool go_on_to_copies(Unit& unit);
+  void finish_reductions();
+  void take_average(Unit* unit);
   void end_backward();
 
   void forget(Unit* gone);

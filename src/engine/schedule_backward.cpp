@@ -91,7 +91,10 @@ std::vector<at::Tensor> Schedule::take_gradients(
   const size_t count = gradients.size();
   backwards_.enter(shared_from_this());
   unit.params().check_faces("backward");
-  finish_reduction(); // the buffer of the unit before serves these gradients
+  advance_reductions(); // the buffer of the unit before serves these gradients
+  if (reductions_.over_copies == &unit) { // used twice
+    finish_reductions();
+  }
   const bool any = unit.gradients().add(std::move(gradients));
   if (!unit.is_root()) {
     reshard(unit);
@@ -114,11 +117,35 @@ void Schedule::start_reduction(Unit& unit) {
   unit.gradients().start_reduction();
 }
 
-/// The one place where averages get to the leaves.
-void Schedule::finish_reduction() {
+/// What was over the copies is finished; what was in flight follows it there,
+/// or is finished, too.
+void Schedule::advance_reductions() {
+  take_average(std::exchange(reductions_.over_copies, nullptr));
   Unit* unit = std::exchange(reductions_.in_flight, nullptr);
   if (unit == nullptr || !unit->gradients().is_reducing()) {
     return; // none, or autograd took the average itself
+  }
+  if (unit->groups().replicate.valid() && go_on_to_copies(*unit)) {
+    reductions_.over_copies = unit;
+  } else {
+    take_average(unit);
+  }
+}
+
+bool Schedule::go_on_to_copies(Unit& unit) {
+  const ScheduleProbe::Wait wait(probe_, ShardEvent::Kind::ReduceWait, unit);
+  return unit.gradients().go_on_to_copies();
+}
+
+void Schedule::finish_reductions() {
+  advance_reductions();
+  take_average(std::exchange(reductions_.over_copies, nullptr));
+}
+
+/// The one place where averages get to the leaves.
+void Schedule::take_average(Unit* unit) {
+  if (unit == nullptr || !unit->gradients().is_reducing()) {
+    return;
   }
   const ScheduleProbe::Wait wait(probe_, ShardEvent::Kind::ReduceWait, *unit);
   auto [used, failure] = unit->gradients().finish_reduction();
@@ -131,10 +158,10 @@ void Schedule::finish_reduction() {
 void Schedule::end_backward() {
   const std::scoped_lock lock(mutex_);
   at::NoGradGuard no_grad;
-  finish_reduction();
+  finish_reductions();
   for (Unit* unit : waiting_units(units_, reductions_)) {
     start_reduction(*unit);
-    finish_reduction();
+    finish_reductions();
   }
   for (const int number : std::vector<int>(order_.held())) {
     Unit& unit = *units_.at(number);

@@ -21,7 +21,7 @@ void Schedule::reduce_waiting(const std::vector<std::shared_ptr<Unit>>& units) {
       if (&unit->schedule() == this && unit->gradients().has_waiting()) {
         any = true;
         start_reduction(*unit);
-        finish_reduction();
+        finish_reductions();
       }
     }
     if (any) {

@@ -78,6 +78,16 @@ void UnitGradients::start_reduction() {
   }
 }
 
+bool UnitGradients::go_on_to_copies() {
+  bool any = false;
+  for (Bundle& bundle : unit_.bundles()) {
+    if (bundle.gradients().is_reducing()) {
+      any = bundle.gradients().go_on_to_copies(unit_.label()) || any;
+    }
+  }
+  return any;
+}
+
 UnitGradients::Average UnitGradients::wait() {
   const auto& params = unit_.params().all();
   Average result{

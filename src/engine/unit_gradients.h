@@ -47,6 +47,9 @@ class UnitGradients {
   bool holds_any() const;
   void start_reduction();
   bool is_reducing() const;
+  /// In hybrid sharding: waits for the averages over the shard group and starts
+  /// those over the copies. False if there is nothing to start.
+  bool go_on_to_copies();
   /// How a reduction ended.
   struct Reduction {
     /// By position: this rank had a gradient. Where it had none and the leaf

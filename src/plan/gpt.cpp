@@ -31,6 +31,7 @@ enum : size_t {
   kDownBias,
 };
 } // namespace block_param
+/// Of a root that is not split.
 namespace root_param {
 enum : size_t { kTokens, kPositions, kNormWeight, kNormBias, kHead };
 } // namespace root_param
@@ -61,6 +62,10 @@ void check(const GptShape& shape) {
         std::to_string(shape.heads) +
         " heads: each head has width / heads elements. Change one of them.");
   }
+  if (shape.splits_root && shape.is_tied) {
+    throw PlanError(
+        "a tied embedding is also the output layer, so neither can be a unit of its own: they stay in the root.");
+  }
 }
 
 Model model_of(const GptShape& shape) {
@@ -80,17 +85,29 @@ Model model_of(const GptShape& shape) {
         param("up.bias", {4 * w}),
         param("down.weight", {w, 4 * w}),
         param("down.bias", {w})}});
-  model.kinds.push_back(
-      {{param("tokens.weight", {shape.vocabulary, w}),
-        param("positions.weight", {shape.length, w}),
-        param("norm.weight", {w}),
-        param("norm.bias", {w})}});
-  if (!shape.is_tied) {
-    model.kinds.back().params.push_back(
-        param("head.weight", {shape.vocabulary, w}));
+  const Param tokens = param("tokens.weight", {shape.vocabulary, w});
+  const Param head = param("head.weight", {shape.vocabulary, w});
+  UnitKind root{
+      {param("positions.weight", {shape.length, w}),
+       param("norm.weight", {w}),
+       param("norm.bias", {w})}};
+  if (!shape.splits_root) {
+    root.params.insert(root.params.begin(), tokens);
+    if (!shape.is_tied) {
+      root.params.push_back(head);
+    }
+  }
+  model.kinds.push_back(std::move(root));
+  if (shape.splits_root) {
+    model.kinds.push_back({{tokens}});
+    model.kinds.push_back({{head}});
+    model.units.push_back({"tokens", 2});
   }
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     model.units.push_back({"blocks." + std::to_string(layer), 0});
+  }
+  if (shape.splits_root) {
+    model.units.push_back({"head", 3});
   }
   model.units.push_back({"root", 1});
   model.description = "GPT, " + std::to_string(shape.layers) +
@@ -133,28 +150,73 @@ GptProgram::GptProgram(
   times(states_, 64); // what a block has at most, so that sums need no check
 }
 
-size_t GptProgram::root() const {
+size_t GptProgram::num_layers() const {
   return static_cast<size_t>(shape_.layers);
+}
+
+size_t GptProgram::head() const {
+  return shape_.is_tied ? root_param::kTokens : root_param::kHead;
+}
+
+size_t GptProgram::first_block() const {
+  return shape_.splits_root ? 1 : 0;
+}
+
+size_t GptProgram::root() const {
+  return num_layers() + (shape_.splits_root ? 2 : 0);
+}
+
+GptProgram::Place GptProgram::place_of(size_t param) const {
+  if (!shape_.splits_root) {
+    return {root(), param};
+  }
+  if (param == root_param::kTokens) {
+    return {0, 0};
+  }
+  if (param == root_param::kHead) {
+    return {root() - 1, 0};
+  }
+  return {root(), param - 1}; // behind the tokens
+}
+
+void GptProgram::touch(Rank& rank, size_t param) const {
+  rank.touch(place_of(param).unit);
+}
+
+void GptProgram::add_gradient(Rank& rank, size_t param) const {
+  const Place place = place_of(param);
+  rank.add_gradient(place.unit, place.param);
+}
+
+/// What backward does when it has the gradient of a unit of one parameter.
+void GptProgram::finish_split(Rank& rank, size_t param) const {
+  if (shape_.splits_root) {
+    rank.finish_unit(place_of(param).unit);
+  }
 }
 
 void GptProgram::forward(Rank& rank, Account& account) const {
   Ledger& ledger = account.device;
   constexpr Kind kind = Kind::Activations;
+  using namespace root_param; // NOLINT: names of one enum
   ledger.add(kind, 2 * tokens_); // ids and targets
-  rank.touch(root());
+  touch(rank, kTokens);
   ledger.add(kind, states_); // of the tokens
+  touch(rank, kPositions);
   ledger.add(kind, position_ids_ + positions_);
   ledger.add(kind, states_); // their sum
   ledger.drop(kind, states_ + positions_);
-  for (size_t block = 0; block < root(); ++block) {
+  for (size_t layer = 0; layer < num_layers(); ++layer) {
+    const size_t block = first_block() + layer;
     if (recomputes_) {
       recomputed_forward(rank, account, block);
     } else {
       block_forward(rank, account, block);
     }
   }
-  rank.touch(root());
+  touch(rank, kNormWeight);
   ledger.add(kind, states_ + stats_); // the last norm
+  touch(rank, head());
   account.clock.compute(head_flops_);
   ledger.add(kind, logits_);
   if (casts_logits_) {
@@ -268,16 +330,19 @@ void GptProgram::backward(Rank& rank, Account& account) const {
     ledger.add(kind, logits_);
     ledger.drop(kind, loss_logits_);
   }
-  rank.touch(root());
+  touch(rank, head());
   account.clock.compute(2 * head_flops_);
   ledger.add(kind, states_); // head
-  rank.add_gradient(root(), shape_.is_tied ? kTokens : kHead);
+  add_gradient(rank, head());
+  finish_split(rank, head());
   ledger.drop(kind, logits_ + states_);
+  touch(rank, kNormWeight);
   ledger.add(kind, states_); // norm
-  rank.add_gradient(root(), kNormWeight);
-  rank.add_gradient(root(), kNormBias);
+  add_gradient(rank, kNormWeight);
+  add_gradient(rank, kNormBias);
   ledger.drop(kind, 2 * states_ + stats_);
-  for (size_t block = root(); block-- > 0;) {
+  for (size_t layer = num_layers(); layer-- > 0;) {
+    const size_t block = first_block() + layer;
     if (recomputes_) {
       recomputed_backward(rank, account, block);
     } else {
@@ -286,10 +351,11 @@ void GptProgram::backward(Rank& rank, Account& account) const {
   }
   rank.touch(root());
   ledger.add(kind, positions_);
-  rank.add_gradient(root(), kPositions);
+  add_gradient(rank, kPositions);
   ledger.drop(kind, positions_ + position_ids_);
-  rank.add_gradient(root(), kTokens);
+  add_gradient(rank, kTokens);
   ledger.drop(kind, states_);
+  finish_split(rank, kTokens);
   rank.finish_unit(root());
   ledger.drop(kind, 2 * tokens_);
 }

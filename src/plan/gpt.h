@@ -22,6 +22,9 @@ struct GptShape {
   int64_t vocabulary = 50257;
   int64_t length = 1024; // of a sequence
   bool is_tied = true; // the embedding is also the output layer
+  /// The embedding and the output layer are units of their own, not parts of
+  /// the root. Not if they are tied.
+  bool splits_root = false;
 };
 
 /// How many sequences per rank are computed at a time, and how.
@@ -35,7 +38,8 @@ struct GptRun {
 /// Throws PlanError for a shape that is not a GPT's, or too large to plan.
 void check(const GptShape& shape);
 
-/// Each block is a unit; the rest is the root.
+/// Each block is a unit, with splits_root the embedding and the output layer
+/// too; the rest is the root.
 Model model_of(const GptShape& shape);
 
 /// [Note: activations of a GPT]
@@ -75,7 +79,20 @@ class GptProgram : public Program {
   void block_backward(Rank& rank, Account& account, size_t unit) const;
   void recomputed_forward(Rank& rank, Account& account, size_t unit) const;
   void recomputed_backward(Rank& rank, Account& account, size_t unit) const;
+  size_t num_layers() const;
+  size_t first_block() const;
   size_t root() const;
+  /// A parameter that is in no block, in the unit that has it.
+  struct Place {
+    size_t unit;
+    size_t param;
+  };
+  /// Here a parameter is its position in a root that is not split.
+  Place place_of(size_t param) const;
+  size_t head() const;
+  void touch(Rank& rank, size_t param) const;
+  void add_gradient(Rank& rank, size_t param) const;
+  void finish_split(Rank& rank, size_t param) const;
 
   const GptShape shape_;
   const bool recomputes_;

@@ -27,6 +27,7 @@ struct Request {
   std::optional<int64_t> batch = std::nullopt;
   bool tied = false;
   bool untied = false;
+  bool split_root = false;
   bool recompute = false;
   std::optional<format::DType> loss_dtype = std::nullopt;
 

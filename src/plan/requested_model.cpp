@@ -19,7 +19,8 @@ constexpr int64_t kUsualHeadSize = 64;
 bool has_gpt_flags(const Request& request) {
   return request.layers || request.width || request.heads ||
       request.vocabulary || request.length || request.batch || request.tied ||
-      request.untied || request.recompute || request.loss_dtype;
+      request.untied || request.split_root || request.recompute ||
+      request.loss_dtype;
 }
 
 void check_gpt_flags(const Request& request) {
@@ -34,6 +35,10 @@ void check_gpt_flags(const Request& request) {
   }
   if (request.tied && request.untied) {
     throw PlanError("--tied and --untied exclude each other.");
+  }
+  if (request.split_root && !request.untied) {
+    throw PlanError(
+        "--split-root needs --untied: a tied embedding is also the output layer and stays in the root.");
   }
   if (!request.heads && *request.width % kUsualHeadSize != 0) {
     throw PlanError(
@@ -61,6 +66,7 @@ GptSubject gpt_of(const Request& request, Notes& notes) {
   shape.layers = *request.layers;
   shape.width = *request.width;
   shape.is_tied = !request.untied;
+  shape.splits_root = request.split_root;
   shape.heads = value_or_usual(
       request.heads, *request.width / kUsualHeadSize, "--heads", notes);
   shape.vocabulary =

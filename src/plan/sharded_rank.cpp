@@ -61,7 +61,7 @@ void ShardedRank::touch(size_t unit) {
     finish_gather(unit);
     order_.record(static_cast<int>(unit));
     gather_ahead();
-  } else if (begins_backward) {
+  } else if (order_.record_stayed(static_cast<int>(unit)) || begins_backward) {
     gather_ahead();
   }
 }
@@ -176,7 +176,7 @@ void ShardedRank::store_gradients(Unit& unit) {
 }
 
 void ShardedRank::finish_unit(size_t unit) {
-  finish_reduction();
+  advance_reductions();
   store_gradients(units_[unit]);
   if (unit + 1 != units_.size()) { // the root stays until the end
     reshard(unit);
@@ -200,20 +200,39 @@ void ShardedRank::start_reduction(size_t unit) {
   }
 }
 
-void ShardedRank::finish_reduction() {
+/// See engine::Schedule.
+void ShardedRank::advance_reductions() {
+  take_average(std::exchange(over_copies_, std::nullopt));
   if (!reducing_) {
     return;
   }
-  Unit& unit = units_[*reducing_];
-  reducing_.reset();
+  const size_t number = *std::exchange(reducing_, std::nullopt);
+  Unit& unit = units_[number];
   unit.waits = false;
   account_.clock.wait_until(unit.arrives_at);
+  const bool goes_on = setup_.shards > 1 && setup_.copies > 1;
   for (const BundleSizes& bundle : unit.sizes->bundles) {
     if (setup_.shards > 1) {
       pool_.give(bundle.gradients, Kind::Gradients);
-      // Only what the shards have summed up can be averaged over the copies.
-      account_.clock.wait_until(account_.clock.send(count_copies(bundle)));
     }
+    if (goes_on) { // only now: what the shards have summed up is averaged
+      note_sent(unit, count_copies(bundle));
+    }
+  }
+  if (goes_on) {
+    over_copies_ = number;
+  } else {
+    take_average(number);
+  }
+}
+
+void ShardedRank::take_average(std::optional<size_t> number) {
+  if (!number) {
+    return;
+  }
+  Unit& unit = units_[*number];
+  account_.clock.wait_until(unit.arrives_at);
+  for (const BundleSizes& bundle : unit.sizes->bundles) {
     if (bundle.converts_gradient) {
       home_.add(Kind::Gradients, bundle.shard_gradient);
       account_.device.drop(Kind::Gradients, bundle.reduced);
@@ -228,7 +247,8 @@ void ShardedRank::finish_reduction() {
 }
 
 void ShardedRank::end_backward() {
-  finish_reduction();
+  advance_reductions();
+  take_average(std::exchange(over_copies_, std::nullopt));
   for (const int held : std::vector<int>(order_.held())) {
     const auto unit = static_cast<size_t>(held);
     if (unit != root_ || reduces_) { // else the next forward begins with it

@@ -50,7 +50,8 @@ class ShardedRank : public Rank {
   void reshard(size_t unit);
   void store_gradients(Unit& unit);
   void start_reduction(size_t unit);
-  void finish_reduction();
+  void advance_reductions();
+  void take_average(std::optional<size_t> unit);
 
   const TrainingSetup& setup_;
   Account& account_;
@@ -63,6 +64,7 @@ class ShardedRank : public Rank {
   bool in_backward_ = false;
   bool begins_backward_ = false; // nothing was touched in it
   std::optional<size_t> reducing_;
+  std::optional<size_t> over_copies_; // in hybrid sharding, the one before
   bool reduces_ = true;
   bool has_state_ = false; // the optimizer
 };

@@ -108,6 +108,36 @@ TEST(GatherOrderTest, TellsIterationsApartByTheirFirstUnit) {
   });
 }
 
+/// As the root of an accumulation: only its first iteration gathers it.
+TEST(GatherOrderTest, AUnitThatStayedIsRecordedWhereItIsUsedFirst) {
+  check_property([] {
+    GatherOrder order;
+    const auto others = any_order();
+    std::vector<int> units = others;
+    const auto place = *rc::gen::inRange<size_t>(0, units.size() + 1);
+    const auto root =
+        units.insert(units.begin() + static_cast<int64_t>(place), kUnits);
+    order.hold(*root);
+    run(order, units);
+    for (int again = 0; again < 2; ++again) {
+      Foreseen foreseen;
+      for (const int unit : units) {
+        if (unit == kUnits) {
+          RC_ASSERT(order.record_stayed(unit));
+        } else {
+          order.record(unit);
+        }
+        foreseen.push_back(order.foreseen());
+      }
+      RC_ASSERT(!order.record_stayed(kUnits));
+      order.end_iteration();
+      RC_ASSERT(foreseen == all_of(units));
+    }
+    order.free(kUnits);
+    RC_ASSERT(!order.record_stayed(kUnits));
+  });
+}
+
 TEST(GatherOrderTest, ForeseesPastTheGapOfADeadUnit) {
   check_property([] {
     GatherOrder order;

@@ -31,8 +31,10 @@ using Kind = ShardEvent::Kind;
 class Chain {
  public:
   explicit Chain(const Group& world, const UnitOptions& options = {})
-      : groups{.all = world, .shard = world},
-        schedule(Schedule::of(world)),
+      : Chain(Groups{.all = world, .shard = world}, options) {}
+  explicit Chain(Groups all_groups, const UnitOptions& options = {})
+      : groups(std::move(all_groups)),
+        schedule(Schedule::of(groups.all)),
         root(schedule->add_unit("root", 0, {}, groups, options)) {
     for (int i = 0; i < 3; ++i) {
       faces.push_back(torch::eye(2).mul(i + 1).set_requires_grad(true));
@@ -287,6 +289,67 @@ TEST(ScheduleTest, GradientsWaitForABackwardThatSynchronises) {
         chain.leaf(0).grad(), torch::full_like(chain.leaf(0), 6 + 1)));
     EXPECT_TRUE(
         torch::equal(chain.leaf(2).grad(), torch::full_like(chain.leaf(2), 2)));
+  });
+}
+
+/// Two copies of the model, each of two ranks.
+Groups hybrid(const Group& world) {
+  return {
+      .all = world,
+      .shard = *world.split(world.rank() / 2),
+      .replicate = *world.split(world.rank() % 2)};
+}
+
+TEST(ScheduleTest, TheAverageOverCopiesRunsBesideTheBackwardOfOneUnitMore) {
+  on_ranks(4, [](const Group& world) {
+    Chain chain(hybrid(world));
+    at::Tensor x =
+        torch::ones({1, 2}, torch::requires_grad()).mm(chain.faces[0]);
+    int reducing = 0;
+    x.register_hook([&](const at::Tensor&) { reducing = chain.reducing(); });
+    const at::Tensor loss = x.mm(chain.faces[1]).mm(chain.faces[2]).sum();
+    chain.take_log();
+    (loss * (world.rank() + 1)).backward();
+    EXPECT_EQ(reducing, 2); // 2 over the copies, 1 over its shards
+    std::vector<std::string> reductions;
+    for (const std::string& entry : chain.take_log()) {
+      if (entry.starts_with("reduce")) {
+        reductions.push_back(entry);
+      }
+    }
+    EXPECT_THAT(
+        reductions,
+        ElementsAre(
+            "reduce 2",
+            "reduced 2", // over the shards
+            "reduce 1",
+            "reduced 2", // over the copies
+            "reduced 1",
+            "reduce 0",
+            "reduced 1",
+            "reduced 0",
+            "reduced 0"));
+    EXPECT_EQ(chain.reducing(), 0);
+    for (size_t i = 0; i < 3; ++i) { // each product of the other two, averaged
+      EXPECT_TRUE(torch::equal(
+          chain.leaf(i).grad(),
+          torch::full_like(
+              chain.leaf(i), 2.5 * 6 / static_cast<double>(i + 1))));
+    }
+  });
+}
+
+TEST(ScheduleTest, AUnitThatIsUsedTwiceFinishesItsAverageOverCopiesFirst) {
+  on_ranks(4, [](const Group& world) {
+    Chain chain(hybrid(world));
+    chain.schedule->reshard(*chain.units[0]);
+    at::Tensor x = torch::ones({1, 2}, torch::requires_grad());
+    x = x.mm(chain.faces[0]);
+    chain.schedule->reshard(*chain.units[0]); // so it gets a second node
+    x.mm(chain.faces[0]).sum().backward();
+    // d/dW (1 W W): with W = 1 twice the ones.
+    EXPECT_TRUE(
+        torch::equal(chain.leaf(0).grad(), torch::full_like(chain.leaf(0), 2)));
   });
 }
 

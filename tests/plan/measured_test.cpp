@@ -39,6 +39,10 @@ constexpr GptShape kWide{
     .vocabulary = 512,
     .length = 64,
     .is_tied = false};
+constexpr GptShape split(GptShape shape) {
+  shape.splits_root = true;
+  return shape;
+}
 /// Activations of blocks do.
 constexpr GptShape kDeep{
     .layers = 6,
@@ -156,6 +160,10 @@ class TrainingRun {
     options.mp_policy(precision);
     for (const auto& block : *model->blocks) {
       fully_shard(*block, options);
+    }
+    if (case_.shape.splits_root) {
+      fully_shard(model->tokens, options);
+      fully_shard(model->head, options);
     }
     fully_shard(*model, options);
     const auto params = parameters(*model);
@@ -394,6 +402,12 @@ std::vector<Case> cases() {
       {"Recompute1Long", kLong, again, sharded(1, 1)},
       {"Recompute2Wide", kWide, again, sharded(1, 2)},
       {"Recompute4Long", kLong, again, sharded(1, 4)},
+      {"Split1Wide", split(kWide), few, sharded(1, 1)},
+      {"Split2Wide", split(kWide), few, sharded(1, 2)},
+      {"Split4Wide", split(kWide), few, sharded(1, 4)},
+      {"SplitKeeps2Wide", split(kWide), few, with(sharded(1, 2), keeps)},
+      {"SplitBf16On2Wide", split(kWide), few, with(sharded(1, 2), bf16)},
+      {"SplitUnsynced2Wide", split(kWide), few, with(sharded(1, 2), once)},
       {"NoShard2Wide", kWide, few, sharded(2, 1)},
       {"Hybrid2x2Wide", kWide, few, sharded(2, 2)},
       {"Rows2Wide", kWide, few, with(sharded(1, 2), rows)},
