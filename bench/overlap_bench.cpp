@@ -22,6 +22,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -121,7 +122,7 @@ class Trainer {
                       .world_size(task.copies * task.shards)
                       .local_rank(0)
                       .fake_bandwidth(bandwidth)
-                      .fake_latency(bandwidth > 0 ? kLatency : 0));
+                      .fake_latency(latency_of(task, bandwidth)));
     tessera::seed(0);
     model_ = bench::Gpt(task.config);
     model_->to(device_);
@@ -140,6 +141,13 @@ class Trainer {
     }
     tessera::fully_shard(model_->head, options);
     tessera::fully_shard(model_, options);
+  }
+
+  /// What a gather copies goes beside computing on a GPU's wire: so it does on
+  /// one that takes no time.
+  static double latency_of(const Task& task, double bandwidth) {
+    constexpr double kNone = 1e-9;
+    return bandwidth > 0 ? kLatency : task.device.is_cuda() ? kNone : 0;
   }
 
   /// Forwards and backwards; the last backward reduces.
@@ -166,6 +174,29 @@ class Trainer {
   bench::Gpt model_ = nullptr;
 };
 
+/// A GPU's clock changes under load, and with it what the wire's sleeps take.
+void check_wire(const Task& task, const tessera::comm::WireSpeed& wire) {
+  constexpr double kSeconds = 0.02;
+  constexpr double kTolerance = 0.05;
+  const auto world = tessera::world();
+  const auto numel =
+      static_cast<int64_t>(kSeconds * wire.bytes_per_second / sizeof(float));
+  const auto tensor = torch::zeros({numel}, task.device);
+  bench::synchronize(task.device);
+  const double taken = bench::milliseconds([&] {
+                         world.all_reduce(tensor);
+                         bench::synchronize(task.device);
+                       }) /
+      1e3;
+  const double expected =
+      wire.seconds(2 * tessera::comm::sent_of(tensor.nbytes(), world.size()));
+  if (std::abs(taken - expected) > kTolerance * expected) {
+    throw std::runtime_error(
+        "the wire takes " + std::to_string(taken / expected) +
+        " times what it should: the GPU's clock has changed");
+  }
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -180,8 +211,9 @@ int main(int argc, char** argv) {
                        .to(task.device);
 
   Trainer at_once(task, /*bandwidth=*/0);
+  at_once.step(ids); // makes what is made once
   bench::Samples warm_up;
-  for (int i = 0; i < 1 + arguments.times(4); ++i) { // gathers ahead
+  for (int i = 0; i < arguments.times(4); ++i) { // gathers ahead
     warm_up.push_back(at_once.milliseconds(ids));
   }
   const auto traffic = task.plan({}).wire.total();
@@ -207,6 +239,10 @@ int main(int argc, char** argv) {
     computing.push_back(at_once.milliseconds(ids));
     row.ours.push_back(on_a_wire.milliseconds(ids));
     exposed.ours.push_back(row.ours.back() - computing.back());
+  }
+
+  if (task.device.is_cuda() && !arguments.is_quick()) {
+    check_wire(task, wire);
   }
 
   // The plan computes as long as the step did that sends at once.

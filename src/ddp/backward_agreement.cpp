@@ -149,6 +149,12 @@ void BackwardExchange::compare_forwards() const {
   }
 }
 
+void refuse_unknown_alone(const BackwardReport& mine) {
+  if (const auto objection = objection_to_unknown(mine.unknown)) {
+    raise({.call = kBackward}, *objection);
+  }
+}
+
 void check_recorded(
     const BackwardReport& mine,
     const std::vector<std::string>& missing) {
@@ -160,9 +166,7 @@ void check_recorded(
             mine.num_missing,
             list_some(missing)));
   }
-  if (const auto objection = objection_to_unknown(mine.unknown)) {
-    raise({.call = kBackward}, *objection);
-  }
+  refuse_unknown_alone(mine);
 }
 
 void refuse_missing(

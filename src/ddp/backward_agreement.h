@@ -49,6 +49,9 @@ class BackwardExchange {
   Work told_;
 };
 
+/// On a single rank: throws if it has parameters that are not averaged.
+void refuse_unknown_alone(const BackwardReport& mine);
+
 /// Throws if a replay of this backward would leave out what the ranks would
 /// have to tell each other. `missing` are this rank's parameters without a
 /// gradient.

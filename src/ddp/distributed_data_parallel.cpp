@@ -83,6 +83,7 @@ struct DDPHandle::Impl {
   std::unique_ptr<ddp::Reducer> reducer;
   bool is_announced = false; // this iteration, to a Join
   bool buffers_are_due = true; // since the last reduction
+  const std::shared_ptr<char> life = std::make_shared<char>();
 
   ErrorSite site() const {
     return {.call = kName, .rank = group.rank(), .world_size = group.size()};
@@ -92,6 +93,7 @@ struct DDPHandle::Impl {
   void take_part_in_recording() {
     engine::take_part_in_recording(
         {.owner = this,
+         .lives = [life = std::weak_ptr(life)] { return !life.expired(); },
          .settings =
              [this] { return std::string(buffers_are_due ? "due" : ""); },
          .forget = [this, due = buffers_are_due] { buffers_are_due = due; },
@@ -222,8 +224,6 @@ DDPHandle::DDPHandle(
 DDPHandle::~DDPHandle() = default;
 
 void DDPHandle::announce(bool reduces, bool sends_buffers) {
-  engine::refuse_in_recording(
-      kName, "Make the steps of a Join without CapturedStep.");
   Join::notify_join_context(*this);
   const Announcement all =
       Announcement{

@@ -6,11 +6,16 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <atomic>
 #include <set>
 #include <utility>
 
+#include "ddp/open_joins.h"
+
 namespace tessera {
 namespace {
+
+std::atomic<int> open_joins{0};
 
 constexpr const char* kJoinLabel = "join: ranks with inputs";
 
@@ -28,6 +33,10 @@ at::Tensor flag(double value, at::Device device) {
 }
 
 } // namespace
+
+bool ddp::is_any_join_open() {
+  return open_joins > 0;
+}
 
 void JoinHook::post_hook(bool /*is_last_joiner*/) {}
 
@@ -61,6 +70,7 @@ Join::Join(std::vector<Joinable*> joinables, JoinOptions options)
   for (Joinable* joinable : joinables_) {
     joinable->join_ = this;
   }
+  open_joins += options_.enable() ? 1 : 0;
 }
 
 Join::~Join() {
@@ -68,6 +78,9 @@ Join::~Join() {
 }
 
 void Join::let_go() {
+  if (!joinables_.empty() && options_.enable()) {
+    --open_joins;
+  }
   for (Joinable* joinable : joinables_) {
     joinable->join_ = nullptr;
   }

@@ -78,15 +78,18 @@ bool Reducer::reduces(const at::Tensor& param) const {
   });
 }
 
-/// While a step is captured, ranks exchange nothing on the host: each has all
-/// gradients, or its capture fails, and then no rank captures the step.
-bool Reducer::is_recorded() const {
-  return engine::recording_on(params_.front().tensor.device()) != nullptr;
+bool Reducer::holds(const at::Tensor& tensor) const {
+  bool found = false;
+  for_each_bucket([&](const at::Tensor& flat) {
+    found = found || (tensor.has_storage() && tensor.is_alias_of(flat));
+  });
+  return found;
 }
 
 engine::HostPart Reducer::host_part() {
   return {
       .owner = this,
+      .lives = [life = std::weak_ptr(life_)] { return !life.expired(); },
       .objection = [this]() -> std::string {
         if (hook_) {
           return "a communication hook of a DistributedDataParallel runs on the host. Leave it out.";
@@ -96,22 +99,36 @@ engine::HostPart Reducer::host_part() {
         }
         return "";
       },
-      .settings = [this] { return std::string(syncs_ ? "syncs" : ""); },
+      .settings =
+          [this] {
+            return fmt::format("{} {} {}", syncs_, has_hook(), has_rebuilt_);
+          },
       .forget =
-          [this, used = was_used_, forwards = num_forwards_] {
+          [this, used = was_used_, forwards = num_forwards_, syncs = syncs_] {
             const std::scoped_lock lock(mutex_);
             reset();
             was_used_ = used;
             num_forwards_ = forwards;
+            syncs_ = syncs;
           },
-      .finish =
-          [this] {
-            // The graph works in these buckets, whichever come after them.
-            std::vector<at::Tensor> kept;
-            for_each_bucket(
-                [&](const at::Tensor& flat) { kept.push_back(flat); });
-            return [kept = std::move(kept)] {};
-          }};
+      .finish = [this] { return effect_of_replays(); }};
+}
+
+/// The graph works in the buckets of now, whichever come after them. A step
+/// that reduces leaves nothing that was counted before it.
+std::function<void()> Reducer::effect_of_replays() {
+  if (num_forwards_ > 0) {
+    raise(
+        {.call = kCall},
+        "its forward expects gradients that the step does not reduce. Call backward() in the step, or evaluate under torch::NoGradGuard.");
+  }
+  std::vector<at::Tensor> kept;
+  for_each_bucket([&](const at::Tensor& flat) { kept.push_back(flat); });
+  return [this, kept = std::move(kept), used = was_used_] {
+    const std::scoped_lock lock(mutex_);
+    was_used_ = used;
+    num_forwards_ = 0;
+  };
 }
 
 bool Reducer::moves_data() const {
@@ -302,8 +319,13 @@ void Reducer::settle(int64_t num_missing) {
   if (hook_) {
     fail_if_any_hook_threw(group_, control_, failure_);
   }
+  // While a step is captured, ranks exchange nothing on the host: each has all
+  // gradients, or its capture fails, and then no rank captures the step.
+  const bool is_recorded = engine::is_recorded_here();
   std::optional<BackwardExchange> exchange;
-  if (is_recorded()) {
+  if (group_.size() == 1) {
+    refuse_unknown_alone(mine);
+  } else if (is_recorded) {
     check_recorded(mine, missing_names());
   } else {
     exchange.emplace(group_, mine);
@@ -313,11 +335,11 @@ void Reducer::settle(int64_t num_missing) {
     fail_if_any_hook_threw(group_, control_, failure_);
   }
   std::vector<bool> used(params_.size(), true);
-  if (exchange && exchange->any_missing()) {
+  if (exchange ? exchange->any_missing() : num_missing > 0) {
     if (!options_.tolerates_unused) {
       refuse_missing(group_, missing_names(), params_.size());
     }
-    used = used_anywhere(group_, was_used_);
+    used = group_.size() == 1 ? was_used_ : used_anywhere(group_, was_used_);
   }
   for (size_t i = 0; i < buckets_.size(); ++i) {
     if (buckets_[i].reduction && !results[i].is_same(buckets_[i].flat)) {
@@ -327,7 +349,7 @@ void Reducer::settle(int64_t num_missing) {
   if (!is_shadow_ && moves_data()) {
     buckets_.write_back(used, options_.gradient_as_bucket_view);
   }
-  if (!has_rebuilt_ && !is_recorded() &&
+  if (!has_rebuilt_ && !is_recorded &&
       ++num_reductions_ >= options_.rebuilds_after) {
     rebuild_buckets();
   }

@@ -93,8 +93,10 @@ class Reducer {
   const Group& group() const {
     return group_;
   }
-  /// Its part of a step that is captured. Valid as long as this object lives.
+  /// Its part of a step that is captured.
   engine::HostPart host_part();
+  /// Whether the tensor lies in a bucket.
+  bool holds(const at::Tensor& tensor) const;
   /// Calls `see(flat)` for each bucket that has memory. Call it on the thread
   /// that runs backward, or between backwards.
   template <class See>
@@ -155,7 +157,6 @@ class Reducer {
   void reset();
   void become_idle();
 
-  bool is_recorded() const;
   bool moves_data() const;
   void fill(size_t param);
   void start_ready_buckets();
@@ -163,6 +164,7 @@ class Reducer {
   void settle(int64_t num_missing);
   std::vector<at::Tensor> wait_for_buckets();
   void check_result(size_t bucket, const at::Tensor& result) const;
+  std::function<void()> effect_of_replays();
   [[noreturn]] void refuse_result(size_t bucket, const std::string& what) const;
   std::vector<std::string> missing_names() const;
   void rebuild_buckets();
@@ -188,6 +190,7 @@ class Reducer {
   int64_t num_forwards_ = 0; // since the last reduction
   std::exception_ptr failure_; // of a hook, in this backward
   std::vector<size_t> ready_order_;
+  const std::shared_ptr<char> life_ = std::make_shared<char>();
   std::vector<engine::GradientHook> hooks_; // last: they use the other members
 };
 

@@ -9,6 +9,8 @@
 #include <string>
 #include <utility>
 
+#include "base/fnv.h"
+
 namespace tessera::engine {
 namespace {
 
@@ -34,13 +36,32 @@ const Recording* recording_on(const c10::Device& device) {
                                                                : nullptr;
 }
 
+namespace {
+
+[[noreturn]] void refuse(std::string_view call, std::string_view instead) {
+  raise(
+      {.call = call},
+      std::string(
+          "a step that is being captured cannot do this, since a replay would leave it out. ") +
+          std::string(instead));
+}
+
+} // namespace
+
 void refuse_in_recording(std::string_view call, std::string_view instead) {
   if (is_recorded_here()) {
-    raise(
-        {.call = call},
-        std::string(
-            "it is called in a step that is being captured, and a replay would leave out what it does on the host. ")
-            .append(instead));
+    refuse(call, instead);
+  }
+}
+
+void Recording::add_collective(uint64_t digest) {
+  // Whoever recorded the one before has handed over to this thread since.
+  collectives_ = mix_digest(collectives_, digest);
+}
+
+void count_in_recording(uint64_t digest) {
+  if (Recording* recording = under_way(); recording != nullptr) {
+    recording->add_collective(digest);
   }
 }
 
@@ -50,7 +71,7 @@ void note_in_recording(
     std::function<void()> again) {
   Recording* recording = under_way();
   if (recording == nullptr || !recording->note(std::move(again))) {
-    refuse_in_recording(call, instead);
+    refuse(call, instead);
   }
 }
 

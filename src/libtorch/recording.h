@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -25,6 +26,16 @@ class Recording {
   virtual bool note(std::function<void()> /*call*/) {
     return false;
   }
+
+  /// A digest of the collectives that are recorded, in order: ranks whose
+  /// digests differ could not replay them together.
+  uint64_t collectives() const {
+    return collectives_;
+  }
+  void add_collective(uint64_t digest);
+
+ private:
+  std::atomic<uint64_t> collectives_{0}; // autograd's threads add to it, too
 };
 
 /// What is recorded on this device now; null if nothing is. Autograd's threads
@@ -39,8 +50,11 @@ bool is_recorded_here();
 /// step: a replay leaves it out. `instead` is a sentence that says what to do.
 void refuse_in_recording(std::string_view call, std::string_view instead);
 
+/// For a collective where is_recorded_here(); see Recording::collectives().
+void count_in_recording(uint64_t digest);
+
 /// For a call on the host between ranks, where is_recorded_here(): each replay
-/// makes it by `again`, or it is refused as by refuse_in_recording().
+/// makes it by `again`. Throws c10::Error if it cannot.
 void note_in_recording(
     std::string_view call,
     std::string_view instead,
@@ -50,6 +64,10 @@ void note_in_recording(
 /// none of it.
 struct HostPart {
   const void* owner = nullptr;
+  /// Whether the object lives, if it may die before the recording is used:
+  /// none of the functions below is called then, and the recording is of no
+  /// use any more.
+  std::function<bool()> lives = [] { return true; };
   /// Asked when the object takes part: why it cannot be recorded as it is now;
   /// empty if it can.
   std::function<std::string()> objection;

@@ -1,15 +1,20 @@
 // The kernel on a GPU: compiled by NVRTC, which comes with LibTorch.
+//
+// CUDA's runtime is called through LibTorch alone: programs do not link it.
 #include <tessera/error.h>
 
 #include <ATen/DynamicLibrary.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <cuda.h>
-#include <cuda_runtime_api.h>
+#include <dlfcn.h>
 
 #include <array>
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -55,6 +60,7 @@ struct Nvrtc {
   int (*cubin_size)(Program, size_t*);
   int (*cubin)(Program, char*);
   int (*destroy)(Program*);
+  int (*version)(int* major, int* minor);
   const char* (*error_text)(int);
 
   static const Nvrtc& get() {
@@ -71,9 +77,8 @@ struct Nvrtc {
 
  private:
   Nvrtc() {
-    int version = 0; // of the CUDA that LibTorch uses
-    C10_CUDA_CHECK(cudaRuntimeGetVersion(&version));
-    Library library("libnvrtc.so." + std::to_string(version / 1000));
+    const long cuda = at::detail::getCUDAHooks().versionCUDART();
+    Library library("libnvrtc.so." + std::to_string(cuda / 1000));
     library.find("nvrtcCreateProgram", create);
     library.find("nvrtcCompileProgram", compile);
     library.find("nvrtcGetProgramLogSize", log_size);
@@ -81,7 +86,27 @@ struct Nvrtc {
     library.find("nvrtcGetCUBINSize", cubin_size);
     library.find("nvrtcGetCUBIN", cubin);
     library.find("nvrtcDestroyProgram", destroy);
+    library.find("nvrtcVersion", version);
     library.find("nvrtcGetErrorString", error_text);
+    open_builtins();
+  }
+
+  /// NVRTC opens this library by its name alone. In wheels it lies beside
+  /// NVRTC, where nobody looks, unless it has been opened already.
+  void open_builtins() const {
+    int major = 0;
+    int minor = 0;
+    check(version(&major, &minor), "nvrtcVersion");
+    Dl_info nvrtc{};
+    if (dladdr(reinterpret_cast<void*>(compile), &nvrtc) == 0) {
+      return;
+    }
+    const auto builtins =
+        std::filesystem::path(nvrtc.dli_fname)
+            .replace_filename(
+                "libnvrtc-builtins.so." + std::to_string(major) + "." +
+                std::to_string(minor));
+    dlopen(builtins.c_str(), RTLD_NOW); // for good; NVRTC says if it has none
   }
 };
 
@@ -92,6 +117,7 @@ struct Driver {
   decltype(&cuModuleLoadData) load;
   decltype(&cuModuleGetFunction) function;
   decltype(&cuLaunchKernel) launch;
+  decltype(&cuThreadExchangeStreamCaptureMode) exchange_capture_mode;
   decltype(&cuGetErrorString) error_text;
 
   static const Driver& get() {
@@ -117,6 +143,7 @@ struct Driver {
     library.find("cuModuleLoadData", load);
     library.find("cuModuleGetFunction", function);
     library.find("cuLaunchKernel", launch);
+    library.find("cuThreadExchangeStreamCaptureMode", exchange_capture_mode);
     library.find("cuGetErrorString", error_text);
   }
 };
@@ -177,29 +204,28 @@ namespace {
 class OutsideOfCapture {
  public:
   OutsideOfCapture() {
-    exchange();
+    driver_.check(
+        driver_.exchange_capture_mode(&mode_),
+        "cuThreadExchangeStreamCaptureMode");
   }
   ~OutsideOfCapture() {
-    exchange();
+    driver_.exchange_capture_mode(&mode_);
   }
   OutsideOfCapture(const OutsideOfCapture&) = delete;
   OutsideOfCapture& operator=(const OutsideOfCapture&) = delete;
 
  private:
-  void exchange() {
-    C10_CUDA_CHECK_WARN(cudaThreadExchangeStreamCaptureMode(&mode_));
-  }
-
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  const Driver& driver_ = Driver::get();
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
 class CudaCrossEntropyKernel : public CrossEntropyKernel {
  public:
   CudaCrossEntropyKernel(at::Device device, at::ScalarType dtype) {
     const OutsideOfCapture outside;
-    const c10::cuda::CUDAGuard on_device(device);
+    const c10::DeviceGuard on_device(device);
     // The guard alone gives no context to a thread that is on the device.
-    C10_CUDA_CHECK(cudaSetDevice(device.index()));
+    C10_CUDA_CHECK(c10::cuda::SetDevice(device.index(), /*force=*/true));
     const Driver& driver = Driver::get();
     const std::string code = compile_cross_entropy(sm_of(device), dtype);
     CUmodule module = nullptr; // for good
@@ -213,7 +239,7 @@ class CudaCrossEntropyKernel : public CrossEntropyKernel {
     if (chunk.logits.size(0) == 0) {
       return;
     }
-    const c10::cuda::CUDAGuard on_device(chunk.logits.device());
+    const c10::DeviceGuard on_device(chunk.logits.device());
     void* logits = chunk.logits.data_ptr();
     long long stride = chunk.logits.stride(0);
     int classes = static_cast<int>(chunk.logits.size(1));

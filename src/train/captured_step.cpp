@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "comm/group/all_or_none.h"
+#include "ddp/open_joins.h"
 #include "engine/plain_params.h"
 #include "engine/schedule.h"
 #include "libtorch/recording.h"
@@ -51,18 +52,24 @@ constexpr int kAttempts = 2;
 ///   which gradients there are) are changed in the same way around each replay
 ///   (StepEffects). A unit is Sharded when a recording begins and ends, and
 ///   keeps no cast (CastShard), so every replay gathers and casts what it uses.
-///   After a replay that wrote to the model, whoever is Full is stale. Scalers
-///   and accumulations see to themselves (engine::HostPart). Objects that
-///   cannot do without their host part, such as schedules, refuse to be
-///   recorded (engine::refuse_in_recording()).
+///   After a replay that wrote to the model, whoever is Full is stale. Scalers,
+///   accumulations and DistributedDataParallel see to themselves
+///   (engine::HostPart). Objects that cannot do without their host part, such
+///   as schedules, refuse to be recorded (engine::refuse_in_recording()).
 /// - Whatever else the step takes for granted is its kind (kind_of_step()) and
 ///   the places of its tensors (places_of()); a step of another kind is
 ///   recorded anew.
 /// - Several ranks do the same in every call: all replay, all record, or all
 ///   run the function, whichever any of them needs (agree_on()). Otherwise one
 ///   rank's recorded collectives would meet another's in another order. What
-///   ranks compare on the host is switched off while they record
-///   (Schedule::pause_checks()), since one of them may fail on the way.
+///   ranks compare on the host is left out while they record, since one of them
+///   may fail on the way (Schedule::pause_checks(), ddp::Reducer,
+///   comm::all_or_none()). In its place they compare digests of the collectives
+///   that they recorded: after a capture, and in each call those of the graphs
+///   that they are about to replay.
+/// - While a Join is open a rank without inputs takes part in eager steps
+/// alone,
+///   so all steps are eager, and nobody asks the others.
 ///
 /// Autograd runs a node on the stream on which the node was made. Nodes that
 /// live from step to step, gather nodes and accumulators that somebody holds,
@@ -74,9 +81,19 @@ enum class Action { Replay, Record, Run };
 
 /// What is known of one kind of step.
 struct Kind {
-  std::unique_ptr<train::RecordedStep> recorded; // null: not, or not yet
+  /// With different settings of their host parts, see engine::HostPart.
+  std::vector<std::unique_ptr<train::RecordedStep>> recorded;
   int attempts = 0; // that failed
   std::string reason; // why the last one failed
+
+  /// The one for the settings of now, or null.
+  train::RecordedStep* current() const {
+    const auto found =
+        std::find_if(recorded.begin(), recorded.end(), [](const auto& step) {
+          return step->holds();
+        });
+    return found == recorded.end() ? nullptr : found->get();
+  }
 };
 
 void check_captured_step(
@@ -134,6 +151,7 @@ struct CapturedStep::Impl {
   uint64_t places = 0; // of what the graphs use
   uint64_t epoch = 0; // see GraphDevice
   std::map<std::string, Kind> kinds;
+  int64_t num_captures = 0;
   bool replayed = false;
   std::string eager_reason;
   std::set<std::string> warned_of;
@@ -144,7 +162,12 @@ struct CapturedStep::Impl {
   std::optional<Group> find_ranks() const;
   std::string present_objection() const;
   Kind& find_kind(const std::vector<at::Tensor>& inputs);
-  Action agree_on(Action mine) const;
+  struct Decision {
+    Action action = Action::Run;
+    std::string reason; // why it runs eagerly; empty: it is meant to
+  };
+  Decision decide(Kind& kind) const;
+  Decision agree_on(Decision mine, const Kind& kind) const;
 
   at::Tensor run_eagerly(
       const std::vector<at::Tensor>& inputs,
@@ -152,8 +175,14 @@ struct CapturedStep::Impl {
   at::Tensor replay(
       train::RecordedStep& recorded,
       const std::vector<at::Tensor>& inputs);
-  void capture(Kind& kind, const std::vector<at::Tensor>& inputs);
-  void agree_on_capture(Kind& kind) const;
+  /// Null if it failed, and then kind.reason says why.
+  train::RecordedStep* capture(
+      Kind& kind,
+      const std::vector<at::Tensor>& inputs);
+  std::string agree_on_capture(
+      const train::RecordedStep* recorded,
+      const std::string& reason) const;
+  void note_capture();
   void forget_oldest();
   size_t num_recorded() const;
 };
@@ -216,7 +245,7 @@ std::string CapturedStep::Impl::find_objection() const {
   if (parts.groups().size() > 1) {
     return "the step trains over several groups of ranks. Use one group for model and optimizers.";
   }
-  if (!ranks && is_initialized() && world().size() > 1) {
+  if (!ranks && parts.units.empty() && is_initialized() && world().size() > 1) {
     return "this process has other ranks, and CapturedStep cannot know whether they take part in the step. Use fully_shard or DistributedDataParallel.";
   }
   for (const auto& unit : parts.units) {
@@ -266,55 +295,83 @@ at::Tensor CapturedStep::Impl::run(const std::vector<at::Tensor>& given) {
     seed_per_rank(); // the touch of a unit does, and a replay touches none
   }
   const std::vector<at::Tensor> inputs = on_device(given);
-  if (num_calls++ < options.warmup_steps()) {
-    return run_eagerly(inputs, "");
+  ++num_calls;
+  if (ranks && ddp::is_any_join_open()) {
+    return run_eagerly(
+        inputs,
+        "a Join is open, and a rank without inputs cannot take part in a captured step.");
   }
   Kind& kind = find_kind(inputs);
-  std::string reason = objection.empty() ? present_objection() : objection;
-  Action action = Action::Replay;
-  if (!reason.empty()) {
-    action = Action::Run;
-  } else if (kind.recorded == nullptr) {
-    action = kind.attempts < kAttempts ? Action::Record : Action::Run;
-    reason = kind.reason;
+  const Decision agreed = agree_on(decide(kind), kind);
+  if (agreed.action == Action::Run) {
+    return run_eagerly(inputs, agreed.reason);
   }
-  const Action agreed = agree_on(action);
-  if (agreed == Action::Run && action != Action::Run) {
-    reason = "another rank cannot capture its part of the step.";
-  }
-  if (agreed == Action::Record) {
-    capture(kind, inputs);
-    reason = kind.reason;
-  }
-  if (agreed == Action::Run || kind.recorded == nullptr) {
-    return run_eagerly(inputs, reason);
-  }
-  return replay(*kind.recorded, inputs);
+  train::RecordedStep* recorded =
+      agreed.action == Action::Record ? capture(kind, inputs) : kind.current();
+  return recorded != nullptr ? replay(*recorded, inputs)
+                             : run_eagerly(inputs, kind.reason);
 }
 
-/// With a graph that can be replayed, if it has one at all.
+/// Graphs that cannot be replayed any more are dropped.
 Kind& CapturedStep::Impl::find_kind(const std::vector<at::Tensor>& inputs) {
-  const uint64_t now = train::places_of(parts);
-  if (now != places || device->epoch() != epoch) {
+  if (const uint64_t now = train::places_of(parts); now != places) {
     kinds.clear();
     places = now;
+  }
+  if (device->epoch() != epoch) { // attempts count all the same
+    for (auto& [name, kind] : kinds) {
+      kind.recorded.clear();
+    }
     epoch = device->epoch();
   }
-  Kind& kind = kinds[train::kind_of_step(parts, inputs)];
-  if (kind.recorded != nullptr && !kind.recorded->holds()) {
-    kind.recorded = nullptr;
+  return kinds[train::kind_of_step(parts, inputs)];
+}
+
+/// What this rank would do.
+CapturedStep::Impl::Decision CapturedStep::Impl::decide(Kind& kind) const {
+  if (num_calls <= options.warmup_steps()) {
+    return {};
   }
-  return kind;
+  if (std::string reason = objection.empty() ? present_objection() : objection;
+      !reason.empty()) {
+    return {Action::Run, std::move(reason)};
+  }
+  if (kind.current() != nullptr) {
+    return {Action::Replay};
+  }
+  return kind.attempts < kAttempts ? Decision{Action::Record}
+                                   : Decision{Action::Run, kind.reason};
 }
 
 /// What all ranks do: see [Note: captured steps]. Collective.
-Action CapturedStep::Impl::agree_on(Action mine) const {
+CapturedStep::Impl::Decision CapturedStep::Impl::agree_on(
+    Decision mine,
+    const Kind& kind) const {
   if (!ranks) {
     return mine;
   }
-  at::Tensor action = at::full({1}, static_cast<int64_t>(mine), at::kLong);
-  ranks->all_reduce(action, ReduceOp::Max, kCapturedStep);
-  return static_cast<Action>(action.item<int64_t>());
+  const auto collectives = mine.action == Action::Replay
+      ? static_cast<int64_t>(kind.current()->collectives)
+      : 0;
+  const at::Tensor most = at::empty({3}, at::kLong);
+  auto* values = most.mutable_data_ptr<int64_t>();
+  values[0] = static_cast<int64_t>(mine.action);
+  values[1] = collectives;
+  values[2] = ~collectives;
+  ranks->all_reduce(most, ReduceOp::Max, kCapturedStep);
+  const auto action = static_cast<Action>(values[0]);
+  if (action == Action::Replay && values[1] != ~values[2]) {
+    return {
+        Action::Run,
+        "the ranks are about to replay steps with different collectives. Let all ranks make the same kind of step at the same time."};
+  }
+  if (action == Action::Run && mine.action != Action::Run) {
+    const bool is_warm = num_calls > options.warmup_steps();
+    return {
+        Action::Run,
+        is_warm ? "another rank cannot capture its part of the step." : ""};
+  }
+  return {action, std::move(mine.reason)};
 }
 
 /// `reason` is empty for a step that is not meant to be captured yet.
@@ -340,7 +397,10 @@ at::Tensor CapturedStep::Impl::run_eagerly(
   at::Tensor output;
   {
     const train::DeviceRates::Scope on_device(rates);
-    device->on_recording_stream([&] { output = function(inputs); });
+    device->on_recording_stream([&] {
+      train::run_backwards_here(parts);
+      output = function(inputs);
+    });
   }
   if (train::rates_of(parts.optimizers) != before) {
     objection =
@@ -359,72 +419,109 @@ at::Tensor CapturedStep::Impl::replay(
   return recorded.replay(inputs);
 }
 
-void CapturedStep::Impl::capture(
+train::RecordedStep* CapturedStep::Impl::capture(
     Kind& kind,
     const std::vector<at::Tensor>& inputs) {
   const ChecksPaused paused(parts.units);
   const train::EffectsWatch watch(parts);
-  kind.recorded = nullptr;
+  std::erase_if(kind.recorded, [](const auto& step) { return step->holds(); });
+  std::unique_ptr<train::RecordedStep> recorded;
   kind.reason.clear();
   train::HostParts host_parts;
   auto give_up = c10::make_scope_exit([&] {
-    kind.recorded = nullptr;
+    recorded = nullptr;
     ++kind.attempts;
     for (const auto& entry : host_parts) {
-      entry.part.forget();
+      if (entry.part.lives()) {
+        entry.part.forget();
+      }
     }
     watch.undo();
   });
   try {
-    kind.recorded = train::record_step(
+    recorded = train::record_step(
         {parts, *device, rates, function}, inputs, host_parts);
-    kind.recorded->effects = watch.finish();
-    kind.recorded->last_use = num_calls;
+    recorded->effects = watch.finish();
+    recorded->last_use = num_calls;
   } catch (const std::exception& error) {
-    kind.recorded = nullptr;
+    recorded = nullptr;
     kind.reason = train::text_of(error);
   }
   if (ranks) {
-    agree_on_capture(kind);
+    kind.reason = agree_on_capture(recorded.get(), kind.reason);
   }
-  if (kind.recorded != nullptr) {
-    give_up.release();
-    forget_oldest();
+  if (!kind.reason.empty()) {
+    return nullptr;
   }
+  give_up.release();
+  kind.recorded.push_back(std::move(recorded));
+  train::RecordedStep* result = kind.recorded.back().get();
+  forget_oldest();
+  note_capture();
+  return result;
 }
 
-/// Every rank has captured, or none has. Collective.
-void CapturedStep::Impl::agree_on_capture(Kind& kind) const {
+/// Every rank has captured the same collectives, or none has captured anything
+/// and the result says why. Collective.
+std::string CapturedStep::Impl::agree_on_capture(
+    const train::RecordedStep* recorded,
+    const std::string& reason) const {
   const auto failures = comm::share_failures(
       *ranks,
-      kind.recorded != nullptr ? std::nullopt
-                               : std::optional<std::string>(kind.reason),
+      recorded != nullptr ? std::nullopt : std::optional<std::string>(reason),
       kCapturedStep);
   if (!failures.empty()) {
-    const auto& [rank, reason] = *failures.begin();
-    kind.recorded = nullptr;
-    kind.reason = fmt::format("on rank {}: {}", rank, reason);
+    const auto& [rank, text] = *failures.begin();
+    return fmt::format("on rank {}: {}", rank, text);
+  }
+  const at::Tensor most = at::empty({2}, at::kLong);
+  auto* values = most.mutable_data_ptr<int64_t>();
+  values[0] = static_cast<int64_t>(recorded->collectives);
+  values[1] = ~values[0];
+  ranks->all_reduce(most, ReduceOp::Max, kCapturedStep);
+  return values[0] == ~values[1]
+      ? ""
+      : "the ranks' steps have different collectives. Let every rank make the same forwards, backwards and exchanges in each call.";
+}
+
+void CapturedStep::Impl::note_capture() {
+  constexpr int64_t kMany = 4; // for each graph that may be kept
+  if (++num_captures == kMany * options.max_graphs()) {
+    TORCH_WARN(
+        "CapturedStep has captured ",
+        num_captures,
+        " steps and keeps ",
+        options.max_graphs(),
+        ": capturing takes longer than an eager step. Pad batches to a few shapes, or raise max_graphs.");
   }
 }
 
 void CapturedStep::Impl::forget_oldest() {
-  const auto is_before = [](const auto& a, const auto& b) {
-    const auto use_of = [](const Kind& kind) {
-      return kind.recorded ? kind.recorded->last_use
-                           : std::numeric_limits<int64_t>::max();
-    };
-    return use_of(a.second) < use_of(b.second);
-  };
-  if (num_recorded() > static_cast<size_t>(options.max_graphs())) {
-    kinds.erase(std::min_element(kinds.begin(), kinds.end(), is_before));
+  if (num_recorded() <= static_cast<size_t>(options.max_graphs())) {
+    return;
   }
+  Kind* oldest_of = nullptr;
+  size_t oldest = 0;
+  int64_t last_use = std::numeric_limits<int64_t>::max();
+  for (auto& [name, kind] : kinds) {
+    for (size_t i = 0; i < kind.recorded.size(); ++i) {
+      if (kind.recorded[i]->last_use < last_use) {
+        last_use = kind.recorded[i]->last_use;
+        oldest_of = &kind;
+        oldest = i;
+      }
+    }
+  }
+  oldest_of->recorded.erase(
+      oldest_of->recorded.begin() + static_cast<std::ptrdiff_t>(oldest));
 }
 
 size_t CapturedStep::Impl::num_recorded() const {
-  return static_cast<size_t>(
-      std::count_if(kinds.begin(), kinds.end(), [](const auto& entry) {
-        return entry.second.recorded != nullptr;
-      }));
+  size_t sum = 0;
+  for (const auto& [name, kind] : kinds) {
+    sum += kind.recorded.size();
+  }
+  return sum;
 }
 
 CapturedStep::CapturedStep(

@@ -45,6 +45,10 @@ void attempt(const Fn& fn) noexcept {
 /// by a graph that lives, so a pool ends with its last graph.
 using Pool = std::shared_ptr<const c10::MempoolId_t>;
 
+class NoWarnings : public c10::WarningHandler {
+  void process(const c10::Warning& /*warning*/) override {}
+};
+
 class CudaStepGraph : public StepGraph {
  public:
   CudaStepGraph(at::Device device, Pool pool)
@@ -84,6 +88,8 @@ class CudaStepGraph : public StepGraph {
   void abandon() noexcept override {
     if (std::exchange(has_begun_, false)) {
       try {
+        NoWarnings silent; // that the graph is empty
+        const c10::WarningUtils::WarningHandlerGuard guard(&silent);
         graph_->capture_end();
       } catch (...) {
         // An operator that must not be recorded has ended the recording.

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "engine/parameters.h"
+#include "libtorch/recording.h"
 
 namespace tessera::train {
 namespace {
@@ -43,7 +44,7 @@ class SkipScope {
 
 at::Tensor ScaledOptimizer::step() {
   has_stepped = true;
-  if (!found_inf.is_cpu()) {
+  if (!found_inf.is_cpu() || engine::is_recorded_here()) {
     const SkipScope scope(*optimizer, found_inf);
     if (scope.is_on()) {
       return optimizer->step();

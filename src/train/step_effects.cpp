@@ -2,6 +2,8 @@
 
 #include <tessera/error.h>
 
+#include <algorithm>
+
 #include "engine/schedule.h"
 
 namespace tessera::train {
@@ -55,8 +57,15 @@ EffectsWatch::EffectsWatch(const StepParts& parts) : parts_(parts) {
 /// In each replay the sum would go to the memory of the gradient that was there
 /// while the step was recorded, though that is gone.
 void EffectsWatch::check_gradients() const {
+  const auto reducers = parts_.reducers();
+  const auto stays = [&](const at::Tensor& gradient) { // as a bucket's view
+    return std::any_of(
+        reducers.begin(), reducers.end(), [&](const ddp::Reducer* reducer) {
+          return reducer->holds(gradient);
+        });
+  };
   for (const auto& [before, version] : gradients_) {
-    if (version_of(before) != version) {
+    if (version_of(before) != version && !stays(before)) {
       raise(
           {.call = "CapturedStep"},
           "the step adds to gradients that were there before it, or clears them in place. Call optimizer.zero_grad() in the step, so that it begins or ends without gradients.");

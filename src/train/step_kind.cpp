@@ -93,21 +93,6 @@ uint64_t place_of(const at::Tensor& tensor) {
           static_cast<uint64_t>(tensor.storage_offset());
 }
 
-/// Of DistributedDataParallel, whose gradients these are.
-std::vector<ddp::Reducer*> reducers_of(const std::vector<at::Tensor>& params) {
-  std::vector<ddp::Reducer*> found;
-  for (ddp::Reducer* reducer : ddp::Reducer::all()) {
-    const bool is_used =
-        std::any_of(params.begin(), params.end(), [&](const auto& param) {
-          return reducer->reduces(param);
-        });
-    if (is_used) {
-      found.push_back(reducer);
-    }
-  }
-  return found;
-}
-
 std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : named) {
@@ -125,8 +110,21 @@ StepParts::StepParts(torch::nn::Module& module, OptimizerRefs all)
       units(engine::units_in(module)),
       params(module.parameters()),
       leaves(tensors_of(engine::list_parameters(module))),
-      buffers(module.buffers()),
-      reducers(reducers_of(params)) {}
+      buffers(module.buffers()) {}
+
+std::vector<ddp::Reducer*> StepParts::reducers() const {
+  std::vector<ddp::Reducer*> found;
+  for (ddp::Reducer* reducer : ddp::Reducer::all()) {
+    const bool is_used =
+        std::any_of(params.begin(), params.end(), [&](const auto& param) {
+          return reducer->reduces(param);
+        });
+    if (is_used) {
+      found.push_back(reducer);
+    }
+  }
+  return found;
+}
 
 std::vector<Group> StepParts::groups() const {
   std::vector<Group> found;
@@ -142,7 +140,7 @@ std::vector<Group> StepParts::groups() const {
   for (const auto& unit : units) {
     add(unit->groups().all);
   }
-  for (const ddp::Reducer* reducer : reducers) {
+  for (const ddp::Reducer* reducer : reducers()) {
     add(reducer->group());
   }
   for (const auto& optimizer : optimizers) {

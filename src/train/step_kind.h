@@ -27,8 +27,9 @@ struct StepParts {
   const std::vector<at::Tensor> params; // as the modules have them
   const std::vector<at::Tensor> leaves; // as optimizers get them
   const std::vector<at::Tensor> buffers;
-  const std::vector<ddp::Reducer*> reducers; // of the parameters
 
+  /// Of DistributedDataParallel, whose gradients these are, now.
+  std::vector<ddp::Reducer*> reducers() const;
   /// The groups of ranks that train together, each once; those of one rank are
   /// left out.
   std::vector<Group> groups() const;

@@ -63,7 +63,8 @@ class HostGenerator {
   const at::Tensor before_;
 };
 
-/// Autograd's nodes that live from step to step run where they were made.
+} // namespace
+
 void run_backwards_here(const StepParts& parts) {
   for (const auto& unit : parts.units) {
     unit->params().run_backward_on_current_stream();
@@ -74,6 +75,8 @@ void run_backwards_here(const StepParts& parts) {
     }
   }
 }
+
+namespace {
 
 /// What a recording uses is its own: nothing that was gathered or cast before
 /// it, and nothing of it is there afterwards.
@@ -96,7 +99,7 @@ void record_function(
   let_go(step.parts);
   const engine::RecordingScope scope(graph);
   const auto keep = c10::make_scope_exit([&] { host_parts = scope.parts(); });
-  for (ddp::Reducer* reducer : step.parts.reducers) {
+  for (ddp::Reducer* reducer : step.parts.reducers()) {
     engine::take_part_in_recording(reducer->host_part());
   }
   try {
@@ -111,6 +114,7 @@ void record_function(
     }
     let_go(step.parts);
     graph.end();
+    recorded.collectives = graph.collectives();
   } catch (...) {
     graph.abandon();
     at::autocast::clear_cache();
@@ -123,7 +127,7 @@ void record_function(
 bool RecordedStep::holds() const {
   return std::all_of(
       host_parts.begin(), host_parts.end(), [](const auto& entry) {
-        return entry.part.settings() == entry.settings;
+        return entry.part.lives() && entry.part.settings() == entry.settings;
       });
 }
 
@@ -167,10 +171,11 @@ std::unique_ptr<RecordedStep> record_step(
     host_generator.restore();
     raise(
         {.call = kCapturedStep},
-        fmt::format(
-            "{} The last operator that began is {}.",
-            sentence_of(error),
-            last.name()));
+        last.name().empty() ? sentence_of(error)
+                            : fmt::format(
+                                  "{} The last operator that began is {}.",
+                                  sentence_of(error),
+                                  last.name()));
   }
   if (!step.device.device().is_cpu() && host_generator.has_moved()) {
     host_generator.restore();

@@ -31,6 +31,7 @@ struct RecordedStep {
   StepEffects effects;
   HostParts host_parts;
   std::vector<std::function<void()>> host_effects; // of these parts
+  uint64_t collectives = 0; // see Recording
   int64_t last_use = 0;
 
   /// Whether the host parts have the settings that they were recorded with.
@@ -54,6 +55,10 @@ std::unique_ptr<RecordedStep> record_step(
     const StepToRecord& step,
     const std::vector<at::Tensor>& inputs,
     HostParts& host_parts);
+
+/// Autograd's nodes that live from step to step run where they were made: on
+/// the current stream from now on.
+void run_backwards_here(const StepParts& parts);
 
 /// Without the backtrace that LibTorch adds.
 std::string text_of(const std::exception& error);

@@ -11,6 +11,7 @@
 
 #include "comm/group/all_or_none.h"
 #include "comm/group/broadcast_owned.h"
+#include "libtorch/recording.h"
 #include "zero/overlap.h"
 #include "zero/param_buckets.h"
 #include "zero/param_groups.h"
@@ -309,6 +310,9 @@ void ZeroRedundancyOptimizer::send_params() {
   const auto& owned = parts_->partition.owned();
   if (parts_->buckets) {
     if (!parts_->buckets->are_current()) {
+      engine::refuse_in_recording(
+          kStep,
+          "Its buckets are made anew, since other parameters train now: make a step without capturing it first.");
       TORCH_WARN(
           "ZeroRedundancyOptimizer detected that the trainable parameters changed; rebuilding the parameter buckets");
       parts_->buckets->build(owned);

@@ -1,5 +1,6 @@
 // CUDA tensors: over NCCL, and through host memory where ranks share a device.
 #include <tessera/comm/group.h>
+#include <tessera/comm/init.h>
 #include <tessera/error.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -61,6 +62,7 @@ TEST(CudaFakeGroupTest, CollectivesTakeTheirTimeOnAStreamOfTheirOwn) {
   world.all_reduce(torch::ones({1}, kDevice)); // the first measures the clock
   const auto output = torch::zeros({4, 250000}, kDevice); // 3 MB travel
   const auto input = torch::full({250000}, 2.0f, kDevice);
+  (input * 3).sum().item<float>(); // loading a kernel may wait for the device
   const auto start = Clock::now();
   Work gather = world.all_gather_into_async(output, input);
   EXPECT_EQ((input * 3).sum().item<float>(), 1500000); // does not wait for it

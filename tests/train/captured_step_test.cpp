@@ -1,11 +1,9 @@
-// Steps that are recorded and replayed. On the CPU a tape records (tape.h), on
-// a GPU a CUDA graph: TESSERA_TEST_DEVICE=cuda:0 runs the same tests there.
+// Steps that are recorded and replayed.
 #include <tessera/optim/adagrad.h>
 #include <tessera/optim/adam.h>
 #include <tessera/optim/lr_schedules.h>
 #include <tessera/optim/named_optimizer.h>
 #include <tessera/recompute/recompute.h>
-#include <tessera/train/captured_step.h>
 
 #include <ATen/autocast_mode.h>
 
@@ -16,11 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "fsdp/clip_on_device.h"
-#include "fsdp/clipped_gradients.h"
-#include "support/device.h"
-#include "train/front_ends.h"
-#include "train/tape.h"
+#include "train/captured_steps.h"
 #include "train/warnings.h"
 
 namespace tessera {
@@ -30,38 +24,6 @@ using namespace tessera::testing; // NOLINT: the fixture of these tests
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-using Inputs = std::vector<at::Tensor>;
-
-/// The CPU has a tape, a GPU its graphs.
-std::unique_ptr<Tapes> recorder() {
-  return test_device().is_cpu() ? std::make_unique<Tapes>() : nullptr;
-}
-
-/// On the CPU, tessera::clip_grad_norm_() computes the norm on the host.
-void clip(torch::nn::Module& model, double max_norm) {
-  const at::NoGradGuard no_grad;
-  fsdp::clip_on_device(fsdp::gradients_of(model), max_norm, 2.0);
-}
-
-/// One step of any model with an optimizer.
-template <class T>
-CapturedStep::Function step_of(T& trained) {
-  return [&trained](const Inputs& inputs) {
-    const auto loss = loss_of(trained.model, inputs[0]);
-    loss.backward();
-    clip(*trained.model, 0.5);
-    trained.optimizer->step();
-    trained.optimizer->zero_grad();
-    return loss.detach();
-  };
-}
-
-/// Steps that are never captured: what a GPU computes with learning rates on
-/// the device.
-CapturedStepOptions always_eager() {
-  return CapturedStepOptions().warmup_steps(1 << 30);
-}
 
 class CapturedStepTest : public ::testing::TestWithParam<FrontEnd> {
  protected:
@@ -381,37 +343,6 @@ INSTANTIATE_TEST_SUITE_P(
         FrontEnd::Ddp,
         FrontEnd::Zero),
     [](const auto& test) { return name_of(test.param); });
-
-/// A model that is not Tessera's business, with what a step may contain.
-struct NetImpl : torch::nn::Module {
-  explicit NetImpl(double dropout = 0)
-      : first(register_module("first", torch::nn::Linear(4, 8))),
-        norm(register_module("norm", torch::nn::BatchNorm1d(8))),
-        drop(register_module("drop", torch::nn::Dropout(dropout))),
-        last(register_module("last", torch::nn::Linear(8, 2))) {}
-
-  at::Tensor forward(const at::Tensor& x) {
-    return last(drop(torch::relu(norm(first(x)))));
-  }
-
-  torch::nn::Linear first;
-  torch::nn::BatchNorm1d norm;
-  torch::nn::Dropout drop;
-  torch::nn::Linear last;
-};
-TORCH_MODULE(Net);
-
-Net make_net(double dropout = 0) {
-  torch::manual_seed(11);
-  Net net(dropout);
-  net->to(test_device());
-  return net;
-}
-
-at::Tensor batch_of(int step) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(100 + step);
-  return at::randn({6, 4}, generator).to(test_device());
-}
 
 /// A net and its AdamW, stepped by a CapturedStep around `body`, which computes
 /// the loss.
@@ -1092,178 +1023,6 @@ TEST(CapturedSharding, AFailedCaptureLeavesNoCast) {
           << "step " << i;
     }
     EXPECT_FALSE(step.was_replayed());
-  });
-}
-
-/// Ranks that make a step together. On the CPU each replay of the tape makes
-/// their collectives; ranks that share a GPU exchange on the host and cannot
-/// capture.
-class CapturedRanks : public ::testing::TestWithParam<FrontEnd> {};
-
-INSTANTIATE_TEST_SUITE_P(
-    All,
-    CapturedRanks,
-    ::testing::Values(
-        FrontEnd::Flat,
-        FrontEnd::Dim0,
-        FrontEnd::Ddp,
-        FrontEnd::Zero),
-    [](const auto& test) { return name_of(test.param); });
-
-TEST_P(CapturedRanks, ReplaysEqualEagerSteps) {
-  if (!test_device().is_cpu()) {
-    GTEST_SKIP() << "ranks that share a device cannot capture";
-  }
-  on_ranks(2, [&](const Group& world) {
-    const Tapes tapes;
-    Trained<optim::AdamW> eager(GetParam());
-    Trained<optim::AdamW> captured(GetParam());
-    CapturedStep eager_step(
-        eager.model, {*eager.optimizer}, step_of(eager), always_eager());
-    CapturedStep step(captured.model, {*captured.optimizer}, step_of(captured));
-    for (int i = 0; i < 20; ++i) {
-      const auto batch = tokens(world.rank(), i);
-      ASSERT_TRUE(torch::equal(step({batch}), eager_step({batch}))) << i;
-      ASSERT_EQ(step.was_replayed(), i >= 3) << step.eager_reason();
-      if (i == 10) { // in between a step outside, and an evaluation
-        step_of(captured)({batch});
-        step_of(eager)({batch});
-        const at::NoGradGuard no_grad;
-        EXPECT_TRUE(torch::equal(
-            loss_of(captured.model, batch), loss_of(eager.model, batch)));
-      }
-    }
-    EXPECT_TRUE(all_equal(captured.snapshot(), eager.snapshot()));
-  });
-}
-
-/// A rank that meets another shape makes all capture.
-TEST_P(CapturedRanks, AnotherShapeOnOneRankIsCapturedOnAll) {
-  if (!test_device().is_cpu()) {
-    GTEST_SKIP() << "ranks that share a device cannot capture";
-  }
-  on_ranks(2, [&](const Group& world) {
-    const Tapes tapes;
-    Trained<optim::AdamW> eager(GetParam());
-    Trained<optim::AdamW> captured(GetParam());
-    CapturedStep eager_step(
-        eager.model, {*eager.optimizer}, step_of(eager), always_eager());
-    CapturedStep step(captured.model, {*captured.optimizer}, step_of(captured));
-    for (int i = 0; i < 14; ++i) {
-      const bool is_short = world.rank() == 1 && i % 4 == 1;
-      const auto batch = tokens(world.rank(), i).narrow(1, 0, is_short ? 3 : 5);
-      ASSERT_TRUE(torch::equal(step({batch}), eager_step({batch}))) << i;
-      ASSERT_EQ(step.was_replayed(), i >= 3) << step.eager_reason();
-    }
-    EXPECT_EQ(step.num_graphs(), world.rank() == 1 ? 2 : 1);
-    EXPECT_TRUE(all_equal(captured.snapshot(), eager.snapshot()));
-  });
-}
-
-/// If one rank cannot capture, none does, and every rank says why.
-TEST_P(CapturedRanks, OneRankThatCannotCaptureStopsAll) {
-  if (!test_device().is_cpu()) {
-    GTEST_SKIP() << "ranks that share a device cannot capture";
-  }
-  on_ranks(2, [&](const Group& world) {
-    const Tapes tapes;
-    Trained<optim::AdamW> eager(GetParam());
-    Trained<optim::AdamW> captured(GetParam());
-    const auto inner = step_of(captured);
-    const auto plain = step_of(eager);
-    const Warnings warnings;
-    CapturedStep step(
-        captured.model, {*captured.optimizer}, [&](const Inputs& inputs) {
-          const auto loss = inner(inputs);
-          if (world.rank() == 1) {
-            loss.item<double>();
-          }
-          return loss;
-        });
-    for (int i = 0; i < 8; ++i) {
-      EXPECT_TRUE(torch::equal(
-          step({tokens(world.rank(), i)}), plain({tokens(world.rank(), i)})));
-    }
-    EXPECT_FALSE(step.was_replayed());
-    EXPECT_THAT(step.eager_reason(), HasSubstr("on rank 1: "));
-    EXPECT_EQ(warnings.texts.size(), 1);
-    EXPECT_TRUE(all_equal(captured.snapshot(), eager.snapshot()));
-  });
-}
-
-/// Buffers that forward sends from rank 0, through the handle.
-TEST(CapturedDdp, BuffersTravelInEachReplay) {
-  if (!test_device().is_cpu()) {
-    GTEST_SKIP() << "ranks that share a device cannot capture";
-  }
-  on_ranks(2, [&](const Group& world) {
-    const Tapes tapes;
-    struct Trainee {
-      Net net = make_net();
-      DistributedDataParallel<NetImpl> ddp{net.ptr()};
-      optim::AdamW optimizer{net->parameters(), 0.01};
-
-      CapturedStep::Function function() {
-        return [this](const Inputs& inputs) {
-          const auto loss = ddp(inputs[0]).square().mean();
-          loss.backward();
-          optimizer.step();
-          optimizer.zero_grad();
-          return loss.detach();
-        };
-      }
-    };
-    Trainee eager;
-    Trainee captured;
-    CapturedStep eager_step(
-        eager.net, {eager.optimizer}, eager.function(), always_eager());
-    CapturedStep step(captured.net, {captured.optimizer}, captured.function());
-    for (int i = 0; i < 12; ++i) {
-      const auto batch = batch_of(2 * i + world.rank());
-      if (i == 3 || i == 8) { // before the capture, and before a replay
-        for (Trainee* trainee : {&eager, &captured}) {
-          const auto no_sync = trainee->ddp.no_sync();
-          trainee->ddp(batch); // so that the next forward sends none
-        }
-      }
-      ASSERT_TRUE(torch::equal(step({batch}), eager_step({batch}))) << i;
-      ASSERT_TRUE(all_equal(captured.net->buffers(), eager.net->buffers()))
-          << i;
-    }
-    EXPECT_TRUE(step.was_replayed()) << step.eager_reason();
-    EXPECT_EQ(step.num_graphs(), 1); // of the steps that send
-    EXPECT_TRUE(all_equal(captured.net->parameters(), eager.net->parameters()));
-  });
-}
-
-/// In eager steps the ranks tell each other about a parameter without a
-/// gradient; a recording cannot, and says which it is.
-TEST(CapturedDdp, AParameterWithoutAGradientIsNamed) {
-  if (!test_device().is_cpu()) {
-    GTEST_SKIP() << "ranks that share a device cannot capture";
-  }
-  on_ranks(2, [&](const Group& world) {
-    const Tapes tapes;
-    auto net = make_net();
-    DistributedDataParallel<NetImpl> ddp(
-        net.ptr(), DDPOptions().find_unused_parameters(true));
-    optim::AdamW optimizer(net->parameters(), 0.01);
-    const Warnings warnings;
-    CapturedStep step(net, {optimizer}, [&](const Inputs& inputs) {
-      const auto loss = net->first(inputs[0]).square().mean();
-      loss.backward();
-      optimizer.step();
-      optimizer.zero_grad();
-      return loss.detach();
-    });
-    for (int i = 0; i < 6; ++i) {
-      step({batch_of(2 * i + world.rank())});
-    }
-    EXPECT_FALSE(step.was_replayed());
-    EXPECT_THAT(
-        step.eager_reason(),
-        ::testing::AllOf(
-            HasSubstr("got no gradient"), HasSubstr("\"last.weight\"")));
   });
 }
 

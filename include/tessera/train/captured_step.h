@@ -46,11 +46,13 @@ struct TESSERA_API CapturedStepOptions {
 ///   }
 ///
 /// The model may be sharded (fully_shard, FSDP) or that of a
-/// DistributedDataParallel, on any number of ranks; on one rank it may be
-/// plain. The optimizers
-/// are AdamW, Adam or SGD of tessera::optim, or NamedOptimizer or
+/// DistributedDataParallel without a communication hook, on any number of
+/// ranks; on one rank it may be plain. All ranks of the step are of one group,
+/// and under DistributedDataParallel all parameters get gradients. The
+/// optimizers are AdamW, Adam or SGD of tessera::optim, or NamedOptimizer or
 /// ZeroRedundancyOptimizer over one; with a GradScaler, AdamW or Adam. A step
-/// of several micro-batches is one function that runs them all.
+/// of several micro-batches is one function that runs them all. While a Join is
+/// open, steps are eager.
 ///
 /// The first calls run the function eagerly. Then a call captures: it runs the
 /// function once, while the device records and does nothing, and replays what

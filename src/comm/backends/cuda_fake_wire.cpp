@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <map>
 #include <mutex>
 #include <utility>
 
 #include "comm/backends/fake_wire.h"
+#include "libtorch/recording.h"
 
 namespace tessera::comm {
 namespace {
@@ -80,8 +82,49 @@ class StreamWork : public c10d::Work {
 struct Lane {
   c10::cuda::CUDAStream wire; // sleeps
   c10::cuda::CUDAStream copies; // beside it
-  double cycles_per_second; // of a sleep
 };
+
+/// A sleep counts cycles of the GPU's clock, which comes up when there is work:
+/// sleeps are timed until two after each other take as long.
+double measure_cycles_per_second(c10::DeviceIndex device) {
+  constexpr int64_t kCycles = 10'000'000;
+  constexpr int kMostSleeps = 50;
+  constexpr double kTolerance = 0.005;
+  const auto stream =
+      c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device);
+  const c10::StreamGuard guard(stream);
+  const c10::EventFlag timed = c10::EventFlag::BACKEND_DEFAULT;
+  double rate = 0;
+  for (int i = 0; i < kMostSleeps; ++i) {
+    c10::Event begin(c10::kCUDA, timed);
+    c10::Event end(c10::kCUDA, timed);
+    begin.record(stream);
+    at::cuda::sleep(kCycles);
+    end.record(stream);
+    end.synchronize();
+    const double before = std::exchange(
+        rate, static_cast<double>(kCycles) / (begin.elapsedTime(end) / 1e3));
+    if (std::abs(rate - before) < kTolerance * rate) {
+      break;
+    }
+  }
+  return rate;
+}
+
+/// Measured once per process: not while a step is captured, which may not wait.
+double cycles_per_second(c10::DeviceIndex device) {
+  static std::mutex mutex;
+  static std::map<c10::DeviceIndex, double> measured;
+  const std::scoped_lock lock(mutex);
+  auto found = measured.find(device);
+  if (found == measured.end()) {
+    engine::refuse_in_recording(
+        "collective",
+        "The fake wire measures the GPU's clock at its first collective: make a step without capturing it first.");
+    found = measured.emplace(device, measure_cycles_per_second(device)).first;
+  }
+  return found->second;
+}
 
 void wait(
     const c10::cuda::CUDAStream& waiting,
@@ -109,7 +152,8 @@ class CudaWire : public FakeWire {
       const c10::StreamGuard on_wire(lane.wire);
       const double takes =
           std::min(speed_.seconds(transfer.sent_bytes), kLongestTransfer);
-      at::cuda::sleep(static_cast<int64_t>(takes * lane.cycles_per_second));
+      at::cuda::sleep(static_cast<int64_t>(
+          takes * cycles_per_second(caller.device_index())));
     }
     if (transfer.move) {
       wait(lane.wire, lane.copies);
@@ -135,28 +179,9 @@ class CudaWire : public FakeWire {
       const auto new_stream = [&] {
         return c10::cuda::getStreamFromPool(/*isHighPriority=*/true, device);
       };
-      const auto wire = new_stream();
-      lane =
-          lanes_.emplace(device, Lane{wire, new_stream(), speed_of_clock(wire)})
-              .first;
+      lane = lanes_.emplace(device, Lane{new_stream(), new_stream()}).first;
     }
     return lane->second;
-  }
-
-  /// How many cycles of a sleep are a second: the second of two sleeps, when
-  /// the clock has come up.
-  static double speed_of_clock(const c10::cuda::CUDAStream& stream) {
-    constexpr int64_t kCycles = 20'000'000;
-    const c10::StreamGuard guard(stream);
-    const c10::EventFlag timed = c10::EventFlag::BACKEND_DEFAULT;
-    c10::Event begin(c10::kCUDA, timed);
-    c10::Event end(c10::kCUDA, timed);
-    at::cuda::sleep(kCycles);
-    begin.record(stream);
-    at::cuda::sleep(kCycles);
-    end.record(stream);
-    end.synchronize();
-    return static_cast<double>(kCycles) / (begin.elapsedTime(end) / 1e3);
   }
 
   const WireSpeed speed_;

@@ -6,7 +6,7 @@ namespace tessera::comm {
 
 std::unique_ptr<FakeWire> make_cuda_wire(const WireSpeed& /*speed*/) {
   raise(
-      {.call = "init"},
+      {.call = "collective"},
       "this build has no wire for tensors of a GPU: CUDA's headers were not found when Tessera was configured. Leave out fake_bandwidth and fake_latency.");
 }
 

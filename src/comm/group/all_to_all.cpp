@@ -13,6 +13,7 @@
 #include "comm/group/arguments.h"
 #include "comm/group/group_impl.h"
 #include "comm/group/staging.h"
+#include "libtorch/recording.h"
 
 namespace tessera {
 
@@ -30,6 +31,9 @@ void check_splits_match(
     const char* call,
     const std::vector<int64_t>& receives,
     const std::vector<int64_t>& sends) {
+  engine::refuse_in_recording(
+      call,
+      "The ranks compare the sizes of their pieces on the host. Exchange one tensor in equal pieces, or call it around the captured step.");
   const int size = group.size();
   at::Tensor mine = at::empty({2, size}, at::kLong);
   at::Tensor all = at::empty({size, 2, size}, at::kLong);
@@ -245,7 +249,7 @@ void Group::all_to_all(
         .launch(
             {"all_to_all", label, "pieces"},
             at::Tensor(),
-            [=](Carrier& carrier, const Call& call, bool) {
+            [&](Carrier& carrier, const Call& call, bool) {
               return carrier.all_to_all_pieces(call, outputs, inputs);
             },
             nullptr)

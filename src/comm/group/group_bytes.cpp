@@ -10,6 +10,7 @@
 #include "base/byte_vector.h"
 #include "comm/group/arguments.h"
 #include "comm/group/group_impl.h"
+#include "libtorch/recording.h"
 
 namespace tessera {
 namespace {
@@ -52,6 +53,8 @@ std::vector<Bytes> Group::all_gather_bytes(
   if (size() == 1) {
     return {Bytes(bytes.begin(), bytes.end())};
   }
+  engine::refuse_in_recording(
+      "all_gather_bytes", "Bytes of the host are exchanged around it.");
   const auto sizes = gather_sizes(*this, bytes.size(), label);
   const int64_t longest = *std::max_element(sizes.begin(), sizes.end());
   std::vector<Bytes> result;

@@ -121,6 +121,9 @@ void GroupImpl::wait_for(c10d::Work& work) const {
 }
 
 std::string GroupImpl::announce_failure(const std::string& reason) const {
+  if (!store_) { // peers that are not there
+    return reason;
+  }
   try {
     const std::vector<uint8_t> mine(reason.begin(), reason.end());
     const auto first = store_->compareSet(kAnyFailed, {}, mine);

@@ -1,6 +1,5 @@
 #include "comm/group/group_impl.h"
 
-#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -17,12 +16,14 @@
 #include <optional>
 #include <utility>
 
+#include "base/fnv.h"
 #include "comm/backends/done_work.h"
 #include "comm/diagnostics/current_call.h"
 #include "comm/diagnostics/describe.h"
 #include "comm/diagnostics/observer.h"
 #include "comm/diagnostics/traced.h"
 #include "comm/diagnostics/watched_wait.h"
+#include "comm/group/staging.h"
 #include "libtorch/recording.h"
 
 namespace tessera::comm {
@@ -98,8 +99,9 @@ GroupImpl::GroupImpl(
   process_group_->setBackend(
       c10::DeviceType::CPU, cpu_->can.c10d_type, cpu_->backend());
   process_group_->setDefaultBackend(cpu_->can.c10d_type);
-  if (world_->backend == "fake" && at::globalContext().hasCUDA()) {
-    cuda_ = make_fake_backend(config, c10::kCUDA);
+  if (world_->backend == "fake") {
+    cuda_ =
+        make_fake_backend(config, c10::kCUDA); // asks no GPU before it is used
   } else if (world_->use_nccl) {
     config.store = c10::make_intrusive<c10d::PrefixStore>("nccl", store_);
     cuda_ = make_nccl_backend(config);
@@ -189,6 +191,9 @@ Work GroupImpl::launch(
             ? "The ranks compare it on the host: call it around the captured step."
             : "Unset TESSERA_CHECK, which compares calls on the host.");
   }
+  if (engine::is_recorded_here()) {
+    engine::count_in_recording(mix_digest(call.digest, call.bytes));
+  }
   uint64_t& sequence = is_on_cuda ? cuda_sequence_ : sequence_;
   if (auto noted = note(call, sequence, carrier, start, finish)) {
     return *std::move(noted);
@@ -228,7 +233,7 @@ std::optional<Work> GroupImpl::note(
   require_alive(call);
   engine::note_in_recording(
       call.operation,
-      "In a captured step ranks exchange tensors of a GPU over NCCL; make other exchanges around it.",
+      kOverNcclOnly,
       [self = shared_from_this(),
        again = call,
        &sequence,
@@ -283,6 +288,9 @@ Work GroupImpl::begin(
     }
   } catch (...) {
     note_call_ends();
+    if (engine::is_recorded_here()) {
+      throw; // the recording has failed, not the group
+    }
     fail(call, std::current_exception());
   }
   tell_when_ended(*work, id, call, !on_host);

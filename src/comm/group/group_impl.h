@@ -225,6 +225,7 @@ class PendingCall {
   const Call call_;
   const bool on_host_; // else waiting only orders the device's stream
   const uint64_t watched_as_; // see next_watched_call()
+  const bool is_recorded_; // and not made, see libtorch/recording.h
 
   // Touched by the one thread that uses the group. Dropped by wait().
   WorkPtr work_;

@@ -11,6 +11,7 @@
 #include "comm/group/group_impl.h"
 #include "comm/group/staging.h"
 #include "comm/raw_access.h"
+#include "libtorch/recording.h"
 
 namespace tessera {
 
@@ -23,6 +24,9 @@ namespace {
 
 /// NCCL compares neither sizes nor tags, so messages are the CPU's.
 StagedTensor stage_message(const GroupImpl& group, const at::Tensor& tensor) {
+  if (tensor.is_cuda()) {
+    engine::refuse_in_recording("send or recv", comm::kOverNcclOnly);
+  }
   return {
       group,
       tensor.is_cuda() ? tensor.detach().to(at::kCPU) : tensor,

@@ -5,6 +5,7 @@
 #include "comm/diagnostics/traced.h"
 #include "comm/diagnostics/watched_wait.h"
 #include "comm/group/group_impl.h"
+#include "libtorch/recording.h"
 
 namespace tessera::comm {
 
@@ -19,6 +20,7 @@ PendingCall::PendingCall(
       call_(call),
       on_host_(on_host),
       watched_as_(watched_as),
+      is_recorded_(engine::is_recorded_here()),
       work_(std::move(work)),
       finish_(std::move(finish)) {}
 
@@ -28,6 +30,9 @@ void PendingCall::wait() {
   }
   const auto work = std::exchange(work_, nullptr);
   const auto finish = std::exchange(finish_, nullptr);
+  if (is_recorded_ && !engine::is_recorded_here()) {
+    return; // the recording has failed: there is nothing to wait for
+  }
   note_call_begins(call_, group_->name().c_str());
   try {
     const TracedRange range([&] { return "wait for " + subject_of(call_); });
@@ -39,6 +44,9 @@ void PendingCall::wait() {
     }
   } catch (...) {
     note_call_ends();
+    if (is_recorded_) {
+      throw; // the recording has failed, not the group
+    }
     group_->fail(call_, std::current_exception());
   }
   note_call_ends();

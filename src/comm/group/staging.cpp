@@ -35,9 +35,7 @@ StagedTensor::StagedTensor(
   const auto& carrier = group.carrier(tensor.device().type());
   staged_ = tensor.is_cuda() && carrier == group.carrier(at::kCPU);
   if (staged_) {
-    engine::refuse_in_recording(
-        "collective",
-        "In a captured step ranks exchange tensors of a GPU over NCCL; make other exchanges around it.");
+    engine::refuse_in_recording("collective", kOverNcclOnly);
     wire_ = wire_.to(at::kCPU);
   } else if (wire_.is_cpu() && engine::is_recorded_here()) {
     wire_ = place_of(wire_);

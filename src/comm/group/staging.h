@@ -10,6 +10,10 @@
 
 namespace tessera::comm {
 
+/// What a step that is being captured may do instead of another exchange.
+inline constexpr const char* kOverNcclOnly =
+    "In a captured step ranks exchange tensors of a GPU over NCCL; make other exchanges around it.";
+
 /// A tensor on its way to a backend that may not take it as it is.
 ///
 /// wire() is what the backend gets: bytes to move, or a dtype that the backend
