@@ -92,6 +92,7 @@ void GradientBuckets::ensure_memory(bool with_data) {
     }
   }
   has_memory_ = true;
+  ++num_moves_;
 }
 
 void GradientBuckets::fill(size_t param, bool as_view) {

@@ -66,6 +66,10 @@ class GradientBuckets {
   bool has_memory() const {
     return has_memory_;
   }
+  /// How often the buckets have got other memory.
+  int64_t num_moves() const {
+    return num_moves_;
+  }
   /// ensure_memory() allocates anew. Collectives in flight keep their memory.
   void drop_memory() {
     has_memory_ = false;
@@ -91,7 +95,8 @@ class GradientBuckets {
 
   const std::vector<NamedParam>& params_;
   const BucketLimits limits_;
-  bool has_memory_ = false; // buckets, as far as needed
+  bool has_memory_ = false;
+  int64_t num_moves_ = 0; // buckets, as far as needed
   std::vector<Slot> slots_; // by parameter
   std::vector<Bucket> buckets_;
 };

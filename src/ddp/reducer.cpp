@@ -101,7 +101,8 @@ engine::HostPart Reducer::host_part() {
       },
       .settings =
           [this] {
-            return fmt::format("{} {} {}", syncs_, has_hook(), has_rebuilt_);
+            return fmt::format(
+                "{} {} {}", syncs_, has_hook(), buckets_.num_moves());
           },
       .forget =
           [this, used = was_used_, forwards = num_forwards_, syncs = syncs_] {

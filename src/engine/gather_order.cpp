@@ -11,28 +11,31 @@ void GatherOrder::free(int unit) {
 }
 
 void GatherOrder::begin_iteration(int first) {
-  if (!recorded_.empty() && recorded_.front() != kGap) {
-    const int known_by = recorded_.front();
-    known_[known_by] = std::move(recorded_);
+  if (!orders_.recorded.empty() && orders_.recorded.front() != kGap) {
+    const int known_by = orders_.recorded.front();
+    orders_.known[known_by] = std::move(orders_.recorded);
   }
-  recorded_.clear();
-  const auto known = known_.find(first);
-  expected_ = known == known_.end() ? std::vector<int>() : known->second;
-  foresees_ = !expected_.empty();
-  position_ = 0;
-  is_iteration_ended_ = false;
+  orders_.recorded.clear();
+  const auto known = orders_.known.find(first);
+  orders_.expected =
+      known == orders_.known.end() ? std::vector<int>() : known->second;
+  orders_.foresees = !orders_.expected.empty();
+  orders_.position = 0;
+  orders_.is_iteration_ended = false;
 }
 
 void GatherOrder::record(int unit) {
-  if (is_iteration_ended_) {
+  std::erase(stayed_, unit);
+  if (orders_.is_iteration_ended) {
     begin_iteration(unit);
   }
-  if (recorded_.size() < kMaxRecord) {
-    recorded_.push_back(unit);
+  if (orders_.recorded.size() < kMaxRecord) {
+    orders_.recorded.push_back(unit);
   }
-  foresees_ =
-      foresees_ && position_ < expected_.size() && expected_[position_] == unit;
-  ++position_;
+  orders_.foresees = orders_.foresees &&
+      orders_.position < orders_.expected.size() &&
+      orders_.expected[orders_.position] == unit;
+  ++orders_.position;
 }
 
 bool GatherOrder::record_stayed(int unit) {
@@ -44,30 +47,31 @@ bool GatherOrder::record_stayed(int unit) {
 }
 
 std::optional<int> GatherOrder::foreseen() const {
-  if (is_iteration_ended_ || !foresees_ || position_ >= expected_.size() ||
-      expected_[position_] == kGap) {
+  if (orders_.is_iteration_ended || !orders_.foresees ||
+      orders_.position >= orders_.expected.size() ||
+      orders_.expected[orders_.position] == kGap) {
     return std::nullopt;
   }
-  return expected_[position_];
+  return orders_.expected[orders_.position];
 }
 
 void GatherOrder::forget(int unit) {
   free(unit);
-  known_.erase(unit);
-  std::replace(expected_.begin(), expected_.end(), unit, kGap);
-  std::replace(recorded_.begin(), recorded_.end(), unit, kGap);
-  for (auto& [first, order] : known_) {
+  orders_.known.erase(unit);
+  std::replace(orders_.expected.begin(), orders_.expected.end(), unit, kGap);
+  std::replace(orders_.recorded.begin(), orders_.recorded.end(), unit, kGap);
+  for (auto& [first, order] : orders_.known) {
     std::replace(order.begin(), order.end(), unit, kGap);
   }
 }
 
 void GatherOrder::forget_orders() {
   stayed_.clear();
-  known_.clear();
-  expected_.clear();
-  recorded_.clear();
-  foresees_ = false;
-  is_iteration_ended_ = true;
+  orders_.known.clear();
+  orders_.expected.clear();
+  orders_.recorded.clear();
+  orders_.foresees = false;
+  orders_.is_iteration_ended = true;
 }
 
 } // namespace tessera::engine

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace tessera::engine {
@@ -36,6 +37,16 @@ namespace tessera::engine {
 /// Thread safety: one thread at a time.
 class GatherOrder {
  public:
+  /// What is known of orders, see Foresight above.
+  struct Orders {
+    std::unordered_map<int, std::vector<int>> known; // by the first unit
+    std::vector<int> expected; // of this iteration
+    std::vector<int> recorded; // in this iteration so far
+    size_t position = 0; // in expected
+    bool foresees = false; // this iteration went as expected so far
+    bool is_iteration_ended = true;
+  };
+
   /// Units beside the touched one that stay in backward.
   static constexpr int kKeptInBackward = 1;
   /// Gathers of one iteration that are recorded: an evaluation loop never ends.
@@ -85,8 +96,13 @@ class GatherOrder {
   std::optional<int> foreseen() const;
   /// The next gather begins an iteration.
   void end_iteration() {
-    is_iteration_ended_ = true;
+    orders_.is_iteration_ended = true;
     stayed_ = held_;
+  }
+  /// A part of a program may have orders of its own, which others do not
+  /// disturb.
+  void exchange_orders(Orders& orders) {
+    std::swap(orders_, orders);
   }
 
   /// `unit` died.
@@ -103,12 +119,7 @@ class GatherOrder {
   std::vector<int> held_; // oldest gather first
   std::vector<int> stayed_; // since the last iteration, and not used yet
 
-  std::unordered_map<int, std::vector<int>> known_; // by the first unit
-  std::vector<int> expected_; // of this iteration
-  std::vector<int> recorded_; // in this iteration so far
-  size_t position_ = 0; // in expected_
-  bool foresees_ = false; // this iteration went as expected so far
-  bool is_iteration_ended_ = true;
+  Orders orders_;
 };
 
 } // namespace tessera::engine

@@ -193,10 +193,11 @@ void Schedule::ensure_full(Unit& unit) {
 /// Starts the gather that followed last time.
 void Schedule::gather_ahead() {
   const auto next = order_.foreseen();
-  if (!next) {
+  const auto found = next ? units_.find(*next) : units_.end();
+  if (found == units_.end()) { // it may have died while others' orders counted
     return;
   }
-  Unit& unit = *units_.at(*next);
+  Unit& unit = *found->second;
   // The touch of a unit that was written since forward is an error, which names
   // the unit. Once the unit is gathered anew, only autograd would notice.
   const bool is_refused = in_backward() && unit.is_stale();
@@ -238,6 +239,11 @@ void Schedule::reshard(Unit& unit) {
     last_touched_ = nullptr;
   }
   probe_.reshards(unit);
+}
+
+void Schedule::exchange_orders(GatherOrder::Orders& orders) {
+  const std::scoped_lock lock(mutex_);
+  order_.exchange_orders(orders);
 }
 
 void Schedule::pause_checks(bool on) {

@@ -122,6 +122,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// For a step that is recorded, see [Note: captured steps] in
   /// train/captured_step.cpp: ranks compare nothing while `on`.
   void pause_checks(bool on);
+  /// From now on these orders are foreseen and recorded; see GatherOrder.
+  void exchange_orders(GatherOrder::Orders& orders);
   /// Gradients of earlier backwards wait in some unit for a later one.
   bool holds_gradients();
   /// Gives memory that waits for the next unit back to its allocator.

@@ -125,7 +125,9 @@ void Schedule::advance_reductions() {
   if (unit == nullptr || !unit->gradients().is_reducing()) {
     return; // none, or autograd took the average itself
   }
-  if (unit->groups().replicate.valid() && go_on_to_copies(*unit)) {
+  const Groups& groups = unit->groups();
+  if (groups.replicate.valid() && groups.shard.size() > 1 &&
+      go_on_to_copies(*unit)) {
     reductions_.over_copies = unit;
   } else {
     take_average(unit);

@@ -222,10 +222,10 @@ class OutsideOfCapture {
 class CudaCrossEntropyKernel : public CrossEntropyKernel {
  public:
   CudaCrossEntropyKernel(at::Device device, at::ScalarType dtype) {
-    const OutsideOfCapture outside;
     const c10::DeviceGuard on_device(device);
     // The guard alone gives no context to a thread that is on the device.
     C10_CUDA_CHECK(c10::cuda::SetDevice(device.index(), /*force=*/true));
+    const OutsideOfCapture outside;
     const Driver& driver = Driver::get();
     const std::string code = compile_cross_entropy(sm_of(device), dtype);
     CUmodule module = nullptr; // for good

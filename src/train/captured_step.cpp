@@ -4,7 +4,7 @@
 #include <tessera/optim/capturable.h>
 #include <tessera/train/captured_step.h>
 
-#include <ATen/ops/full.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/ScopeExit.h>
 
 #define FMT_HEADER_ONLY
@@ -66,10 +66,12 @@ constexpr int kAttempts = 2;
 ///   may fail on the way (Schedule::pause_checks(), ddp::Reducer,
 ///   comm::all_or_none()). In its place they compare digests of the collectives
 ///   that they recorded: after a capture, and in each call those of the graphs
-///   that they are about to replay.
-/// - While a Join is open a rank without inputs takes part in eager steps
-/// alone,
-///   so all steps are eager, and nobody asks the others.
+///   that they are about to replay. The order of gathers is foreseen from the
+///   steps of this object alone, eager or recorded, so that an evaluation in
+///   between changes nothing.
+/// - While a Join is open, a rank without inputs takes part in eager steps
+/// only:
+///   all steps are eager then, and nobody asks the others.
 ///
 /// Autograd runs a node on the stream on which the node was made. Nodes that
 /// live from step to step, gather nodes and accumulators that somebody holds,
@@ -152,10 +154,14 @@ struct CapturedStep::Impl {
   uint64_t epoch = 0; // see GraphDevice
   std::map<std::string, Kind> kinds;
   int64_t num_captures = 0;
+  engine::GatherOrder::Orders orders; // of the steps' gathers
   bool replayed = false;
   std::string eager_reason;
   std::set<std::string> warned_of;
 
+  bool is_warming_up() const {
+    return num_calls <= options.warmup_steps();
+  }
   at::Tensor run(const std::vector<at::Tensor>& given);
   std::vector<at::Tensor> on_device(const std::vector<at::Tensor>& given) const;
   std::string find_objection() const;
@@ -166,7 +172,7 @@ struct CapturedStep::Impl {
     Action action = Action::Run;
     std::string reason; // why it runs eagerly; empty: it is meant to
   };
-  Decision decide(Kind& kind) const;
+  Decision decide(const Kind& kind) const;
   Decision agree_on(Decision mine, const Kind& kind) const;
 
   at::Tensor run_eagerly(
@@ -210,6 +216,32 @@ class ChecksPaused {
   }
 
   const std::vector<std::shared_ptr<engine::Unit>>& units_;
+};
+
+/// As long as it lives, gathers are foreseen as in steps before.
+class OrdersOfSteps {
+ public:
+  OrdersOfSteps(
+      const std::vector<std::shared_ptr<engine::Unit>>& units,
+      engine::GatherOrder::Orders& orders)
+      : units_(units), orders_(orders) {
+    exchange();
+  }
+  ~OrdersOfSteps() {
+    exchange();
+  }
+  OrdersOfSteps(const OrdersOfSteps&) = delete;
+  OrdersOfSteps& operator=(const OrdersOfSteps&) = delete;
+
+ private:
+  void exchange() {
+    if (!units_.empty()) { // they have one schedule, or nothing is captured
+      units_.front()->schedule().exchange_orders(orders_);
+    }
+  }
+
+  const std::vector<std::shared_ptr<engine::Unit>>& units_;
+  engine::GatherOrder::Orders& orders_;
 };
 
 } // namespace
@@ -299,7 +331,9 @@ at::Tensor CapturedStep::Impl::run(const std::vector<at::Tensor>& given) {
   if (ranks && ddp::is_any_join_open()) {
     return run_eagerly(
         inputs,
-        "a Join is open, and a rank without inputs cannot take part in a captured step.");
+        is_warming_up()
+            ? ""
+            : "a Join is open, and a rank without inputs cannot take part in a captured step.");
   }
   Kind& kind = find_kind(inputs);
   const Decision agreed = agree_on(decide(kind), kind);
@@ -314,6 +348,11 @@ at::Tensor CapturedStep::Impl::run(const std::vector<at::Tensor>& given) {
 
 /// Graphs that cannot be replayed any more are dropped.
 Kind& CapturedStep::Impl::find_kind(const std::vector<at::Tensor>& inputs) {
+  constexpr size_t kMostKinds = 1000; // with those that are not captured
+  if (kinds.size() >= kMostKinds) {
+    std::erase_if(
+        kinds, [](const auto& entry) { return entry.second.recorded.empty(); });
+  }
   if (const uint64_t now = train::places_of(parts); now != places) {
     kinds.clear();
     places = now;
@@ -324,12 +363,15 @@ Kind& CapturedStep::Impl::find_kind(const std::vector<at::Tensor>& inputs) {
     }
     epoch = device->epoch();
   }
-  return kinds[train::kind_of_step(parts, inputs)];
+  Kind& kind = kinds[train::kind_of_step(parts, inputs)];
+  std::erase_if(kind.recorded, [](const auto& step) { return !step->lives(); });
+  return kind;
 }
 
 /// What this rank would do.
-CapturedStep::Impl::Decision CapturedStep::Impl::decide(Kind& kind) const {
-  if (num_calls <= options.warmup_steps()) {
+CapturedStep::Impl::Decision CapturedStep::Impl::decide(
+    const Kind& kind) const {
+  if (is_warming_up()) {
     return {};
   }
   if (std::string reason = objection.empty() ? present_objection() : objection;
@@ -353,23 +395,23 @@ CapturedStep::Impl::Decision CapturedStep::Impl::agree_on(
   const auto collectives = mine.action == Action::Replay
       ? static_cast<int64_t>(kind.current()->collectives)
       : 0;
-  const at::Tensor most = at::empty({3}, at::kLong);
+  const at::Tensor most = at::empty({4}, at::kLong);
   auto* values = most.mutable_data_ptr<int64_t>();
   values[0] = static_cast<int64_t>(mine.action);
-  values[1] = collectives;
-  values[2] = ~collectives;
+  values[1] = is_warming_up() ? 1 : 0;
+  values[2] = collectives;
+  values[3] = ~collectives;
   ranks->all_reduce(most, ReduceOp::Max, kCapturedStep);
   const auto action = static_cast<Action>(values[0]);
-  if (action == Action::Replay && values[1] != ~values[2]) {
-    return {
-        Action::Run,
-        "the ranks are about to replay steps with different collectives. Let all ranks make the same kind of step at the same time."};
+  const bool is_any_warming_up = values[1] != 0;
+  if (action == Action::Replay && values[2] != ~values[3]) {
+    return {Action::Record}; // anew, and alike
+  }
+  if (is_any_warming_up) {
+    return {};
   }
   if (action == Action::Run && mine.action != Action::Run) {
-    const bool is_warm = num_calls > options.warmup_steps();
-    return {
-        Action::Run,
-        is_warm ? "another rank cannot capture its part of the step." : ""};
+    return {Action::Run, "another rank cannot capture its part of the step."};
   }
   return {action, std::move(mine.reason)};
 }
@@ -388,6 +430,7 @@ at::Tensor CapturedStep::Impl::run_eagerly(
   }
   eager_reason =
       reason.empty() ? "it is a step before the first capture." : reason;
+  const OrdersOfSteps foreseen(parts.units, orders);
   if (!objection.empty()) { // for good: a plain step
     at::Tensor output;
     device->on_recording_stream([&] { output = function(inputs); });
@@ -423,14 +466,15 @@ train::RecordedStep* CapturedStep::Impl::capture(
     Kind& kind,
     const std::vector<at::Tensor>& inputs) {
   const ChecksPaused paused(parts.units);
+  const OrdersOfSteps foreseen(parts.units, orders);
   const train::EffectsWatch watch(parts);
-  std::erase_if(kind.recorded, [](const auto& step) { return step->holds(); });
+  const train::RecordedStep* const old = kind.current(); // if others need one
   std::unique_ptr<train::RecordedStep> recorded;
   kind.reason.clear();
   train::HostParts host_parts;
   auto give_up = c10::make_scope_exit([&] {
     recorded = nullptr;
-    ++kind.attempts;
+    kind.attempts += old == nullptr ? 1 : 0;
     for (const auto& entry : host_parts) {
       if (entry.part.lives()) {
         entry.part.forget();
@@ -454,6 +498,9 @@ train::RecordedStep* CapturedStep::Impl::capture(
     return nullptr;
   }
   give_up.release();
+  kind.attempts = 0;
+  std::erase_if(
+      kind.recorded, [old](const auto& step) { return step.get() == old; });
   kind.recorded.push_back(std::move(recorded));
   train::RecordedStep* result = kind.recorded.back().get();
   forget_oldest();

@@ -103,7 +103,8 @@ StepEffects EffectsWatch::finish() const {
   }
   for (size_t i = 0; i < gradients_.size(); ++i) {
     const at::Tensor& leaf = parts_.leaves[i];
-    if (!gradients_[i].first.is_same(leaf.grad())) {
+    const auto& [before, version] = gradients_[i];
+    if (!before.is_same(leaf.grad()) || version_of(before) != version) {
       effects.gradients.emplace_back(leaf, leaf.grad());
     }
   }

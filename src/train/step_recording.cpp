@@ -124,6 +124,13 @@ void record_function(
 
 } // namespace
 
+bool RecordedStep::lives() const {
+  return std::all_of(
+      host_parts.begin(), host_parts.end(), [](const auto& entry) {
+        return entry.part.lives();
+      });
+}
+
 bool RecordedStep::holds() const {
   return std::all_of(
       host_parts.begin(), host_parts.end(), [](const auto& entry) {

@@ -34,7 +34,9 @@ struct RecordedStep {
   uint64_t collectives = 0; // see Recording
   int64_t last_use = 0;
 
-  /// Whether the host parts have the settings that they were recorded with.
+  /// Whether all host parts live; else it is of no use any more.
+  bool lives() const;
+  /// Whether they have the settings that they were recorded with, too.
   bool holds() const;
   /// Makes the step with these inputs, which are of its kind.
   at::Tensor replay(const std::vector<at::Tensor>& given);

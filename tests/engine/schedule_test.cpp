@@ -353,6 +353,24 @@ TEST(ScheduleTest, AUnitThatIsUsedTwiceFinishesItsAverageOverCopiesFirst) {
   });
 }
 
+TEST(ScheduleTest, RecoversWhileAnAverageOverCopiesIsUnderWay) {
+  on_ranks(4, [](const Group& world) {
+    Chain chain(hybrid(world));
+    chain.step();
+    const at::Tensor kept = chain.leaf(0).grad().clone();
+    at::Tensor x =
+        torch::ones({1, 2}, torch::requires_grad()).mm(chain.faces[0]);
+    x.register_hook([&](const at::Tensor&) -> at::Tensor {
+      throw std::runtime_error("of the user");
+    });
+    const at::Tensor loss = x.mm(chain.faces[1]).mm(chain.faces[2]).sum();
+    EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("of the user"));
+    EXPECT_EQ(chain.reducing(), 0);
+    chain.step();
+    EXPECT_TRUE(torch::equal(chain.leaf(0).grad(), 2 * kept));
+  });
+}
+
 TEST(ScheduleTest, RecoversFromABackwardThatThrows) {
   on_ranks(2, [](const Group& world) {
     Chain chain(world);

@@ -1,4 +1,5 @@
 // Captured steps of several ranks, and of DistributedDataParallel.
+#include <tessera/comm/mesh.h>
 #include <tessera/ddp/comm_hook.h>
 #include <tessera/ddp/join.h>
 #include <tessera/train/grad_scaler.h>
@@ -480,6 +481,123 @@ TEST(CapturedGroups, SeveralGroupsAreNamed) {
       step({tokens(world.rank(), i)});
     }
     EXPECT_THAT(step.eager_reason(), HasSubstr("several groups of ranks"));
+  });
+}
+
+/// Another rank's shape that cannot be captured costs this rank no graph.
+TEST_P(CapturedRanks, AGraphOutlivesCapturesThatFailForOtherRanks) {
+  if (!test_device().is_cpu()) {
+    GTEST_SKIP() << "ranks that share a device cannot capture";
+  }
+  on_ranks(2, [&](const Group& world) {
+    const Tapes tapes;
+    Trained<optim::AdamW> trained(GetParam());
+    const auto inner = step_of(trained);
+    const Warnings warnings;
+    CapturedStep step(
+        trained.model, {*trained.optimizer}, [&](const Inputs& inputs) {
+          const auto loss = inner(inputs);
+          if (inputs[0].size(1) == 3) {
+            loss.item<double>();
+          }
+          return loss;
+        });
+    for (int i = 0; i < 12; ++i) {
+      const bool is_short = world.rank() == 1 && (i == 5 || i == 6 || i == 8);
+      step({tokens(world.rank(), i).narrow(1, 0, is_short ? 3 : 5)});
+      const bool is_eager = i < 3 || i == 5 || i == 6 || i == 8;
+      EXPECT_EQ(step.was_replayed(), !is_eager) << i << step.eager_reason();
+    }
+  });
+}
+
+/// What an evaluation gathers must not change the order of a later recording.
+TEST_P(CapturedRanks, EvaluationsInBetweenChangeNoOrder) {
+  if (!test_device().is_cpu()) {
+    GTEST_SKIP() << "ranks that share a device cannot capture";
+  }
+  on_ranks(2, [&](const Group& world) {
+    const Tapes tapes;
+    Trained<optim::AdamW> eager(GetParam());
+    Trained<optim::AdamW> captured(GetParam());
+    CapturedStep eager_step(
+        eager.model, {*eager.optimizer}, step_of(eager), always_eager());
+    CapturedStep step(captured.model, {*captured.optimizer}, step_of(captured));
+    for (int i = 0; i < 16; ++i) {
+      if (i > 3 && i % 3 == 1) {
+        const at::NoGradGuard no_grad;
+        loss_of(captured.model, tokens(2, i));
+        loss_of(eager.model, tokens(2, i));
+      }
+      const bool is_short = world.rank() == 1 && (i == 5 || i == 9);
+      const auto batch = tokens(world.rank(), i).narrow(1, 0, is_short ? 3 : 5);
+      ASSERT_TRUE(torch::equal(step({batch}), eager_step({batch}))) << i;
+      ASSERT_EQ(step.was_replayed(), i >= 3) << i << step.eager_reason();
+    }
+    EXPECT_TRUE(all_equal(captured.snapshot(), eager.snapshot()));
+  });
+}
+
+TEST(CapturedGroups, HybridShardingEqualsEagerSteps) {
+  on_ranks(4, [&](const Group& world) {
+    const Tapes tapes;
+    const auto make = [&] {
+      auto model = make_stack();
+      shard_blocks(model, FullyShardOptions().mesh(make_mesh({2, 2})));
+      return model;
+    };
+    auto eager = make();
+    auto captured = make();
+    optim::AdamW eager_optimizer(parameters(eager), 0.01);
+    optim::AdamW optimizer(parameters(captured), 0.01);
+    const auto function = [](Stack& model, optim::AdamW& stepped) {
+      return [&](const Inputs& inputs) {
+        const auto loss = loss_of(model, inputs[0]);
+        loss.backward();
+        stepped.step();
+        stepped.zero_grad();
+        return loss.detach();
+      };
+    };
+    CapturedStep eager_step(
+        eager,
+        {eager_optimizer},
+        function(eager, eager_optimizer),
+        always_eager());
+    CapturedStep step(captured, {optimizer}, function(captured, optimizer));
+    for (int i = 0; i < 8; ++i) {
+      const auto batch = tokens(world.rank(), i);
+      ASSERT_TRUE(torch::equal(step({batch}), eager_step({batch}))) << i;
+    }
+    EXPECT_TRUE(step.was_replayed()) << step.eager_reason();
+    EXPECT_TRUE(all_equal(parameters(captured), parameters(eager)));
+  });
+}
+
+/// The graph of one that is gone is of no use.
+TEST(CapturedDdp, AHandleMayBeMadeAnew) {
+  on_ranks(2, [&](const Group& world) {
+    const Tapes tapes;
+    Trained<optim::AdamW> eager(FrontEnd::Ddp);
+    Trained<optim::AdamW> captured(FrontEnd::Ddp);
+    CapturedStep eager_step(
+        eager.model, {*eager.optimizer}, step_of(eager), always_eager());
+    CapturedStep step(captured.model, {*captured.optimizer}, step_of(captured));
+    const Warnings warnings; // that the new buckets have no memory yet
+    for (int i = 0; i < 10; ++i) {
+      if (i == 5) {
+        for (auto* trained : {&eager, &captured}) {
+          trained->ddp.reset();
+          trained->ddp = std::make_unique<DistributedDataParallel<StackImpl>>(
+              trained->model.ptr());
+        }
+      }
+      const auto batch = tokens(world.rank(), i);
+      ASSERT_TRUE(torch::equal(step({batch}), eager_step({batch}))) << i;
+    }
+    EXPECT_TRUE(step.was_replayed()) << step.eager_reason();
+    EXPECT_EQ(step.num_graphs(), 1);
+    EXPECT_TRUE(all_equal(captured.snapshot(), eager.snapshot()));
   });
 }
 

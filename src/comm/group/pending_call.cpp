@@ -44,7 +44,7 @@ void PendingCall::wait() {
     }
   } catch (...) {
     note_call_ends();
-    if (is_recorded_) {
+    if (is_recorded_ || engine::is_recorded_here()) {
       throw; // the recording has failed, not the group
     }
     group_->fail(call_, std::current_exception());
