@@ -255,7 +255,12 @@ int main(int argc, char** argv) {
     return wire.seconds(
         tessera::comm::sent_of(element_bytes * embedding, task.shards));
   };
-  const double ends = takes(gathered) + takes(4);
+  const double over_copies = task.copies == 1
+      ? 0
+      : wire.seconds(
+            2 *
+            tessera::comm::sent_of(4 * embedding / task.shards, task.copies));
+  const double ends = takes(gathered) + takes(4) + over_copies;
   // Two wires send at once; computing takes longer than each.
   const double busy = task.copies > 1 ? 0 : plan.time.sending;
   row.limit.push_back(std::max(seconds + ends, busy) * 1e3);
