@@ -68,9 +68,9 @@ void count_in_recording(uint64_t digest) {
 void note_in_recording(
     std::string_view call,
     std::string_view instead,
-    std::function<void()> again) {
+    const std::function<void()>& again) {
   Recording* recording = under_way();
-  if (recording == nullptr || !recording->note(std::move(again))) {
+  if (recording == nullptr || !recording->note(again)) {
     refuse(call, instead);
   }
 }

@@ -23,7 +23,7 @@ class Recording {
   virtual uint64_t random_position() const = 0;
   /// For a recording of the CPU, whose collectives no stream carries: notes
   /// `call`, which each replay makes. False: it notes none.
-  virtual bool note(std::function<void()> /*call*/) {
+  virtual bool note(const std::function<void()>& /*call*/) {
     return false;
   }
 
@@ -58,7 +58,7 @@ void count_in_recording(uint64_t digest);
 void note_in_recording(
     std::string_view call,
     std::string_view instead,
-    std::function<void()> again);
+    const std::function<void()>& again);
 
 /// What an object does on the host in a step that is recorded: a replay runs
 /// none of it.

@@ -8,7 +8,7 @@
 // THREADS, a power of two.
 
 #if BFLOAT16
-typedef unsigned short Logit;
+using Logit = unsigned short;
 __device__ inline float to_float(Logit bits) {
   return __uint_as_float(static_cast<unsigned>(bits) << 16);
 }
@@ -24,7 +24,7 @@ __device__ inline float exponential(float value) {
   return __expf(value); // far more exact than the logits
 }
 #else
-typedef float Logit;
+using Logit = float;
 __device__ inline float to_float(Logit value) {
   return value;
 }

@@ -573,12 +573,12 @@ size_t CapturedStep::Impl::num_recorded() const {
 
 CapturedStep::CapturedStep(
     ModuleRef model,
-    OptimizerRefs optimizers,
+    const OptimizerRefs& optimizers,
     Function step,
     const CapturedStepOptions& options) {
   check_captured_step(options, step, optimizers);
-  impl_ = std::make_unique<Impl>(
-      model.get(), std::move(optimizers), std::move(step), options);
+  impl_ =
+      std::make_unique<Impl>(model.get(), optimizers, std::move(step), options);
 }
 
 CapturedStep::~CapturedStep() = default;

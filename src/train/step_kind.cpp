@@ -39,7 +39,8 @@ class KindBytes {
   }
   template <class... Numbers>
   void add(const std::tuple<Numbers...>& numbers) {
-    std::apply([this](const auto&... number) { (add(number), ...); }, numbers);
+    std::apply(
+        [this](const auto&... number) { (this->add(number), ...); }, numbers);
   }
   void add(at::IntArrayRef numbers) {
     add(numbers.size());

@@ -43,6 +43,7 @@ inline void launch(
   }
 }
 
+// NOLINTBEGIN(bugprone-reserved-identifier): CUDA's names
 inline void __trap() {
   std::abort();
 }
@@ -62,6 +63,7 @@ inline unsigned __float_as_uint(float value) {
 inline float __expf(float value) {
   return std::exp(value);
 }
+// NOLINTEND(bugprone-reserved-identifier)
 inline float expf(float value) {
   return std::exp(value);
 }
@@ -71,6 +73,8 @@ inline float logf(float value) {
 
 } // namespace tessera::testing::cuda
 
+// NOLINTBEGIN(bugprone-reserved-identifier): CUDA's names
 #define __global__ inline
 #define __device__
 #define __shared__ static
+// NOLINTEND(bugprone-reserved-identifier)

@@ -103,7 +103,7 @@ TEST_P(LinearCrossEntropyGoldenTest, ProducesPyTorchValues) {
   const Golden& golden = GetParam();
   const at::ScalarType dtype = dtype_of(golden.dtype);
   const at::Device device = testing::test_device();
-  const auto leaf = [&](at::Tensor values) {
+  const auto leaf = [&](const at::Tensor& values) {
     return values.to(device, dtype).requires_grad_();
   };
   const auto hidden = leaf(pattern(kGoldenTokens * kGoldenWidth, 7, 23)

@@ -352,9 +352,9 @@ struct Netting {
   explicit Netting(
       const CapturedStepOptions& options = {},
       double dropout = 0,
-      Loss loss =
-          [](Net& net, const at::Tensor& x) {
-            return net->forward(x).square().mean();
+      const Loss& loss =
+          [](Net& model, const at::Tensor& x) {
+            return model->forward(x).square().mean();
           })
       : net(make_net(dropout)),
         optimizer(net->parameters(), 0.01),

@@ -109,7 +109,7 @@ class TESSERA_API CapturedStep {
   /// options out of range. Not collective.
   CapturedStep(
       ModuleRef model,
-      OptimizerRefs optimizers,
+      const OptimizerRefs& optimizers,
       Function step,
       const CapturedStepOptions& options = {});
   ~CapturedStep();
