@@ -23,8 +23,8 @@ struct TESSERA_API CapturedStepOptions {
   /// Throw if a step cannot be captured, instead of running it eagerly with a
   /// warning.
   TORCH_ARG(bool, require_capture) = false;
-  /// How many kinds of steps are kept as graphs. Another one takes the place of
-  /// the one that was used longest ago.
+  /// How many graphs are kept. Another one takes the place of the one that was
+  /// used longest ago.
   TORCH_ARG(int64_t, max_graphs) = 8;
 };
 
@@ -92,7 +92,9 @@ struct TESSERA_API CapturedStepOptions {
 /// Several ranks do the same in each call, all replay, capture or run eagerly:
 /// they tell each other on the host what they need, so that a rank with another
 /// shape makes all capture, and a rank that cannot capture makes all run
-/// eagerly. Each rank calls this object for each step.
+/// eagerly. Each rank calls this object for each step, and its function makes
+/// the same forwards, backwards and collectives on all ranks: they compare what
+/// they captured.
 ///
 /// On the CPU, and in a build without CUDA's headers, a call runs the function.
 /// Not thread-safe.
@@ -126,7 +128,7 @@ class TESSERA_API CapturedStep {
   bool was_replayed() const;
   /// Why the last call ran eagerly; empty if it replayed.
   const std::string& eager_reason() const;
-  /// How many kinds of steps are kept as graphs.
+  /// How many graphs are kept: one for each kind of step.
   size_t num_graphs() const;
 
  private:
