@@ -126,7 +126,9 @@ torch::Tensor Learner::run_once(const Tensors& batches, int64_t number) try {
   overflows_ = number == settings_.overflow_at && is_last_rank_;
   return run(batches);
 } catch (const c10::Error&) {
-  if (std::isfinite(accumulation_.grad_norm().value_or(0))) {
+  // A scaler leaves such a step out, and its norm behind.
+  if (scaler_.is_enabled() ||
+      std::isfinite(accumulation_.grad_norm().value_or(0))) {
     throw; // something else
   }
   throw std::runtime_error(

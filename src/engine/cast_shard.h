@@ -15,8 +15,9 @@ namespace tessera::engine {
 /// changes once in a step. With UnitOptions::keep_cast_shards the cast values
 /// are kept in memory of their own and are cast again only when the model was
 /// written to, which the units count (UnitIdentity::num_writes()). Writes that
-/// bypass operators are not counted, so this is off by default: without it, the
-/// next gather sees them.
+/// nobody announces ([Note: raw access]), through a pointer of the program's,
+/// are not counted, so this is off by default: without it, the next gather sees
+/// them.
 ///
 /// Where one rank has a whole copy, nothing is left for a gather to do: the
 /// full buffer borrows the bytes of the cast shard, as it borrows those of the

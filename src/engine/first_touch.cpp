@@ -140,6 +140,12 @@ void refuse_clip_by_a_part(
   }
 }
 
+/// c10d's own collectives, whose schemas do not say that they write.
+bool writes_first_argument(const c10::FunctionSchema& schema) {
+  const std::string_view name = schema.name();
+  return name.starts_with("c10d::") && name.ends_with('_');
+}
+
 void collect_all(
     const c10::OperatorHandle& op,
     const torch::jit::Stack& stack,
@@ -152,7 +158,8 @@ void collect_all(
   for (size_t i = 0; i < arguments.size(); ++i) {
     const c10::IValue& value = stack[first + i];
     const auto* alias = arguments[i].alias_info();
-    const bool is_write = alias != nullptr && alias->isWrite();
+    const bool is_write = (alias != nullptr && alias->isWrite()) ||
+        (i == 0 && writes_first_argument(op.schema()));
     if (value.isTensor()) {
       collect(value.toTensor(), is_write, op.schema().name(), uses);
     } else if (value.isList()) {

@@ -10,7 +10,7 @@ namespace tessera::engine {
 class Unit;
 
 /// What a Schedule did. Where nothing had to be moved (one rank that computes
-/// in the shard's dtype) nothing is counted.
+/// in the shard's dtype, or keeps the cast shard) nothing is counted.
 struct ScheduleCounts {
   int64_t gathers = 0;
   int64_t prefetched = 0; // gathers that were started before a touch

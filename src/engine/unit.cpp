@@ -228,7 +228,10 @@ at::Tensor Unit::flat_param() const {
         0,
         options().one_leaf ? layout.unpadded_numel() : layout.full_numel());
   }
-  return options().one_leaf ? params_.all().front().leaf : bundle.shard();
+  // With the key, so that writes to it are seen.
+  return options().one_leaf
+      ? params_.all().front().leaf
+      : alias_of(bundle.shard(), bundle.shard().sizes(), 0, kShardKeys);
 }
 
 void Unit::count_write() {

@@ -137,9 +137,9 @@ class Unit : public UnitIdentity, public std::enable_shared_from_this<Unit> {
     return gathered_at_ != -1 && gathered_at_ != num_writes();
   }
   /// Somebody is about to write to a shard of the unit's. Counts for the whole
-  /// model: every unit of it is stale then. Throws where the end
-  /// of a summon would undo the write. Several threads may call it at once: a
-  /// checkpoint is read by more than one.
+  /// model: every unit of it is stale then. Throws where the end of a summon
+  /// would undo the write. Several threads may call it at once: a checkpoint is
+  /// read by more than one.
   void count_write();
 
   /// Empty once the ranks have compared it, or where nothing is to compare.

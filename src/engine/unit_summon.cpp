@@ -99,15 +99,17 @@ std::vector<at::Tensor> UnitSummon::gather_gradients() const {
 
 void UnitSummon::show() {
   const auto& params = unit_.params().all();
+  if (is_shown_ && compares_copies() && shows_shard()) {
+    for (const UnitParam& param : params) { // before anything changes
+      digests_.push_back(digest_of(my_values(param)));
+    }
+  }
   for (size_t position = 0; is_shown_ && position < params.size(); ++position) {
     const UnitParam& param = params[position];
     show(param, gradients_[position]);
     const at::Tensor face = param.lock();
     versions_.push_back(
         face.defined() ? static_cast<uint32_t>(face._version()) : 0);
-    if (compares_copies() && shows_shard()) {
-      digests_.push_back(digest_of(my_values(param)));
-    }
   }
   gradients_.clear();
 }
@@ -126,7 +128,8 @@ at::Tensor UnitSummon::my_values(const UnitParam& param) const {
   const Bundle& bundle = unit_.bundles()[param.bundle];
   const Run run = bundle.layout().run(param.index, unit_.groups().shard.rank());
   const at::Tensor face = param.lock();
-  return is_shown_ && face.defined()
+  const bool is_face_shown = is_shown_ && !versions_.empty();
+  return is_face_shown && face.defined()
       ? face.detach().reshape({-1}).narrow(0, run.param_begin, run.numel)
       : bundle.shard().narrow(0, run.shard_begin, run.numel);
 }

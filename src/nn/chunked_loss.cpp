@@ -30,15 +30,8 @@ class ChunkedLoss {
                       inputs.hidden.device(),
                       inputs.dtypes.product)
                 : nullptr) {
-    if (in_.bias.defined()) {
-      // A kernel reads memory, which a sharded parameter may let go of.
-      const bool copies = kernel_ != nullptr;
-      bias_ = in_.bias.to(in_.dtypes.sum, /*non_blocking=*/false, copies)
-                  .contiguous();
-    }
-    if (in_.class_weight.defined()) {
-      class_weight_ = in_.class_weight.to(in_.dtypes.sum).contiguous();
-    }
+    bias_ = by_class(in_.bias);
+    class_weight_ = by_class(in_.class_weight);
     target_weight_ = class_weight_.defined()
         ? class_weight_.index_select(0, targets_)
         : at::ones({in_.tokens()}, like(in_.dtypes.sum));
@@ -77,6 +70,15 @@ class ChunkedLoss {
   }
 
  private:
+  /// Values of the classes in the dtype of sums. A kernel reads memory, which a
+  /// sharded parameter may let go of: it gets a copy.
+  at::Tensor by_class(const at::Tensor& values) const {
+    return values.defined()
+        ? values.to(in_.dtypes.sum, /*non_blocking=*/false, kernel_ != nullptr)
+              .contiguous()
+        : values;
+  }
+
   at::TensorOptions like(at::ScalarType dtype) const {
     return in_.hidden.options().dtype(dtype);
   }

@@ -192,8 +192,7 @@ OptionField::Fixed not_differentiable() {
 
 OptionField::Fixed not_capturable() {
   return {
-      false,
-      "Only steps of Adam and AdamW can be captured in CUDA graphs; load it as False."};
+      false, "The option is one of Adam and AdamW alone; load it as False."};
 }
 
 } // namespace tessera::optim

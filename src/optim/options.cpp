@@ -50,7 +50,7 @@ void refuse_capturable(bool on) {
   if (on) {
     raise<c10::NotImplementedError>(
         {.call = "capturable"},
-        "steps of this optimizer cannot be captured in a CUDA graph; those of Adam and AdamW can. Leave it false, and capture forward and backward without the step.");
+        "the option is Python's, of Adam and AdamW, and has no effect here. Leave it false; tessera::optim::capture_objection() says which optimizers a CapturedStep captures.");
   }
 }
 

@@ -165,7 +165,11 @@ void GradientAccumulation::Impl::take_part_in_recording() {
              return fmt::format(
                  "{} {}", pending.batches, static_cast<int>(pending.weights));
            },
-       .forget = [this] { drop(); },
+       .forget =
+           [this, norm = grad_norm] {
+             drop();
+             grad_norm = norm;
+           },
        .finish =
            [this] {
              if (pending.batches != 0) {

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "checkpoint/support.h"
+#include "comm/group/group_impl.h"
 #include "engine/unit.h"
 #include "fsdp/training.h"
 #include "support/errors.h"
@@ -302,6 +303,43 @@ TEST(RawWriteTest, ACollectiveThatWritesToAShardIsSeen) {
     const at::Tensor before = model->forward(x).clone();
     world.all_reduce(parameters(*model).front(), ReduceOp::Sum);
     EXPECT_FALSE(torch::allclose(model->forward(x), before));
+  });
+}
+
+TEST(RawWriteTest, AWriteToTheFlatParameterIsSeen) {
+  on_ranks(2, [](const Group&) {
+    auto model = three_rows();
+    const FSDP<torch::nn::LinearImpl> fsdp(
+        model.ptr(), FSDPOptions().use_orig_params(true));
+    const at::Tensor x = torch::ones({1, 2});
+    const torch::NoGradGuard no_grad;
+    const at::Tensor before = model->forward(x).clone();
+    fsdp_units(*model).front().flat_param().mul_(2);
+    EXPECT_TRUE(torch::allclose(model->forward(x), 2 * before));
+  });
+}
+
+/// As a program calls them on a process group of its own.
+TEST(RawWriteTest, CollectivesOfC10dAreSeenOrRefused) {
+  on_ranks(2, [](const Group& world) {
+    torch::nn::Linear model(torch::nn::LinearOptions(16, 16).bias(false));
+    fully_shard(*model);
+    const at::Tensor x = torch::ones({1, 16});
+    const torch::NoGradGuard no_grad;
+    const at::Tensor before = model->forward(x).clone();
+    const auto group = world.impl().process_group();
+    std::vector<at::Tensor> leaf{parameters(*model).front()};
+    group->allreduce(leaf)->wait();
+    const at::Tensor after = model->forward(x).clone();
+    EXPECT_FALSE(torch::allclose(after, before));
+    std::vector<at::Tensor> weight{model->weight};
+    EXPECT_THAT(
+        error_of([&] { group->allreduce(weight)->wait(); }),
+        HasSubstr("would be lost at the next reshard"));
+    std::vector<std::vector<at::Tensor>> all{
+        {torch::zeros({16, 16}), torch::zeros({16, 16})}};
+    group->allgather(all, weight)->wait(); // reads it
+    EXPECT_TRUE(torch::equal(model->forward(x), after));
   });
 }
 

@@ -153,8 +153,9 @@ class OptionsOf : public Options {
     extra().set(key, std::move(value));
     return self();
   }
-  /// Differentiable steps are not supported, and CUDA graphs by Adam and AdamW
-  /// alone: true throws c10::NotImplementedError.
+  /// Differentiable steps are not supported, and `capturable` is an option of
+  /// Adam and AdamW alone, without effect here: true throws
+  /// c10::NotImplementedError. What can be captured: see capturable.h.
   Derived& differentiable(bool on);
   Derived& capturable(bool on);
 
