@@ -138,7 +138,8 @@ torch::Tensor Learner::run_once(const Tensors& batches, int64_t number) try {
       "checkpoint first.");
 }
 
-/// Of a step that was made without looking.
+/// Throws if the gradients of a captured step were not finite. Such a step is
+/// made before the norm can be read.
 void Learner::require_a_norm(int64_t number) const {
   if (!std::isfinite(accumulation_.grad_norm().value_or(0))) {
     throw std::runtime_error(

@@ -7,9 +7,9 @@
 
 namespace tessera::comm {
 
-/// What a rank sends, and receives at the same time, of `bytes` that ranks
-/// gather, or scatter the sums of, if no byte is sent twice, as in a ring:
-/// (ranks - 1) / ranks, rounded up. An all-reduce does both.
+/// How many bytes a rank sends, and receives at the same time, in an all-gather
+/// or a reduce-scatter of `bytes`, if no byte is sent twice, as in a ring:
+/// (ranks - 1) / ranks of them, rounded up. An all-reduce sends twice as many.
 inline int64_t sent_of(int64_t bytes, int64_t ranks) {
   return bytes - bytes / ranks;
 }

@@ -99,7 +99,7 @@ std::shared_ptr<const Order> mixture_order(
     raise<c10::ValueError>({.call = "Mixture"}, what);
   };
   if (sources.empty()) {
-    refuse("a mixture without sources. Add one at least.");
+    refuse("a mixture without sources. Add at least one.");
   }
   if (epoch_size < 0) {
     refuse(fmt::format(

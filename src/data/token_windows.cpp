@@ -16,7 +16,7 @@ TokenWindows::TokenWindows(TokenFile file, int64_t length)
   const ErrorSite site{.call = "TokenWindows", .path = file_.path().native()};
   if (length < 1) {
     raise<c10::ValueError>(
-        site, fmt::format("windows of {} tokens. Give 1 at least.", length));
+        site, fmt::format("windows of {} tokens. Give at least 1.", length));
   }
   size_ = (file_.size() - 1) / length; // a target after the last input
   if (file_.size() < 1 || size_ < 1) {

@@ -13,9 +13,10 @@
 
 namespace tessera::ddp {
 
-/// Throws on every rank if a hook threw on any; `failure` is what it threw
-/// here. Gives `group` up if only some threw: the others wait for the
-/// collectives of theirs. Collective over `control`.
+/// Throws on every rank if a hook threw on any rank; `failure` is what the hook
+/// threw on this rank. If hooks threw on some ranks only, gives `group` up,
+/// since the hooks of the other ranks wait in collectives. Collective over
+/// `control`.
 void fail_if_any_hook_threw(
     const Group& group,
     const Group& control,

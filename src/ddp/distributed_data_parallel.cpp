@@ -89,7 +89,7 @@ struct DDPHandle::Impl {
     return {.call = kName, .rank = group.rank(), .world_size = group.size()};
   }
 
-  /// A step that sends buffers is another than one that does not.
+  /// A captured step that sends buffers cannot stand for one that does not.
   void take_part_in_recording() {
     engine::take_part_in_recording(
         {.owner = this,

@@ -95,7 +95,7 @@ engine::HostPart Reducer::host_part() {
           return "a communication hook of a DistributedDataParallel runs on the host. Leave it out.";
         }
         if (moves_data() && !buckets_.has_memory()) {
-          return "the buckets of a DistributedDataParallel have no memory yet. Make a step without capturing it first.";
+          return "the buckets of a DistributedDataParallel have no memory yet. Run an eager step first.";
         }
         return "";
       },
@@ -115,13 +115,13 @@ engine::HostPart Reducer::host_part() {
       .finish = [this] { return effect_of_replays(); }};
 }
 
-/// The graph works in the buckets of now, whichever come after them. A step
-/// that reduces leaves nothing that was counted before it.
+/// The graph writes to the buckets that exist now, even if others replace them
+/// later. After a step that reduces, all counts start again from zero.
 std::function<void()> Reducer::effect_of_replays() {
   if (num_forwards_ > 0) {
     raise(
         {.call = kCall},
-        "its forward expects gradients that the step does not reduce. Call backward() in the step, or evaluate under torch::NoGradGuard.");
+        "the captured step makes a forward through the handle whose gradients it does not reduce. Call backward() in the step, or evaluate under torch::NoGradGuard.");
   }
   std::vector<at::Tensor> kept;
   for_each_bucket([&](const at::Tensor& flat) { kept.push_back(flat); });

@@ -34,7 +34,8 @@ class CastShard {
   bool is_kept() const {
     return is_kept_;
   }
-  /// The shard's values after so many writes to the model. Only if it is kept.
+  /// The shard's values, cast anew if `num_writes`, the number of writes to the
+  /// model, has changed. Only if is_kept().
   const at::Tensor& values(int64_t num_writes);
   /// The next values() casts again, into the same memory.
   void forget() {

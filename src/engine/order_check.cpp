@@ -39,7 +39,7 @@ std::optional<std::vector<bool>> OrderCheck::compare_with_use(
     if (in_doubt) {
       raise(
           {.call = "backward"},
-          "a parameter of this model got no gradient on this rank, and ranks do not tell each other so in a captured step. Use every parameter that is not frozen, or make the step without CapturedStep.");
+          "a parameter of this model got no gradient on this rank, and in a captured step the ranks cannot tell each other about it. Use every parameter that is not frozen, or run the step without CapturedStep.");
     }
     return std::nullopt;
   }

@@ -41,9 +41,9 @@ class UnitGradients {
   void hold_hooks();
   void release_hooks() noexcept;
 
-  /// Gradients of backwards without synchronisation wait here.
+  /// True if gradients wait that the next reduction would take.
   bool has_waiting() const;
-  /// Or those of backwards without all-reduce.
+  /// True if any gradients are held: waiting, or averaged without all-reduce.
   bool holds_any() const;
   void start_reduction();
   bool is_reducing() const;

@@ -158,7 +158,7 @@ void UnitSummon::show(const UnitParam& param, const at::Tensor& gradient)
   }
 }
 
-/// Why what a user did to the shown parameters cannot be kept, if so.
+/// If the user's changes to the shown parameters cannot be kept, says why.
 std::optional<std::string> UnitSummon::objection_to_faces() const {
   for (const UnitParam& param : unit_.params().all()) {
     const at::Tensor face = param.lock();
@@ -211,9 +211,10 @@ bool UnitSummon::was_written() const {
   return false;
 }
 
-/// Ranks that keep the same part of different copies write it back each for
-/// itself. Names a parameter of which they were about to keep different values,
-/// the same on all ranks. Collective.
+/// Ranks that keep the same part of different copies of the model each write
+/// their values back. Returns a parameter whose values would then differ
+/// between copies, the same parameter on all ranks; nothing if there is none.
+/// Collective.
 std::optional<std::string> UnitSummon::differs_between_copies() const {
   if (!compares_copies()) {
     return std::nullopt;
@@ -283,7 +284,7 @@ void UnitSummon::write_back_gradients() const {
   }
 }
 
-/// What faces that show the shard were given is in the shard.
+/// Where faces show the shard itself, writes to them were writes to the shard.
 void UnitSummon::note_writes_in_place() const {
   if (shows_shard()) {
     unit_.count_write();
@@ -292,7 +293,7 @@ void UnitSummon::note_writes_in_place() const {
 
 std::string UnitSummon::what_became_of_writes() const {
   return shows_shard()
-      ? "What was written in place is there, since this rank has the whole model."
+      ? "This rank has the whole model, so what was written in place stays."
       : "Nothing of this unit was written back.";
 }
 
@@ -330,10 +331,11 @@ SummonEnd UnitSummon::write_back() {
       unit_.fail(
           "summon_full_params",
           *different,
-          "the ranks wrote other values into the copies of the model, which would never be equal again. " +
+          "the ranks wrote different values into the copies of the model, which would never be equal again. " +
               what_became_of_writes() +
-              (shows_shard() ? " Make it anew, or load a checkpoint." : "") +
-              " Write the same on every rank: random numbers are those of each rank, so broadcast them. If the copies are meant to differ, set compare_start(false) when sharding.");
+              (shows_shard() ? " Build the model again, or load a checkpoint."
+                             : "") +
+              " Write the same values on every rank; random numbers differ from rank to rank, so broadcast them. If the copies are meant to differ, set compare_start(false) when sharding.");
     }
     if (end.changed) {
       unit_.count_write();

@@ -86,7 +86,7 @@ std::shared_ptr<ReadyProgram> Model::compiled(
   if (made->outputs.size() != made->code.outputs.size()) {
     raise<c10::NotImplementedError>(
         {.call = "load_exported", .path = file_->path.native()},
-        "the program gives another number of results than it says. Export the model again.");
+        "the program returns a different number of results than it declares. Export the model again.");
   }
   made->modules = modules_of(made->code);
   return made;

@@ -61,7 +61,9 @@ ModuleChoice choose_by_path(const std::string& expression) {
     raise<c10::ValueError>(
         {.call = "choose_by_path"},
         fmt::format(
-            "\"{}\" is no regular expression: {}.", expression, error.what()));
+            "\"{}\" is not a regular expression: {}.",
+            expression,
+            error.what()));
   }
   return [pattern](const torch::nn::Module& module) {
     const auto* part = dynamic_cast<const ExportedModule*>(&module);

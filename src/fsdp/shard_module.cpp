@@ -165,7 +165,7 @@ void shard_module(torch::nn::Module& module, const ShardRequest& request) {
     raise<c10::ValueError>(
         {.call = request.call},
         request.unit.offload
-            ? "keep_cast_shards keeps a copy on the device, and the shards are in host memory to save that. Choose one of the two."
+            ? "keep_cast_shards takes device memory for a second copy of the shards, and offloading keeps the shards in host memory to save device memory. Choose one of the two."
             : "keep_cast_shards needs param_dtype: without it, nothing is cast.");
   }
   const Group& all = request.groups.all;

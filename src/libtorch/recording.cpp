@@ -42,7 +42,7 @@ namespace {
   raise(
       {.call = call},
       std::string(
-          "a step that is being captured cannot do this, since a replay would leave it out. ") +
+          "this cannot be part of a captured step, since a replay would leave it out. ") +
           std::string(instead));
 }
 

@@ -13,8 +13,8 @@
 
 namespace tessera::engine {
 
-/// While a step is recorded, what its operators do on the device is noted and
-/// not done, and nothing can be read back.
+/// A recording that is under way. Operators of the step are recorded by the
+/// device and not run, so their results cannot be read.
 class Recording {
  public:
   virtual ~Recording() = default;
@@ -60,13 +60,12 @@ void note_in_recording(
     std::string_view instead,
     const std::function<void()>& again);
 
-/// What an object does on the host in a step that is recorded: a replay runs
-/// none of it.
+/// An object that changes on the host in a step. A replay runs nothing on the
+/// host, so the object says how a replay is to change it.
 struct HostPart {
   const void* owner = nullptr;
-  /// Whether the object lives, if it may die before the recording is used:
-  /// none of the functions below is called then, and the recording is of no
-  /// use any more.
+  /// False once the object has been destroyed. Then the recording can no longer
+  /// be used, and none of the functions below is called.
   std::function<bool()> lives = [] { return true; };
   /// Asked when the object takes part: why it cannot be recorded as it is now;
   /// empty if it can.
@@ -76,8 +75,8 @@ struct HostPart {
   std::function<std::string()> settings;
   /// The recording failed: the object forgets what was done in it.
   std::function<void()> forget;
-  /// The recording is complete: returns what leaves the object after a replay
-  /// as it is now. Throws if a replay cannot.
+  /// The recording is complete: returns a function that, after a replay, puts
+  /// the object into the state that it has now. Throws if that is impossible.
   std::function<std::function<void()>()> finish;
 };
 

@@ -61,7 +61,7 @@ struct Factors {
   at::Tensor even; // undefined without smoothing
   at::Tensor of_softmax;
 
-  /// Of so many tokens.
+  /// The factors of `count` tokens, from `begin` on.
   Factors narrow(int64_t begin, int64_t count) const;
 };
 

@@ -15,12 +15,12 @@
 
 namespace tessera::nn {
 
-/// Rows of logits begin at multiples of so many bytes, and the memory of the
-/// last one ends at one.
+/// Rows of logits begin at multiples of this many bytes, and the memory of the
+/// last row ends at such a multiple.
 constexpr int64_t kRowAlignment = 16;
 
-/// The tokens of a chunk. Tensors but the logits are contiguous, and those of
-/// factors and classes are float32.
+/// The tokens of a chunk. All tensors except the logits are contiguous; factors
+/// and values of classes are float32.
 struct LogitsChunk {
   at::Tensor logits; // (tokens, classes): become their gradients, if wanted
   at::Tensor bias; // (classes) or undefined

@@ -56,13 +56,13 @@ void check_shapes(
     const at::Tensor& weight,
     const at::Tensor& targets) {
   if (hidden.dim() < 1) {
-    refuse<c10::ValueError>("hidden is a scalar, and (..., width) is needed.");
+    refuse<c10::ValueError>("hidden is a scalar; expected (..., width).");
   }
   if (weight.dim() != 2 || weight.size(1) != hidden.size(-1)) {
     refuse<c10::ValueError>(
-        "weight has the shape " + text_of(weight.sizes()) + ", and (classes, " +
-        std::to_string(hidden.size(-1)) +
-        ") is needed for hidden of the shape " + text_of(hidden.sizes()) + ".");
+        "weight has the shape " + text_of(weight.sizes()) +
+        "; expected (classes, " + std::to_string(hidden.size(-1)) +
+        ") for hidden of the shape " + text_of(hidden.sizes()) + ".");
   }
   if (targets.is_floating_point()) {
     refuse<c10::NotImplementedError>(
@@ -72,12 +72,12 @@ void check_shapes(
   if (targets.scalar_type() != at::kLong) {
     refuse<c10::TypeError>(
         "targets are of " + text_of(targets.scalar_type()) +
-        ", and int64 is needed. Call targets.to(torch::kLong).");
+        "; expected int64. Call targets.to(torch::kLong).");
   }
   if (targets.sizes() != hidden.sizes().slice(0, hidden.dim() - 1)) {
     refuse<c10::ValueError>(
         "targets have the shape " + text_of(targets.sizes()) +
-        ", and one target is needed for each token of hidden, which has the shape " +
+        "; expected one target for each token of hidden, which has the shape " +
         text_of(hidden.sizes()) + ".");
   }
 }
@@ -93,8 +93,8 @@ void check_by_class(
   if (values.dim() != 1 || values.size(0) != classes) {
     refuse<c10::ValueError>(
         std::string(name) + " has the shape " + text_of(values.sizes()) +
-        ", and (" + std::to_string(classes) +
-        ") is needed: a value for each class.");
+        "; expected (" + std::to_string(classes) +
+        "): a value for each class.");
   }
   if (values.device() != weight.device()) {
     refuse<c10::ValueError>(
@@ -112,13 +112,12 @@ void check_options(
   const double smoothing = options.label_smoothing();
   if (!(smoothing >= 0 && smoothing <= 1)) {
     refuse<c10::ValueError>(
-        "label_smoothing is " + text_of(smoothing) +
-        ", and 0 to 1 is allowed.");
+        "label_smoothing is " + text_of(smoothing) + "; expected 0 to 1.");
   }
   if (options.batch_chunk_size().value_or(1) < 1) {
     refuse<c10::ValueError>(
         "batch_chunk_size is " + text_of(*options.batch_chunk_size()) +
-        ", and 1 or more is needed.");
+        "; expected 1 or more.");
   }
 }
 

@@ -59,7 +59,7 @@ void refuse_to_record(const StateField& field, const at::Tensor& param) {
     raise(
         {.call = "step"},
         fmt::format(
-            "state \"{}\" of a parameter is not there yet: this is the parameter's first gradient. Make a step without capturing it first, or call initialize_state().",
+            "state \"{}\" of a parameter is not there yet: this is the parameter's first gradient. Run an eager step first, or call initialize_state().",
             field.name));
   }
 }
@@ -80,7 +80,7 @@ bool reads_lr_on_device(const Options& options, const Batch& batch) {
   if (!is_current && engine::recording_on(lr.device()) != nullptr) {
     raise(
         {.call = "step"},
-        "the step changes learning rates, which a replay cannot. Change them before the captured step.");
+        "the step changes learning rates, which a replay cannot do. Change them before the captured step.");
   }
   return is_current;
 }

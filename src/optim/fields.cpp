@@ -191,8 +191,7 @@ OptionField::Fixed not_differentiable() {
 }
 
 OptionField::Fixed not_capturable() {
-  return {
-      false, "The option is one of Adam and AdamW alone; load it as False."};
+  return {false, "Only Adam and AdamW have this option; load it as False."};
 }
 
 } // namespace tessera::optim

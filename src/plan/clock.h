@@ -68,7 +68,7 @@ class Clock {
   void reset() {
     time_ = {};
   }
-  /// What took place since `before` takes place so many times more.
+  /// Repeats what took place since `before` another `times` times.
   void repeat_since(const StepTime& before, int64_t times);
 
  private:

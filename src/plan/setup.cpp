@@ -57,7 +57,7 @@ void check(const TrainingSetup& setup) {
   if (setup.keep_cast_shards && (!setup.param_dtype || setup.offload)) {
     throw PlanError(
         setup.offload
-            ? "--keep-cast-shards keeps a copy on the device, and --offload has the shards in host memory. Leave out one of them."
+            ? "--keep-cast-shards takes device memory for a second copy of the shards, and --offload keeps the shards in host memory. Leave out one of them."
             : "--keep-cast-shards needs --param-dtype: without it, nothing is cast.");
   }
   if (setup.engine == Engine::Sharded) {

@@ -112,7 +112,7 @@ void RecordedDraws::check() const {
   if (recording_ != nullptr && recording_->random_position() != before_) {
     raise(
         {.call = "recompute"},
-        "a function that draws random numbers (dropout) is recomputed, and its second run would draw others in a captured step. Recompute functions that draw nothing, or capture without recomputation.");
+        "this recomputed function draws random numbers (dropout?), and in a captured step its second run would draw different ones. Recompute only functions that draw none, or capture without recomputation.");
   }
 }
 

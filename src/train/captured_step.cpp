@@ -38,8 +38,8 @@ constexpr int kAttempts = 2;
 
 /// [Note: captured steps]
 ///
-/// The host's part of a step is done once, when the step is recorded; what the
-/// host would do in a replay is either on the device or done by hand:
+/// The host's part of a step runs once, when the step is recorded. In a replay,
+/// what the host would have done is either done on the device or repeated here:
 ///
 /// - Values that change from step to step are read on the device: inputs are
 ///   copied to where the step was recorded with them, learning rates lie in
@@ -52,10 +52,11 @@ constexpr int kAttempts = 2;
 ///   which gradients there are) are changed in the same way around each replay
 ///   (StepEffects). A unit is Sharded when a recording begins and ends, and
 ///   keeps no cast (CastShard), so every replay gathers and casts what it uses.
-///   After a replay that wrote to the model, whoever is Full is stale. Scalers,
-///   accumulations and DistributedDataParallel see to themselves
-///   (engine::HostPart). Objects that cannot do without their host part, such
-///   as schedules, refuse to be recorded (engine::refuse_in_recording()).
+///   After a replay that wrote to the model, units that are Full are stale.
+///   Scalers, accumulations and DistributedDataParallel restore their own state
+///   (engine::HostPart). Objects whose work on the host is needed in every
+///   step, such as schedules, refuse to be recorded
+///   (engine::refuse_in_recording()).
 /// - Whatever else the step takes for granted is its kind (kind_of_step()) and
 ///   the places of its tensors (places_of()); a step of another kind is
 ///   recorded anew.
@@ -69,9 +70,8 @@ constexpr int kAttempts = 2;
 ///   that they are about to replay. The order of gathers is foreseen from the
 ///   steps of this object alone, eager or recorded, so that an evaluation in
 ///   between changes nothing.
-/// - While a Join is open, a rank without inputs takes part in eager steps
-/// only:
-///   all steps are eager then, and nobody asks the others.
+/// - While a Join is open, all steps are eager, and the ranks do not exchange
+///   what they need: a rank without inputs can take part in eager steps alone.
 ///
 /// Autograd runs a node on the stream on which the node was made. Nodes that
 /// live from step to step, gather nodes and accumulators that somebody holds,
@@ -109,7 +109,8 @@ void check_captured_step(
     refuse("there is no function to run.");
   }
   if (optimizers.empty()) {
-    refuse("there is no optimizer. Pass all that the step steps: {optimizer}.");
+    refuse(
+        "there is no optimizer. Pass every optimizer that the function steps: {optimizer}.");
   }
   if (options.warmup_steps() < 1) {
     refuse(fmt::format(
@@ -298,7 +299,7 @@ std::string CapturedStep::Impl::present_objection() const {
         return unit->schedule().holds_gradients();
       });
   if (holds_gradients) {
-    return "gradients of backwards without synchronisation wait for this step. Make all micro-batches of a step in one call.";
+    return "gradients of earlier backwards without synchronisation are still waiting. Make all micro-batches of a step in one call.";
   }
   return "";
 }
@@ -317,10 +318,10 @@ std::vector<at::Tensor> CapturedStep::Impl::on_device(
 at::Tensor CapturedStep::Impl::run(const std::vector<at::Tensor>& given) {
   engine::refuse_in_recording(
       kCapturedStep,
-      "Call one captured step after the other, or make one of them.");
+      "Call one captured step after the other, or combine them into one.");
   replayed = false;
   if (device == nullptr) {
-    eager_reason = "the device cannot record steps.";
+    eager_reason = "this device cannot record steps.";
     return function(given);
   }
   if (!parts.units.empty()) {
@@ -425,11 +426,11 @@ at::Tensor CapturedStep::Impl::run_eagerly(
   }
   if (!reason.empty() && warned_of.insert(reason).second) {
     TORCH_WARN(
-        "CapturedStep runs the step eagerly, which is slower, since it cannot capture it: ",
+        "CapturedStep cannot capture this step and runs it eagerly, which is slower: ",
         reason);
   }
   eager_reason =
-      reason.empty() ? "it is a step before the first capture." : reason;
+      reason.empty() ? "steps before the first capture run eagerly." : reason;
   const OrdersOfSteps foreseen(parts.units, orders);
   if (!objection.empty()) { // for good: a plain step
     at::Tensor output;
@@ -447,7 +448,7 @@ at::Tensor CapturedStep::Impl::run_eagerly(
   }
   if (train::rates_of(parts.optimizers) != before) {
     objection =
-        "it changes learning rates, which a replay cannot. Change them, and call schedule.step(), around the captured step.";
+        "it changes learning rates, which a replay cannot do. Change them, and call schedule.step(), before or after the captured step.";
   }
   return output;
 }
@@ -528,7 +529,7 @@ std::string CapturedStep::Impl::agree_on_capture(
   ranks->all_reduce(most, ReduceOp::Max, kCapturedStep);
   return values[0] == ~values[1]
       ? ""
-      : "the ranks' steps have different collectives. Let every rank make the same forwards, backwards and exchanges in each call.";
+      : "the ranks captured different collectives. Every rank must make the same forwards, backwards and exchanges in each call.";
 }
 
 void CapturedStep::Impl::note_capture() {

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 void check_columns(const std::vector<std::string>& columns) {
   if (columns.empty()) {
     raise<c10::ValueError>(
-        {.call = "CsvLog"}, "there are no columns. Name one at least.");
+        {.call = "CsvLog"}, "there are no columns. Name at least one.");
   }
   for (const std::string& name : columns) {
     if (name.empty() || name.find_first_of(",\"\r\n") != std::string::npos) {

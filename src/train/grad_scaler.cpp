@@ -92,7 +92,7 @@ void GradScaler::Impl::take_part_in_recording() {
       {.owner = this,
        .objection = [this]() -> std::string {
          if (!scale.defined()) {
-           return "the GradScaler has no scale yet, and each replay would make it anew. Make a step without capturing it first.";
+           return "the GradScaler has no scale yet, and each replay would create it again. Run an eager step first.";
          }
          return optimizers.empty()
              ? ""

@@ -373,7 +373,7 @@ bool GradientAccumulation::backward(
     int64_t num_samples) {
   engine::refuse_in_recording(
       kAccumulate,
-      "Without a number of samples a step can be captured; or make the step without CapturedStep.");
+      "Call backward(loss) without a number of samples, or run the step without CapturedStep.");
   return impl_->or_drop([&] {
     return impl_->backward(
         loss, Weights::Samples, static_cast<double>(num_samples));

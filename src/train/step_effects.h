@@ -15,8 +15,8 @@
 
 namespace tessera::train {
 
-/// A replay runs no code of the host, so what the step did to host objects when
-/// it was recorded is done again by hand.
+/// A replay runs nothing on the host. These are the changes that the step made
+/// to host objects when it was recorded, to be repeated around each replay.
 struct StepEffects {
   /// A unit for each sharded model whose shards the step writes.
   std::vector<std::shared_ptr<engine::Unit>> written;

@@ -32,7 +32,7 @@ class GraphDevice {
   virtual ~GraphDevice() = default;
   virtual c10::Device device() const = 0;
   virtual std::unique_ptr<StepGraph> make_graph() = 0;
-  /// Graphs made when this number was another are of no use any more.
+  /// Graphs that were made before this number changed cannot be replayed.
   virtual uint64_t epoch() const = 0;
   /// Runs `work` on the stream that steps are recorded on: after what the
   /// caller's stream has to do, and before what it gets later.

@@ -34,7 +34,7 @@ struct RecordedStep {
   uint64_t collectives = 0; // see Recording
   int64_t last_use = 0;
 
-  /// Whether all host parts live; else it is of no use any more.
+  /// Whether all host parts live; if not, the step cannot be replayed.
   bool lives() const;
   /// Whether they have the settings that they were recorded with, too.
   bool holds() const;

@@ -312,7 +312,7 @@ void ZeroRedundancyOptimizer::send_params() {
     if (!parts_->buckets->are_current()) {
       engine::refuse_in_recording(
           kStep,
-          "Its buckets are made anew, since other parameters train now: make a step without capturing it first.");
+          "Its buckets must be rebuilt, since other parameters are trainable now: run an eager step first.");
       TORCH_WARN(
           "ZeroRedundancyOptimizer detected that the trainable parameters changed; rebuilding the parameter buckets");
       parts_->buckets->build(owned);

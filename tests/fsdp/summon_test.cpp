@@ -342,9 +342,9 @@ TEST(SummonAgainTest, CopiesThatAreWrittenDifferentlyAreAnErrorByName) {
           error_of([&] { guard.close(); }),
           ::testing::AllOf(
               HasSubstr("parameter \"head\""),
-              HasSubstr("other values into the copies of the model"),
+              HasSubstr("different values into the copies of the model"),
               HasSubstr(
-                  shards == 1 ? "What was written in place is there"
+                  shards == 1 ? "what was written in place stays"
                               : "Nothing of this unit was written back")));
       EXPECT_EQ(
           torch::equal(model->head, make_stack()->head),
@@ -376,7 +376,7 @@ TEST(SummonAgainTest, AnObjectionSaysWhatBecameOfOtherWrites) {
           error_of([&] { guard.close(); }),
           ::testing::AllOf(
               HasSubstr("keeps its shape and dtype"),
-              HasSubstr("What was written in place is there")));
+              HasSubstr("what was written in place stays")));
       EXPECT_EQ(model->forward(x).sum().item<float>(), 16);
     }
   });

@@ -323,13 +323,13 @@ TEST(LinearCrossEntropyTest, SaysWhatDoesNotFit) {
   };
   EXPECT_THAT(
       error(one.hidden, one.weight.t(), one.targets),
-      HasSubstr("weight has the shape [7, 23], and (classes, 7) is needed"));
+      HasSubstr("weight has the shape [7, 23]; expected (classes, 7)"));
   EXPECT_THAT(
       error(one.hidden, one.weight, one.targets.narrow(0, 0, 3)),
       HasSubstr("targets have the shape [3]"));
   EXPECT_THAT(
       error(one.hidden, one.weight, one.targets.to(torch::kInt)),
-      HasSubstr("targets are of Int, and int64 is needed"));
+      HasSubstr("targets are of Int; expected int64"));
   EXPECT_THAT(
       error(one.hidden, one.weight, torch::rand({kTokens, kClasses})),
       HasSubstr("probabilities of classes are not supported"));
@@ -359,7 +359,7 @@ TEST(LinearCrossEntropyTest, SaysWhatDoesNotFit) {
           one.weight,
           one.targets,
           LinearCrossEntropyOptions().linear_bias(torch::zeros({4}))),
-      HasSubstr("linear_bias has the shape [4], and (23) is needed"));
+      HasSubstr("linear_bias has the shape [4]; expected (23)"));
 }
 
 } // namespace

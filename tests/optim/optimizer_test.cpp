@@ -342,7 +342,7 @@ TEST(OptionsTest, RejectsDifferentiableAndCapturable) {
       HasSubstr("Leave it false"));
   EXPECT_THAT(
       error_of([] { RMSpropOptions().capturable(true); }),
-      HasSubstr("CUDA graph"));
+      HasSubstr("capture_objection"));
   SGDOptions().differentiable(false).capturable(false);
 }
 

@@ -49,7 +49,7 @@ class TESSERA_API CheckpointAccessError : public CheckpointError {
   using CheckpointError::CheckpointError;
 };
 
-/// Python's torch.distributed.checkpoint has it under this name.
+/// Also here, since Python's torch.distributed.checkpoint has `Stateful`.
 using tessera::Stateful;
 
 /// `done` of `total` bytes of this rank. Called from the thread that writes or

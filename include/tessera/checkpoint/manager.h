@@ -78,11 +78,11 @@ class TESSERA_API Manager {
     return !under_way_.done();
   }
 
-  /// Later saves do not remove the checkpoint of this step, whatever keep_last
-  /// says: the best one so far, say. One step at a time; nothing protects none.
-  /// A new manager protects none: call this before its first save. Not
-  /// collective; make the call on every rank. Throws c10::ValueError if the
-  /// step is negative.
+  /// Keeps later saves from removing the checkpoint of this step, such as the
+  /// best one so far, whatever keep_last says. Protects one step at a time;
+  /// std::nullopt protects none. A new manager protects none, so call this
+  /// before its first save. Not collective, but all ranks must make the call.
+  /// Throws c10::ValueError if the step is negative.
   void protect(std::optional<int64_t> step);
 
   /// A checkpoint that was found.

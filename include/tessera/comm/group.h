@@ -81,8 +81,8 @@ class TESSERA_API Group {
   /// How long a call may wait for a peer.
   std::chrono::milliseconds timeout() const;
 
-  /// output: size() times input's elements; rank r's input ends up as r-th
-  /// part. `input` may be this rank's part of `output`.
+  /// `output` has size() times the elements of `input`; its r-th part becomes
+  /// the input of rank r. `input` may be this rank's part of `output`.
   void all_gather_into(
       const at::Tensor& output,
       const at::Tensor& input,
@@ -92,9 +92,9 @@ class TESSERA_API Group {
       const at::Tensor& input,
       std::string_view label = {}) const;
 
-  /// input: size() times output's elements; this rank gets the reduction of
-  /// the rank()-th parts. `output` may be that part of `input`, whose other
-  /// parts are undefined afterwards.
+  /// `input` has size() times the elements of `output`; this rank gets the
+  /// reduction of the ranks' rank()-th parts. `output` may be that part of
+  /// `input`; the other parts of `input` are undefined afterwards.
   void reduce_scatter(
       const at::Tensor& output,
       const at::Tensor& input,
@@ -201,12 +201,12 @@ class TESSERA_API Group {
       ReduceOp op = ReduceOp::Sum,
       std::string_view label = {}) const;
 
-  /// A message to rank `to`, which calls recv(..., rank(), tag). Not
+  /// Sends a message to rank `to`, which calls recv(..., rank(), tag). Not
   /// collective. Messages of one tag between two ranks arrive in the order in
-  /// which they are sent; those of different tags may be received in any order.
-  /// Tags are 0 to 2^28 - 1. Dtype, number of elements and label must be those
-  /// of the recv: else both sides throw a DisagreementError, nothing is
-  /// received, and both may go on.
+  /// which they are sent; messages of different tags may be received in any
+  /// order. Tags are 0 to 2^28 - 1. Dtype, number of elements and label must be
+  /// those of the recv; otherwise both sides throw a DisagreementError, nothing
+  /// is received, and both may continue.
   ///
   /// send() returns when the receiver has called recv() and the tensor may be
   /// written to again. So two ranks that both send first and then receive wait
@@ -217,15 +217,16 @@ class TESSERA_API Group {
       int to,
       int tag = 0,
       std::string_view label = {}) const;
-  /// Progresses also if nobody waits for it. The time of the timeout begins
-  /// when the messages of this tag before it are done.
+  /// Makes progress even if nobody waits for it. Its timeout begins when the
+  /// earlier messages of this tag are done.
   Work send_async(
       const at::Tensor& tensor,
       int to,
       int tag = 0,
       std::string_view label = {}) const;
 
-  /// The next message of `tag` from rank `from`; see send(). Not collective.
+  /// Receives the next message of `tag` from rank `from`; see send(). Not
+  /// collective.
   void recv(
       const at::Tensor& tensor,
       int from,

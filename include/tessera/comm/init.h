@@ -39,10 +39,10 @@ struct TESSERA_API InitOptions {
   /// "fake" pretends: one process, any world size, nothing is sent.
   TORCH_ARG(std::string, backend) = "auto";
 
-  /// With "fake", how fast it pretends to be: bytes that a rank sends, and
-  /// receives at the same time, per second, and seconds that a collective takes
-  /// beside its bytes. Collectives of a group take place one after the other,
-  /// and take no time of the processor. 0: at once.
+  /// The network that "fake" pretends to have: how many bytes per second a rank
+  /// sends while it receives as many, and how many seconds a collective takes
+  /// in addition. The collectives of a group run one after another and use no
+  /// processor time. 0 means no delay.
   TORCH_ARG(double, fake_bandwidth) = 0;
   TORCH_ARG(double, fake_latency) = 0;
 

@@ -121,9 +121,9 @@ void visit_tensors(T& value, const Visitor& visitor) {
 }
 
 /// Makes a batch of samples: a sample whose tensors have one more dim in front.
-/// What else a sample has is taken from the first one.
+/// Members that are not tensors are taken from the first sample.
 struct Stack {
-  /// `samples` has one at least, and all have as many tensors.
+  /// There must be at least one sample, and all must have equally many tensors.
   template <HoldsTensors Sample>
   Sample operator()(std::vector<Sample> samples) const {
     std::vector<std::vector<at::Tensor>> places;

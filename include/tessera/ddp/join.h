@@ -99,8 +99,8 @@ class TESSERA_API Join {
       const std::function<void()>& body,
       JoinOptions options = {});
 
-  /// Called when a joinable begins an iteration. Only the call of the first
-  /// joinable communicates, and none outside a Join. With
+  /// Called when a joinable begins an iteration. Communicates only inside a
+  /// Join, and there only for the first joinable. With
   /// throw_on_early_termination, throws if a rank has no more inputs.
   static void notify_join_context(Joinable& joinable);
 

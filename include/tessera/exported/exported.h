@@ -59,7 +59,7 @@ class TESSERA_API ExportedModule : public torch::nn::Module,
   void to(at::Device device, bool non_blocking = false) override;
 
  protected:
-  /// What to() above do, to this module and those below.
+  /// Does the work of to() above, for this module and the modules below it.
   virtual void convert(
       std::optional<at::Device> device,
       std::optional<at::ScalarType> dtype,
@@ -194,11 +194,11 @@ struct TESSERA_API ExportedOptions {
   /// program names change with it.
   TORCH_ARG(std::optional<at::Device>, device) = std::nullopt;
   /// Make parameters and buffers deferred, as under DeferredInit: fully_shard()
-  /// or materialize() reads them, one at a time, so that no rank ever holds a
-  /// model that fits nowhere. Of a parameter that is contiguous, fully_shard()
-  /// reads the elements that this rank's shards hold. Set it on all ranks or on
-  /// none. The file must stay where it is until then. A DeferredInit around
-  /// load_exported() does the same.
+  /// or materialize() reads them, one at a time, so that no rank ever holds the
+  /// whole model. If a parameter is contiguous, fully_shard() reads only the
+  /// elements that this rank's shards hold. Set it on all ranks or on none. The
+  /// file must stay where it is until all parameters are read. A DeferredInit
+  /// around load_exported() does the same.
   TORCH_ARG(bool, deferred) = false;
   /// Accept a file whose weights are missing, because it was exported with fake
   /// tensors: they are filled with NaN (integers with 0) until state is loaded.

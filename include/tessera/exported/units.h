@@ -18,7 +18,7 @@ using ModuleChoice = std::function<bool(const torch::nn::Module&)>;
 
 /// Chooses the modules whose whole path the regular expression (ECMAScript)
 /// matches: choose_by_path("model\\.layers\\.\\d+"). Throws c10::ValueError if
-/// it is none.
+/// `expression` is not a regular expression.
 TESSERA_API ModuleChoice choose_by_path(const std::string& expression);
 
 /// Chooses the modules of these Python classes, given with their module

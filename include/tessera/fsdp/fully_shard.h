@@ -38,10 +38,10 @@ struct TESSERA_API MixedPrecisionPolicy {
   /// The dtype in which gradients are averaged; default: that of the shards.
   TORCH_ARG(std::optional<at::ScalarType>, reduce_dtype) = std::nullopt;
   /// Keep this rank's shards in param_dtype too, and cast them once for each
-  /// step of the optimizer instead of at every gather. Takes a bfloat16 copy of
-  /// the shards; on one rank gathers take no other memory then. Writes to
-  /// shards must be made by operators: those that go through raw pointers are
-  /// not seen. Not with shards in host memory.
+  /// step of the optimizer instead of at every gather. Takes memory for a copy
+  /// of the shards in param_dtype; on one rank, gathers then need no other
+  /// memory. Shards must be written by operators: writes through raw pointers
+  /// are not noticed. Cannot be combined with shards in host memory.
   TORCH_ARG(bool, keep_cast_shards) = false;
 };
 
@@ -124,9 +124,9 @@ TESSERA_API void reshard(ModuleRef module);
 /// gathered for the next forward. For gradient accumulation.
 TESSERA_API void set_requires_gradient_sync(ModuleRef module, bool on);
 
-/// Averages the gradients that wait since backwards without synchronisation, as
-/// the next backward with it would, without a backward; turns nothing on.
-/// Does nothing if none wait. Collective.
+/// Averages the gradients that backwards without synchronisation have left, as
+/// the next backward with synchronisation would. Runs no backward, and does not
+/// turn synchronisation on. Does nothing if no gradients wait. Collective.
 TESSERA_API void reduce_gradients(ModuleRef module);
 
 /// If off, backward averages over the ranks that share a copy of the model and

@@ -28,13 +28,13 @@ struct TESSERA_API LinearCrossEntropyOptions {
   /// torch::kMean: the mean over the tokens that are not ignored, weighted by
   /// `weight`; torch::kSum; torch::kNone: a loss for each token.
   TORCH_ARG(Reduction, reduction) = torch::kMean;
-  /// Tokens with this target count nothing.
+  /// Tokens with this target are ignored.
   TORCH_ARG(int64_t, ignore_index) = -100;
   /// 0 to 1: the part of each target that is spread evenly over all classes.
   TORCH_ARG(double, label_smoothing) = 0.0;
-  /// Tokens whose logits are held at a time. By default as many that these
-  /// logits have no more elements than `hidden`, but at least 128 tokens are,
-  /// or 1,024 on a GPU.
+  /// How many tokens have their logits in memory at a time. By default so few
+  /// that these logits have no more elements than `hidden`, but at least 128
+  /// tokens on a CPU and 1,024 on a GPU.
   TORCH_ARG(std::optional<int64_t>, batch_chunk_size) = std::nullopt;
 };
 

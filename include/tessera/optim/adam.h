@@ -28,11 +28,12 @@ struct TESSERA_API AdamOptions : OptionsOf<AdamOptions> {
   /// Which implementation Python uses; kept for Python, ignored here.
   TESSERA_OPTION(std::optional<bool>, foreach){};
   TESSERA_OPTION(std::optional<bool>, fused){};
-  /// Kept for Python: every step may be captured in a CUDA graph, whatever this
-  /// says. Its counts of steps are on the parameters' device, and it reads
-  /// nothing back. CapturedStep also gives it the learning rate on the device;
-  /// in a graph of your own, the step keeps the rate that it was captured with,
-  /// and needs its state before: make one step, or call initialize_state().
+  /// Kept for compatibility with Python, without effect: every step can be
+  /// captured in a CUDA graph, since steps are counted on the parameters'
+  /// device and nothing is read back. CapturedStep also puts the learning rate
+  /// on the device. A graph that you capture yourself keeps the rate that it
+  /// was captured with, and needs the optimizer's state to exist: make one step
+  /// first, or call initialize_state().
   TESSERA_OPTION(bool, capturable){false};
   /// Shrink parameters by lr * weight_decay, as AdamW does, instead of adding
   /// weight_decay * parameter to the gradient.

@@ -9,20 +9,22 @@
 
 namespace tessera::optim {
 
-/// An optimizer that can tell whether its step can be captured in a graph of
-/// the device: whether all that changes from step to step, learning rates too,
-/// is read on the device. Those of Adam, AdamW and SGD can; NamedOptimizer and
-/// ZeroRedundancyOptimizer ask the optimizer inside. CapturedStep asks.
+/// An optimizer that can tell whether its step can be captured in a CUDA graph.
+/// That is so if everything that changes from step to step, learning rates
+/// included, is read on the device. Steps of Adam, AdamW and SGD can be
+/// captured; NamedOptimizer and ZeroRedundancyOptimizer ask the optimizer that
+/// they wrap. CapturedStep calls capture_objection().
 class TESSERA_API Capturable {
  public:
   virtual ~Capturable() = default;
 
-  /// Why the step cannot be captured, as a sentence; nothing if it can. Not
-  /// collective.
+  /// Why the step cannot be captured, as a sentence; std::nullopt if it can be.
+  /// Not collective.
   virtual std::optional<std::string> capture_objection() const = 0;
 };
 
-/// The same for any optimizer: those of LibTorch count steps on the host.
+/// The same for any optimizer. LibTorch's own optimizers cannot be captured,
+/// since they count steps on the host.
 TESSERA_API std::optional<std::string> capture_objection(
     const torch::optim::Optimizer& optimizer);
 

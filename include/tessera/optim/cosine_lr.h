@@ -48,7 +48,7 @@ struct TESSERA_API CosineAnnealingWarmRestartsOptions {
   CosineAnnealingWarmRestartsOptions(int64_t T_0) : T_0_(T_0) {}
   /// Epochs until the first restart.
   TORCH_ARG(int64_t, T_0){};
-  /// How many times as long each round is as the one before.
+  /// Each round is this many times as long as the one before.
   TORCH_ARG(int64_t, T_mult) = 1;
   /// The lowest learning rate.
   TORCH_ARG(double, eta_min) = 0;

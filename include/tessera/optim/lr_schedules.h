@@ -26,7 +26,7 @@ struct TESSERA_API StepLROptions {
   TORCH_ARG(int64_t, last_epoch) = -1;
 };
 
-/// Times gamma, every step_size epochs.
+/// Multiplies the learning rate by gamma every step_size epochs.
 class TESSERA_API StepLR : public EpochSchedule {
  public:
   /// Throws c10::ValueError unless step_size is above 0.
@@ -59,7 +59,7 @@ struct TESSERA_API MultiStepLROptions {
   TORCH_ARG(int64_t, last_epoch) = -1;
 };
 
-/// Times gamma, at each milestone.
+/// Multiplies the learning rate by gamma at each milestone.
 class TESSERA_API MultiStepLR : public EpochSchedule {
  public:
   /// Throws as EpochSchedule::start() does.
@@ -87,7 +87,7 @@ struct TESSERA_API ConstantLROptions {
   TORCH_ARG(int64_t, last_epoch) = -1;
 };
 
-/// Times factor for total_iters epochs.
+/// Multiplies the learning rate by factor for the first total_iters epochs.
 class TESSERA_API ConstantLR : public EpochSchedule {
  public:
   /// Throws c10::ValueError for a factor out of range.
@@ -116,8 +116,8 @@ struct TESSERA_API LinearLROptions {
   TORCH_ARG(int64_t, last_epoch) = -1;
 };
 
-/// Times a factor that goes from start_factor to end_factor in total_iters
-/// epochs, on a straight line: a warm-up.
+/// A warm-up: multiplies the learning rate by a factor that goes from
+/// start_factor to end_factor in total_iters epochs, on a straight line.
 class TESSERA_API LinearLR : public EpochSchedule {
  public:
   /// Throws c10::ValueError for factors out of range.
@@ -144,7 +144,7 @@ struct TESSERA_API ExponentialLROptions {
   TORCH_ARG(int64_t, last_epoch) = -1;
 };
 
-/// Times gamma, at every epoch.
+/// Multiplies the learning rate by gamma at every epoch.
 class TESSERA_API ExponentialLR : public EpochSchedule {
  public:
   /// Throws as EpochSchedule::start() does.

@@ -48,8 +48,8 @@ struct TESSERA_API MuonWithAdamW {
   }
 };
 
-/// Decides for a matrix, by its name as named_parameters() gives it and its
-/// whole shape, whether Muon gets it.
+/// Returns whether Muon gets a matrix, given the matrix's name, as in
+/// named_parameters(), and its whole shape.
 using TakenByMuon =
     std::function<bool(const std::string& name, at::IntArrayRef sizes)>;
 

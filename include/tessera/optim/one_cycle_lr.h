@@ -39,8 +39,8 @@ struct TESSERA_API OneCycleLROptions {
   /// The momentum at the top of the cycle, and at its ends.
   TORCH_ARG(PerGroup, base_momentum) = 0.85;
   TORCH_ARG(PerGroup, max_momentum) = 0.95;
-  /// The cycle begins at max_lr / div_factor, and ends at the final_div_factor
-  /// part of that.
+  /// The cycle begins at max_lr / div_factor, and ends at that learning rate
+  /// divided by final_div_factor.
   TORCH_ARG(double, div_factor) = 25;
   TORCH_ARG(double, final_div_factor) = 1e4;
   /// Falls as long as it rose, then falls further.

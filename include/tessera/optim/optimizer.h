@@ -72,10 +72,10 @@ class TESSERA_API Batch {
   std::vector<Owner> owners_;
 };
 
-/// Whether a kernel for `batch` gets Options::lr_on_device(): not unless it is
-/// there, on the device of the parameters, and has the value of the group's
-/// learning rate. Throws c10::Error in a step that is captured and has changed
-/// that rate: a replay would not.
+/// Whether a kernel for `batch` should read Options::lr_on_device(): true if
+/// that scalar exists, is on the parameters' device, and has the value of the
+/// group's learning rate. Throws c10::Error if the step is being captured and
+/// has changed the learning rate, which a replay would not do.
 TESSERA_API bool reads_lr_on_device(const Options& options, const Batch& batch);
 
 /// Base of Tessera's optimizers: param groups with open options, state by name,
@@ -117,8 +117,10 @@ class TESSERA_API Optimizer : public torch::optim::Optimizer,
   void load_state_dict(const StateDict& dict) override;
   void initialize_state() override;
 
-  /// By default: it is not known to read everything on the device. A class
-  /// whose update() does, and reads Options::lr_on_device(), returns nothing.
+  /// By default returns an objection, since an optimizer is not known to read
+  /// everything on the device. Override it to return std::nullopt if update()
+  /// reads nothing on the host, and the learning rate from
+  /// Options::lr_on_device().
   std::optional<std::string> capture_objection() const override;
 
   /// The class's name, for errors: "AdamW".

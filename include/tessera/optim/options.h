@@ -116,7 +116,8 @@ class TESSERA_API Options : public torch::optim::OptimizerOptions {
   }
 
   /// A scalar on the device from which kernels read the learning rate in place
-  /// of lr; undefined: none. For CapturedStep, which writes `value` to it.
+  /// of lr; undefined if there is none. Set by CapturedStep; `value` is the
+  /// number that the scalar has.
   const at::Tensor& lr_on_device() const {
     return lr_on_device_;
   }
@@ -153,9 +154,9 @@ class OptionsOf : public Options {
     extra().set(key, std::move(value));
     return self();
   }
-  /// Differentiable steps are not supported, and `capturable` is an option of
-  /// Adam and AdamW alone, without effect here: true throws
-  /// c10::NotImplementedError. What can be captured: see capturable.h.
+  /// True throws c10::NotImplementedError: differentiable steps are not
+  /// supported, and only Adam and AdamW have the option `capturable`. See
+  /// capturable.h for the optimizers that can be captured.
   Derived& differentiable(bool on);
   Derived& capturable(bool on);
 

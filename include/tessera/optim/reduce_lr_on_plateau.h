@@ -17,40 +17,42 @@
 
 namespace tessera::optim {
 
-/// Which metrics are good ones.
+/// Which metrics are better.
 enum class PlateauMode {
-  Min, ///< low ones
-  Max, ///< high ones
+  Min, ///< lower metrics, such as a loss
+  Max, ///< higher metrics, such as an accuracy
 };
-/// What the threshold is, compared with the best metric.
+/// How the threshold is compared with the best metric.
 enum class ThresholdMode {
-  Rel, ///< a share
-  Abs, ///< a difference
+  Rel, ///< as a share of the best metric
+  Abs, ///< as a difference from the best metric
 };
-/// What ranks make of their metrics, which decide for all of them.
+/// How all ranks decide by one number.
 enum class RankMetrics {
   Mean, ///< the mean over the ranks decides
   Same, ///< metrics that differ are an error on every rank
 };
 
-/// Options as in Python's ReduceLROnPlateau, and what ranks make of their
-/// metrics.
+/// Options as in Python's ReduceLROnPlateau, and how the ranks' metrics are
+/// combined.
 struct TESSERA_API ReduceLROnPlateauOptions {
-  /// Which metrics are good ones.
+  /// Which metrics are better.
   TORCH_ARG(PlateauMode, mode) = PlateauMode::Min;
   /// What the learning rate is multiplied by; below 1.
   TORCH_ARG(double, factor) = 0.1;
-  /// Steps without a better metric that are waited for.
+  /// How many steps in a row may bring no better metric before the learning
+  /// rate is lowered.
   TORCH_ARG(int64_t, patience) = 10;
-  /// How much better is better.
+  /// How much a metric must differ from the best one to count as better.
   TORCH_ARG(double, threshold) = 1e-4;
   /// A share of the best metric, or a difference.
   TORCH_ARG(ThresholdMode, threshold_mode) = ThresholdMode::Rel;
-  /// Steps after a change in which none is counted as bad.
+  /// How many steps after a change are not counted, even without a better
+  /// metric.
   TORCH_ARG(int64_t, cooldown) = 0;
   /// The lowest learning rate.
   TORCH_ARG(PerGroup, min_lr) = 0.0;
-  /// Smaller changes are not made.
+  /// A change of a learning rate that is smaller than this is not made.
   TORCH_ARG(double, eps) = 1e-8;
   /// See RankMetrics.
   TORCH_ARG(RankMetrics, rank_metrics) = RankMetrics::Mean;
@@ -59,7 +61,7 @@ struct TESSERA_API ReduceLROnPlateauOptions {
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
 };
 
-/// Lowers the learning rate when a metric has stopped to get better. Every rank
+/// Lowers the learning rate when a metric has stopped improving. Every rank
 /// passes its own metric, and all ranks decide by the same number: the mean,
 /// added in the order of the ranks, so that its bits are equal.
 class TESSERA_API ReduceLROnPlateau : public Stateful {
@@ -73,7 +75,7 @@ class TESSERA_API ReduceLROnPlateau : public Stateful {
   ReduceLROnPlateau(const ReduceLROnPlateau&) = delete;
   ReduceLROnPlateau& operator=(const ReduceLROnPlateau&) = delete;
 
-  /// Takes up this rank's metric. Exchanges 8 bytes per rank. Throws
+  /// Reports this rank's metric. Exchanges 8 bytes per rank. Throws
   /// DisagreementError on every rank, with the metrics, if they must be the
   /// same and are not; nothing has changed then. Collective over the group.
   void step(double metric);
@@ -86,7 +88,8 @@ class TESSERA_API ReduceLROnPlateau : public Stateful {
   double best() const {
     return best_;
   }
-  /// How many metrics were taken up, and how many of the last were not better.
+  /// How many metrics were reported, and how many in a row, up to the last,
+  /// were not better.
   int64_t last_epoch() const {
     return last_epoch_;
   }

@@ -42,8 +42,8 @@ template <class F>
 inline constexpr bool kHoldsModule = std::is_constructible_v<ModuleRef, F&> &&
     !std::is_base_of_v<torch::nn::Module, F>;
 
-/// Asked of the module: the holder of a Sequential, whose forward is a
-/// template, does not tell.
+/// Asks the module, since the holder of a Sequential, whose forward is a
+/// template, cannot tell.
 template <class M>
 concept MapsTensorByForward = std::derived_from<M, torch::nn::Module> &&
     requires(M& module, const at::Tensor& input) {
@@ -139,9 +139,9 @@ inline at::Tensor recompute(
 /// (statistics, a counter) asks for it.
 TESSERA_API bool is_recomputing();
 
-/// A module that runs its submodules in a way of its own, and so puts them
-/// under recompute() itself: a model of load_exported(). For
-/// apply_activation_checkpointing().
+/// A module that does not call the forward of its submodules, such as a model
+/// of load_exported(), and so must put them under recompute() itself.
+/// apply_activation_checkpointing() asks it to.
 class TESSERA_API RecomputesSubmodules {
  public:
   virtual ~RecomputesSubmodules() = default;

@@ -16,13 +16,13 @@ class TESSERA_API Stateful {
   /// The state to save or to load into: tensors share memory with this object.
   /// May be collective.
   virtual StateDict state_dict() = 0;
-  /// Takes the dictionary that state_dict() returned after a checkpoint was
-  /// loaded into it.
+  /// Takes the dictionary that state_dict() returned, once a checkpoint has
+  /// been loaded into that dictionary.
   virtual void load_state_dict(const StateDict& state) = 0;
-  /// Throws what load_state_dict() would throw for a dictionary with these
-  /// values. Tensors may have the values of this object still: a load calls it
-  /// before it fills them, so that a state that is refused changes nothing. Not
-  /// collective: what is thrown on one rank ends the load on every rank.
+  /// Throws what load_state_dict() would throw for this dictionary. A load
+  /// calls this before it fills the tensors, which may still have this object's
+  /// values, so that a state that is refused changes nothing. Not collective:
+  /// an error on one rank ends the load on every rank.
   virtual void check_state_dict(const StateDict& /*state*/) const {}
   /// Whether a name may be missing in the checkpoint, or unused by the target.
   virtual bool is_optional(const std::string& /*name*/) const {

@@ -23,8 +23,8 @@ using MultiAvgFn = std::function<void(
     const std::vector<at::Tensor>& current,
     int64_t num_averaged)>;
 
-/// An exponential moving average: each update takes up the 1 - decay part of
-/// the current values. Throws c10::ValueError unless decay is from 0 to 1.
+/// An exponential moving average: each update makes it decay * average +
+/// (1 - decay) * current. Throws c10::ValueError unless decay is from 0 to 1.
 TESSERA_API MultiAvgFn get_ema_multi_avg_fn(double decay = 0.999);
 /// The mean of all values since the first update, for stochastic weight
 /// averaging.
@@ -96,10 +96,10 @@ class TESSERA_API AveragedModel : public Stateful {
   AveragedModel(const AveragedModel&) = delete;
   AveragedModel& operator=(const AveragedModel&) = delete;
 
-  /// Takes up the current values; the first update copies them. Call it after
-  /// optimizer.step(). Throws c10::Error while averages are swapped in, those
-  /// of another AveragedModel of the model too, and if the model was sharded
-  /// since this object was made.
+  /// Updates the averages with the current values; the first update copies
+  /// them. Call it after optimizer.step(). Throws c10::Error while averages are
+  /// swapped in, by this or another AveragedModel of the model, and if the
+  /// model was sharded since this object was made.
   void update_parameters();
   /// How many updates were made.
   int64_t n_averaged() const;
@@ -118,11 +118,12 @@ class TESSERA_API AveragedModel : public Stateful {
   /// another number of ranks and another sharding. Throws c10::Error while
   /// averages are swapped in. Not collective.
   StateDict state_dict() override;
-  /// Takes the dictionary that state_dict() returned after a checkpoint was
-  /// loaded into it, or one of another model: full tensors, the same on all
-  /// ranks, or sharded tensors of any layout over the same ranks. Everything is
-  /// checked first. Throws as set_model_state_dict() does, and c10::Error while
-  /// averages are swapped in. Collective if the model is sharded.
+  /// Takes the dictionary that state_dict() returned, once a checkpoint has
+  /// been loaded into that dictionary, or a dictionary of another model: full
+  /// tensors, the same on all ranks, or sharded tensors of any layout over the
+  /// same ranks. Everything is checked first. Throws as
+  /// set_model_state_dict() does, and c10::Error while averages are swapped in.
+  /// Collective if the model is sharded.
   void load_state_dict(const StateDict& state) override;
 
  private:

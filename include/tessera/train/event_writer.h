@@ -17,8 +17,8 @@ namespace tessera {
 
 /// Options of EventWriter.
 struct TESSERA_API EventWriterOptions {
-  /// For a run that resumes: TensorBoard hides what earlier files of the folder
-  /// have of this step and of later ones. As in Python's SummaryWriter.
+  /// For a run that resumes: TensorBoard hides the points of this step and
+  /// later steps in earlier files of the folder. As in Python's SummaryWriter.
   TORCH_ARG(std::optional<int64_t>, purge_step) = std::nullopt;
   /// The ranks that train; default: the world, or this process alone.
   TORCH_ARG(std::optional<Group>, group) = std::nullopt;
@@ -67,9 +67,9 @@ class TESSERA_API EventWriter {
   /// False after such a warning, and on ranks that do not write.
   bool is_writing() const;
 
-  /// One point, with the time of now. Throws c10::ValueError, on every rank
-  /// that makes the call, if the tag is empty or not UTF-8, or if the step is
-  /// negative.
+  /// Writes one point, with the current time. Throws c10::ValueError, on every
+  /// rank that makes the call, if the tag is empty or not UTF-8, or if the step
+  /// is negative.
   void add_scalar(std::string_view tag, double value, int64_t step);
   /// Points of several curves at one step, in one record. Writes nothing if
   /// there are none. Throws as add_scalar(), before anything is written.

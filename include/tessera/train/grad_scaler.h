@@ -49,8 +49,8 @@ struct TESSERA_API GradScalerOptions {
 /// optimizer is infinite or NaN on one rank, every rank leaves out the step of
 /// that optimizer, and the scale backs off on every rank. That costs one
 /// reduction of a float per optimizer, for all optimizers that were unscaled
-/// since the last one; none after clip_grad_norm_() of a sharded model, whose
-/// norm says it.
+/// since the last one. It costs nothing after clip_grad_norm_() of a sharded
+/// model, since the norm shows whether all gradients are finite.
 ///
 /// Scale and growth tracker live on the device of the first loss. On a GPU,
 /// nothing waits for the device if the optimizer is an optim::DeviceSkip (Adam,

@@ -124,9 +124,9 @@ class TESSERA_API GradientAccumulation {
   /// The same for micro-batches of equal weight.
   bool backward(const at::Tensor& loss);
 
-  /// Steps with the micro-batches that there are, at the end of an epoch: means
-  /// are over these alone. Returns whether it stepped: not if there are none on
-  /// any rank. Collective.
+  /// Steps with the micro-batches that have accumulated so far, for the end of
+  /// an epoch: means are taken over these alone. Returns false, without a step,
+  /// if no rank has any. Collective.
   bool flush();
   /// Drops the gradients that have accumulated. Call it on every rank.
   void discard();

@@ -63,9 +63,10 @@ class TESSERA_API Metrics {
   void mean(const std::string& name, const Value& value, double count = 1);
   /// Adds to a sum.
   void sum(const std::string& name, const Value& value);
-  /// Adds to a number of something.
+  /// Adds to a count.
   void count(const std::string& name, int64_t number = 1);
-  /// The least and the greatest value. A NaN is the result, if there is one.
+  /// Adds a value of which reduce() gives the least, or the greatest. If any
+  /// value is NaN, the result is NaN.
   void min(const std::string& name, const Value& value);
   void max(const std::string& name, const Value& value);
 

@@ -128,8 +128,7 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   }
   /// Asks the local optimizer.
   bool skip_where(const at::Tensor& found_inf) override;
-  /// On one rank it asks the local optimizer. On several ranks step() cannot be
-  /// captured: they tell each other on the host whether it failed anywhere.
+  /// Asks the local optimizer. With overlap_with_ddp, steps cannot be captured.
   std::optional<std::string> capture_objection() const override;
 
   /// Collects the state of all ranks on rank `to` of the process group, in host

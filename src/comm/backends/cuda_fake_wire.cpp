@@ -78,7 +78,7 @@ class StreamWork : public c10d::Work {
   std::atomic<bool> is_waited_for_{false};
 };
 
-/// Of one GPU.
+/// The streams of one GPU.
 struct Lane {
   c10::cuda::CUDAStream wire; // sleeps
   c10::cuda::CUDAStream copies; // beside it
@@ -120,7 +120,7 @@ double cycles_per_second(c10::DeviceIndex device) {
   if (found == measured.end()) {
     engine::refuse_in_recording(
         "collective",
-        "The fake wire measures the GPU's clock at its first collective: make a step without capturing it first.");
+        "The fake wire measures the GPU's clock at its first collective: run an eager step first.");
     found = measured.emplace(device, measure_cycles_per_second(device)).first;
   }
   return found->second;

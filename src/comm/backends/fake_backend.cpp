@@ -203,7 +203,7 @@ class FakeBackend : public c10d::Backend {
   std::unique_ptr<FakeWire> wire_; // made by the first that takes time
 };
 
-/// Messages are taken, and what is received is what was there before.
+/// Messages are accepted and dropped; recv() leaves its tensor as it is.
 class FakeCarrier : public C10dCarrier {
  public:
   using C10dCarrier::C10dCarrier;

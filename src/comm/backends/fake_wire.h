@@ -31,16 +31,16 @@ class FakeWire {
   virtual WorkPtr carry(FakeTransfer transfer) = 0;
 };
 
-/// Collectives take the time that they would take on a network, one after the
-/// other. They take nothing from those who compute: whoever waits for one
-/// sleeps.
+/// Collectives take the time that they would take on a network, one after
+/// another. They use no processor time: a thread that waits for one sleeps.
 std::unique_ptr<FakeWire> make_host_wire(const WireSpeed& speed);
 
-/// The same for tensors of GPUs, as NCCL does it: each GPU has a stream of its
-/// own for them, and a wait makes the current stream wait. Beside the wire's
-/// time they copy this rank's part to where the others' would be, on another
-/// stream. Unlike NCCL's, they take one multiprocessor, and that copy's memory
-/// bandwidth. Throws in a build without CUDA's headers.
+/// The same for GPU tensors, in the manner of NCCL: collectives run on a stream
+/// of their own per GPU, and wait() makes the current stream wait. While the
+/// wire takes its time, another stream copies this rank's part to where the
+/// other ranks' parts would arrive. Unlike NCCL's collectives, these occupy one
+/// multiprocessor, and the copy takes memory bandwidth. Throws in a build
+/// without CUDA's headers.
 std::unique_ptr<FakeWire> make_cuda_wire(const WireSpeed& speed);
 
 } // namespace tessera::comm

@@ -17,7 +17,8 @@ std::map<int, std::string> share_failures(
     const std::optional<std::string>& mine,
     std::string_view label) {
   engine::refuse_in_recording(
-      label, "What ranks tell each other on the host is told around it.");
+      label,
+      "The ranks tell each other on the host whether it failed: make this call before or after the captured step.");
   at::Tensor failed = at::empty({1}, at::kInt);
   failed.mutable_data_ptr<int32_t>()[0] = mine ? 1 : 0;
   group.all_reduce(failed, ReduceOp::Max, label);

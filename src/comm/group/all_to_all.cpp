@@ -33,7 +33,7 @@ void check_splits_match(
     const std::vector<int64_t>& sends) {
   engine::refuse_in_recording(
       call,
-      "The ranks compare the sizes of their pieces on the host. Exchange one tensor in equal pieces, or call it around the captured step.");
+      "The ranks compare the sizes of their pieces on the host. Exchange one tensor in equal pieces, or make this call outside the captured step.");
   const int size = group.size();
   at::Tensor mine = at::empty({2, size}, at::kLong);
   at::Tensor all = at::empty({size, 2, size}, at::kLong);

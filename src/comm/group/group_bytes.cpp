@@ -54,7 +54,7 @@ std::vector<Bytes> Group::all_gather_bytes(
     return {Bytes(bytes.begin(), bytes.end())};
   }
   engine::refuse_in_recording(
-      "all_gather_bytes", "Bytes of the host are exchanged around it.");
+      "all_gather_bytes", "Exchange bytes before or after the captured step.");
   const auto sizes = gather_sizes(*this, bytes.size(), label);
   const int64_t longest = *std::max_element(sizes.begin(), sizes.end());
   std::vector<Bytes> result;

@@ -188,7 +188,7 @@ Work GroupImpl::launch(
     engine::refuse_in_recording(
         request.operation,
         request.always_compared
-            ? "The ranks compare it on the host: call it around the captured step."
+            ? "The ranks compare this call on the host: make it outside the captured step."
             : "Unset TESSERA_CHECK, which compares calls on the host.");
   }
   if (engine::is_recorded_here()) {

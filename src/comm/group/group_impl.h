@@ -151,8 +151,8 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
 
   CarrierPtr make_cpu_carrier(const BackendConfig& config) const;
   void require_alive(const Call& call) const;
-  /// In a step that is recorded: each replay makes the call, and it is not made
-  /// now. See engine::note_in_recording().
+  /// In a step that is recorded, notes the call in place of making it: each
+  /// replay makes the call. See engine::note_in_recording().
   std::optional<Work> note(
       const Call& call,
       uint64_t& sequence,
@@ -196,8 +196,8 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   std::string registered_name_;
 
   // Touched by the one thread that uses the group.
-  // Of collectives, the same on all ranks: those of the host and those of
-  // devices, which a rank whose step cannot be captured leaves out.
+  // Both number collectives alike on all ranks. Collectives on CUDA tensors are
+  // counted apart, since a rank whose capture fails leaves some of them out.
   uint64_t sequence_ = 0;
   uint64_t cuda_sequence_ = 0;
   uint64_t num_messages_ = 0;

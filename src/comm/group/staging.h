@@ -12,7 +12,7 @@ namespace tessera::comm {
 
 /// What a step that is being captured may do instead of another exchange.
 inline constexpr const char* kOverNcclOnly =
-    "In a captured step ranks exchange tensors of a GPU over NCCL; make other exchanges around it.";
+    "In a captured step the ranks can exchange GPU tensors over NCCL only; make other exchanges outside the step.";
 
 /// A tensor on its way to a backend that may not take it as it is.
 ///
