@@ -26,17 +26,34 @@ namespace {
 
 using Units = c10::SmallVector<Unit*, 4>;
 
+/// A shard, or a view of one, that an operator writes.
+struct Write {
+  Unit* unit = nullptr;
+  at::Tensor shard;
+};
+
 /// The units that an operator uses.
 struct Uses {
   Units read; // full parameters
-  Units written; // shards
-};
+  c10::SmallVector<Write, 4> written; // shards
 
-void add_to(Units& units, Unit* unit) {
-  if (std::find(units.begin(), units.end(), unit) == units.end()) {
-    units.push_back(unit);
+  void add_read(Unit* unit) {
+    if (std::find(read.begin(), read.end(), unit) == read.end()) {
+      read.push_back(unit);
+    }
   }
-}
+  /// One write for each unit is enough, but for a unit that notes what of it
+  /// was written.
+  void add_write(Unit* unit, const at::Tensor& shard) {
+    const bool is_known =
+        std::any_of(written.begin(), written.end(), [unit](const Write& write) {
+          return write.unit == unit;
+        });
+    if (!is_known || unit->has_start()) {
+      written.push_back({unit, shard});
+    }
+  }
+};
 
 [[noreturn]] void refuse_write(const Unit& unit, std::string_view call) {
   raise(
@@ -87,35 +104,38 @@ void collect(
   }
   if (owner.is_shard) {
     if (is_write) {
-      add_to(uses.written, owner.unit);
+      uses.add_write(owner.unit, tensor);
     }
     return;
   }
   if (is_write) {
     refuse_write(*owner.unit, call);
   }
-  add_to(uses.read, owner.unit);
+  uses.add_read(owner.unit);
 }
 
 /// Tensor::set_data(), and so Module::to(), replaces the contents of a tensor
-/// without an operator. But first it calls an operator that asks whether it
-/// may.
-void refuse_set_data(
+/// without an operator, but first it calls one that asks whether it may. Other
+/// operators give a tensor other memory, which the unit of a shard would never
+/// see; on a parameter they are writes, see collect().
+void refuse_other_memory(
     const c10::OperatorHandle& op,
     const torch::jit::Stack& stack) {
-  static constexpr std::string_view kQuestion =
-      "aten::_has_compatible_shallow_copy_type";
-  if (op.schema().name() != kQuestion) {
+  const std::string_view name = op.schema().name();
+  const bool is_set_data = name == "aten::_has_compatible_shallow_copy_type";
+  if (!is_set_data && name != "aten::set_" && name != "aten::resize_" &&
+      name != "aten::resize_as_") {
     return;
   }
-  const at::Tensor& tensor = stack[stack.size() - 2].toTensor();
+  const size_t first = stack.size() - op.schema().arguments().size();
+  const at::Tensor& tensor = stack[first].toTensor();
   if (!tensor.unsafeGetTensorImpl()->key_set().has(kShardKey)) {
     return;
   }
   const StorageOwner owner = find_owner(storage_of(tensor));
-  if (owner.unit != nullptr) {
+  if (owner.unit != nullptr && (is_set_data || owner.is_shard)) {
     raise(
-        {.call = "set_data", .unit = owner.unit->name()},
+        {.call = is_set_data ? "set_data" : name, .unit = owner.unit->name()},
         owner.is_shard
             ? "this would separate a shard from its unit. Write into the shard instead, with copy_."
             : "this replaces the data of a sharded parameter (Module::to or set_data). Do that before sharding, or write inside tessera::summon_full_params(module).");
@@ -136,7 +156,7 @@ void refuse_clip_by_a_part(
       is_data_of_gradient(self.toTensor())) {
     raise(
         {.call = "clip_grad_norm_"},
-        "this scales the gradients of shards by what one rank knows of them, as torch::nn::utils::clip_grad_norm_ does, and each rank by another factor. Clip with tessera::clip_grad_norm_(model, max_norm); with a factor that is the same on all ranks, multiply the gradient itself and not its data().");
+        "this scales the gradients of shards by a norm that one rank computed from its own part, as torch::nn::utils::clip_grad_norm_ does, so each rank would use a different factor. Clip with tessera::clip_grad_norm_(model, max_norm); with a factor that is the same on all ranks, multiply the gradient itself and not its data().");
   }
 }
 
@@ -150,7 +170,7 @@ void collect_all(
     const c10::OperatorHandle& op,
     const torch::jit::Stack& stack,
     Uses& uses) {
-  refuse_set_data(op, stack);
+  refuse_other_memory(op, stack);
   refuse_clip_by_a_part(op, stack);
   refuse_lbfgs(op, stack);
   const auto& arguments = op.schema().arguments();
@@ -191,8 +211,8 @@ void touch_by_schedule(Units units) {
 /// operator needs is one of what was there before.
 void begin_uses(Uses uses) {
   touch_by_schedule(std::move(uses.read));
-  for (Unit* unit : uses.written) {
-    unit->count_write();
+  for (const Write& write : uses.written) {
+    write.unit->count_write(write.shard);
   }
 }
 

@@ -44,38 +44,27 @@ std::string list_of(const std::vector<int>& ranks) {
       "rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
-/// Whether all ranks have the same values, by a digest of them: the largest
-/// digest is also the smallest then. What travels does not grow with the number
-/// of ranks.
-bool is_same_on_all(const at::Tensor& values, const Group& group) {
-  const auto digest = static_cast<int64_t>(hash_of(values));
-  const at::Tensor both = at::empty({2}, at::kLong);
-  auto* ends = both.mutable_data_ptr<int64_t>();
-  ends[0] = digest;
-  ends[1] = ~digest;
-  group.all_reduce(both, ReduceOp::Max, "values that ranks begin with");
-  return ends[0] == ~ends[1];
-}
+constexpr std::string_view kLabel = "values that ranks begin with";
 
 /// The same units in the same order on all ranks of `group`.
 void compare_starts(const std::vector<Unit*>& units, const Group& group) {
   int64_t count = 0;
   for (const Unit* unit : units) {
-    count += 1 + static_cast<int64_t>(unit->start()->digests.size());
+    count += 2 * static_cast<int64_t>(unit->start()->params.size());
   }
   const at::Tensor mine = at::empty({count}, at::kLong);
   auto* next = mine.mutable_data_ptr<int64_t>();
   for (const Unit* unit : units) {
-    *next++ = unit->start()->was_written ? 1 : 0;
-    for (const uint64_t digest : unit->start()->digests) {
-      *next++ = static_cast<int64_t>(digest);
+    for (const UnitStart::Param& param : unit->start()->params) {
+      *next++ = param.was_written ? 1 : 0;
+      *next++ = static_cast<int64_t>(param.digest);
     }
   }
-  if (is_same_on_all(mine, group)) {
+  if (is_same_on_all(hash_of(mine), group, kLabel)) {
     return;
   }
   const at::Tensor all = at::empty({group.size(), count}, at::kLong);
-  group.all_gather_into(all, mine, "values that ranks begin with");
+  group.all_gather_into(all, mine, kLabel);
   const auto table = all.accessor<int64_t, 2>();
   const auto differing = [&](int64_t column, int64_t expected) {
     std::vector<int> ranks;
@@ -88,9 +77,10 @@ void compare_starts(const std::vector<Unit*>& units, const Group& group) {
   };
   int64_t column = 0;
   for (const Unit* unit : units) {
-    const bool was_written = !differing(column++, 0).empty();
-    for (size_t i = 0; i < unit->start()->digests.size(); ++i, ++column) {
+    for (const UnitStart::Param& param : unit->start()->params) {
+      const bool was_written = !differing(column++, 0).empty();
       const std::vector<int> others = differing(column, table[0][column]);
+      ++column;
       if (was_written || others.empty()) {
         continue;
       }
@@ -98,7 +88,7 @@ void compare_starts(const std::vector<Unit*>& units, const Group& group) {
           {.call = "forward",
            .rank = group.global_ranks()[static_cast<size_t>(group.rank())],
            .unit = unit->name(),
-           .parameter = unit->start()->names[i]},
+           .parameter = param.name},
           fmt::format(
               "{} began with other values than rank {}, so the model would be made of parts of different models. "
               "Call tessera::seed(0) on every rank before the model is built, or load the model's state before it is used; FSDP can take rank 0's values, FSDPOptions().sync_module_states(true). "
@@ -116,15 +106,32 @@ uint64_t digest_of(const at::Tensor& values) {
   if (flat.is_cpu() || flat.numel() < 2 * kSums) {
     return hash_of(flat.cpu());
   }
+  return digest_by_sums(flat);
+}
+
+uint64_t digest_by_sums(const at::Tensor& flat) {
   const at::Tensor bits = bits_of(flat);
   const int64_t even = bits.numel() / kSums * kSums;
-  const at::Tensor sums =
-      bits.narrow(0, 0, even).view({kSums, -1}).sum(1, false, at::kLong);
+  const at::Tensor table = bits.narrow(0, 0, even);
   const uint64_t parts[] = {
-      hash_of(sums.cpu()),
+      hash_of(table.view({kSums, -1}).sum(1, false, at::kLong).cpu()),
+      hash_of(table.view({-1, kSums}).sum(0, false, at::kLong).cpu()),
       hash_of(bits.narrow(0, even, bits.numel() - even).cpu())};
   static const Xxh3 xxh3 = best_xxh3();
   return xxh3(parts, sizeof parts);
+}
+
+bool is_same_on_all(
+    uint64_t digest,
+    const Group& group,
+    std::string_view label) {
+  // The largest digest is also the smallest then.
+  const at::Tensor both = at::empty({2}, at::kLong);
+  auto* ends = both.mutable_data_ptr<int64_t>();
+  ends[0] = static_cast<int64_t>(digest);
+  ends[1] = ~ends[0];
+  group.all_reduce(both, ReduceOp::Max, label);
+  return ends[0] == ~ends[1];
 }
 
 void begin_use(const Unit& unit, const std::map<int, Unit*>& units) {

@@ -18,14 +18,36 @@
 namespace tessera::engine {
 namespace {
 
+/// Saving reads no operator's operand, so nothing gathers: a parameter may have
+/// no memory now, values of before the last step, or the compute dtype.
 void refuse_to_pickle_sharded(const at::Tensor& tensor) {
-  const Unit* unit = unit_of(tensor);
-  if (unit != nullptr && tensor.numel() != 0 &&
-      storage_of(tensor)->nbytes() == 0) {
-    raise(
-        {.call = "torch::save", .unit = unit->name()},
-        "raw access to a sharded parameter, which has no memory of its own now. Save inside tessera::summon_full_params(module), or take tessera::state_dict(module).");
+  if (!tensor.has_storage()) {
+    return;
   }
+  const StorageOwner owner = find_owner(storage_of(tensor));
+  if (owner.unit != nullptr && !owner.is_shard && tensor.numel() != 0) {
+    raise(
+        {.call = "torch::save", .unit = owner.unit->name()},
+        "raw access to a sharded parameter. Save inside tessera::summon_full_params(module), or take tessera::state_dict(module).");
+  }
+}
+
+/// A range in a storage.
+struct ByteRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+ByteRange bytes_of(const at::Tensor& view) {
+  if (view.numel() == 0) {
+    return {};
+  }
+  int64_t last = view.storage_offset();
+  for (int64_t dim = 0; dim < view.dim(); ++dim) {
+    last += (view.size(dim) - 1) * view.stride(dim);
+  }
+  const auto size = static_cast<int64_t>(view.element_size());
+  return {view.storage_offset() * size, (last + 1) * size};
 }
 
 } // namespace
@@ -144,8 +166,7 @@ at::Tensor Unit::part_of(const NamedParam& param, const Run& run) {
 
 void Unit::note_start(const std::string& name, uint64_t digest) {
   if (start_) {
-    start_->names.push_back(name);
-    start_->digests.push_back(digest);
+    start_->params.push_back({.name = name, .digest = digest});
   }
 }
 
@@ -234,7 +255,7 @@ at::Tensor Unit::flat_param() const {
       : alias_of(bundle.shard(), bundle.shard().sizes(), 0, kShardKeys);
 }
 
-void Unit::count_write() {
+void Unit::count_write(const at::Tensor& written) {
   if (summoned_ && summoned_->undoes_writes()) {
     fail(
         "write",
@@ -243,14 +264,38 @@ void Unit::count_write() {
   }
   {
     const std::scoped_lock lock(write_mutex_);
-    if (start_) {
-      start_->was_written = true;
-    }
+    note_written(written);
     for (Bundle& bundle : bundles_) {
       bundle.before_write();
     }
   }
   add_write();
+}
+
+/// The parameters that `written` overlaps no longer have the values that the
+/// rank began with.
+void Unit::note_written(const at::Tensor& written) {
+  if (!start_) {
+    return;
+  }
+  auto param = start_->params.begin();
+  for (const Bundle& bundle : bundles_) {
+    const Layout& layout = bundle.layout();
+    const bool is_whole = !written.defined();
+    const ByteRange bytes =
+        is_whole || storage_of(written) != storage_of(bundle.shard())
+        ? ByteRange()
+        : bytes_of(written);
+    const auto size = static_cast<int64_t>(bundle.shard().element_size());
+    for (size_t index = 0; index < layout.num_params(); ++index, ++param) {
+      const Run run = layout.run(index, groups().shard.rank());
+      const int64_t begin = run.shard_begin * size;
+      const int64_t end = begin + run.numel * size;
+      if (is_whole || (bytes.begin < end && begin < bytes.end)) {
+        param->was_written = true;
+      }
+    }
+  }
 }
 
 void Unit::forget_casts() {

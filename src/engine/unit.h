@@ -41,9 +41,12 @@ enum class UnitState {
 /// What this rank began with, until the ranks have compared it; see
 /// [Note: equal starts] in start.h.
 struct UnitStart {
-  std::vector<std::string> names; // of the parameters
-  std::vector<uint64_t> digests; // one per parameter
-  bool was_written = false; // since
+  struct Param {
+    std::string name;
+    uint64_t digest = 0;
+    bool was_written = false; // since, as far as this rank knows
+  };
+  std::vector<Param> params; // by bundle, and in a bundle by index
 };
 
 /// A unit stands between the module's parameters and this rank's shards. The
@@ -136,17 +139,24 @@ class Unit : public UnitIdentity, public std::enable_shared_from_this<Unit> {
   bool is_stale() const {
     return gathered_at_ != -1 && gathered_at_ != num_writes();
   }
-  /// Somebody is about to write to a shard of the unit's. Counts for the whole
-  /// model: every unit of it is stale then. Throws where the end of a summon
-  /// would undo the write. Several threads may call it at once: a checkpoint is
-  /// read by more than one.
-  void count_write();
+  /// Call it before a shard of this unit is written. The write counts for the
+  /// whole model: all of its units become stale. `written` is a view of a
+  /// shard; undefined: all shards are written. Throws if the end of a summon
+  /// would undo the write. Several threads may call it at once, as the threads
+  /// that read a checkpoint do.
+  void count_write(const at::Tensor& written = {});
 
   /// Empty once the ranks have compared it, or where nothing is to compare.
   const std::optional<UnitStart>& start() const {
     return start_;
   }
+  /// The same from any thread.
+  bool has_start() {
+    const std::scoped_lock lock(write_mutex_);
+    return start_.has_value();
+  }
   void forget_start() {
+    const std::scoped_lock lock(write_mutex_);
     start_.reset();
   }
 
@@ -154,6 +164,7 @@ class Unit : public UnitIdentity, public std::enable_shared_from_this<Unit> {
   void make_bundles(const std::vector<NamedParam>& params, BufferPool& pool);
   at::Tensor part_of(const NamedParam& param, const Run& run);
   void note_start(const std::string& name, uint64_t digest);
+  void note_written(const at::Tensor& written);
 
   // Constant after shard(), as far as the unit goes: the parts have states of
   // their own.

@@ -162,6 +162,18 @@ TEST(FirstTouchTest, ReplacingTheDataOfAFaceOrOfALeafIsRefused) {
     EXPECT_THAT(
         error_of([&] { leaf.set_data(torch::zeros_like(leaf)); }),
         HasSubstr("would separate a shard from its unit"));
+    const torch::NoGradGuard no_grad;
+    EXPECT_THAT(
+        error_of([&] { leaf.set_(torch::zeros_like(leaf)); }),
+        HasSubstr("would separate a shard from its unit"));
+    EXPECT_THAT(
+        error_of([&] {
+          face.set_(torch::zeros({3, 3}));
+        }),
+        HasSubstr("this writes to a sharded parameter"));
+    EXPECT_THAT(
+        error_of([&] { leaf.detach().resize_({40}); }),
+        HasSubstr("would separate a shard from its unit"));
     EXPECT_TRUE(torch::equal(param.face.detach().clone(), param.values));
   });
 }

@@ -525,6 +525,32 @@ TEST(FullyShardErrorsTest, SavingWithoutGatheringThrows) {
   });
 }
 
+/// A gathered parameter may have the values of before the last step, or the
+/// compute dtype.
+TEST(FullyShardErrorsTest, SavingWhatIsGatheredThrowsToo) {
+  for (const int ranks : {1, 2}) {
+    on_ranks(ranks, [](const Group& world) {
+      auto model = make_stack();
+      shard_blocks(model);
+      auto optimizer = make_adamw(parameters(*model));
+      loss_of(model, tokens(world.rank(), 0)).backward();
+      {
+        torch::NoGradGuard no_grad;
+        loss_of(model, tokens(world.rank(), 0)); // leaves the root gathered
+      }
+      optimizer.step();
+      std::stringstream file;
+      EXPECT_THAT(
+          error_of([&] { torch::save(model, file); }),
+          HasSubstr("[torch::save]"));
+      unshard(*model);
+      EXPECT_THAT(
+          error_of([&] { torch::save(model->head, file); }),
+          HasSubstr("summon_full_params"));
+    });
+  }
+}
+
 TEST(FullyShardErrorsTest, RejectsDoubleBackwardThroughParameters) {
   on_ranks(2, [](const Group& world) {
     auto model = make_stack();

@@ -94,6 +94,25 @@ TEST(StartTest, AModelOfWhichAPartWasLoadedIsStillCompared) {
   });
 }
 
+/// A backbone that is loaded must not hide that the ranks' new heads differ.
+TEST(StartTest, AParameterThatWasWrittenHidesNoOtherOfItsUnit) {
+  on_ranks(3, [](const Group& world) {
+    for (const auto layout : {ShardLayout::Flat, ShardLayout::Dim0}) {
+      auto model = two_layers(static_cast<uint64_t>(world.rank()));
+      fully_shard(*model, FullyShardOptions().layout(layout));
+      {
+        torch::NoGradGuard no_grad;
+        for (const auto& [name, leaf] : named_parameters(*model)) {
+          if (name != "1.weight") {
+            leaf.zero_();
+          }
+        }
+      }
+      EXPECT_THAT(error_of_forward(model), HasSubstr("parameter \"1.weight\""));
+    }
+  });
+}
+
 TEST(StartTest, DeferredModelsAreComparedAfterTheirReplay) {
   on_ranks(2, [](const Group& world) {
     const auto build = [](uint64_t seed) {
@@ -161,6 +180,21 @@ TEST(DigestTest, TellsValuesPlacesAndDtypesApart) {
   EXPECT_EQ(
       engine::digest_of(torch::empty({0})),
       engine::digest_of(torch::empty({0})));
+}
+
+/// What a device's digest is made of; its sums do not depend on the device.
+TEST(DigestTest, SumsTellPlacesApart) {
+  const at::Tensor zeros = torch::zeros({8192});
+  const auto digest_with_one_at = [&](int64_t place) {
+    at::Tensor values = zeros.clone();
+    values[place] = 1;
+    return engine::digest_by_sums(values);
+  };
+  const uint64_t first = digest_with_one_at(0);
+  EXPECT_EQ(first, digest_with_one_at(0));
+  for (const int64_t place : {1, 7, 8, 1024, 8191}) {
+    EXPECT_NE(first, digest_with_one_at(place)) << place;
+  }
 }
 
 TEST(SeedTest, ModelsAreEqualThenRanksDrawNumbersOfTheirOwn) {
