@@ -8,6 +8,8 @@
 
 #include <unordered_set>
 
+#include "base/fnv.h"
+#include "engine/start.h"
 #include "engine/unit.h"
 
 namespace tessera::zero {
@@ -90,6 +92,24 @@ std::vector<std::string> describe(const ParamGroups& groups) {
     }
   }
   return items;
+}
+
+void warn_of_unequal_values(const Group& group, const ParamGroups& groups) {
+  if (group.size() == 1) {
+    return;
+  }
+  uint64_t digest = kFnvStart;
+  for (const auto& one : groups) {
+    for (const at::Tensor& param : one.params()) {
+      digest = mix_digest(digest, engine::digest_of(param));
+    }
+  }
+  const bool is_same = engine::is_same_on_all(
+      digest, group, "ZeroRedundancyOptimizer: values before the first step");
+  if (!is_same && group.rank() == 0) {
+    TORCH_WARN(
+        "ZeroRedundancyOptimizer: the ranks have different parameters before the first step, so the step makes one model of parts of several. Call tessera::seed(0) on every rank before the model is built, load the model's state, or make a DistributedDataParallel of it first.");
+  }
 }
 
 std::optional<std::string> objection_to_groups(

@@ -31,6 +31,11 @@ void check_group(
 /// One line per group and parameter, for agree().
 std::vector<std::string> describe(const ParamGroups& groups);
 
+/// Before the first step. Each rank steps its own part and sends it, so ranks
+/// with different values make one model of parts of several: as in Python that
+/// is no error, but rank 0 warns. Collective.
+void warn_of_unequal_values(const Group& group, const ParamGroups& groups);
+
 /// Why the groups differ from those whose parameters have owners; empty if they
 /// do not.
 std::optional<std::string> objection_to_groups(

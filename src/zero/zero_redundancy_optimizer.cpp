@@ -6,6 +6,7 @@
 #include <tessera/zero/zero_redundancy_optimizer.h>
 
 #include <c10/util/Exception.h>
+#include <torch/optim/lbfgs.h>
 
 #include <utility>
 
@@ -143,6 +144,12 @@ ZeroRedundancyOptimizer::ZeroRedundancyOptimizer(
           zero::site(group_, kName),
           "the local optimizer does not have the groups it was given. Pass a function that makes an optimizer of them, such as optimizer_class<optim::AdamW>(1e-3).");
     }
+    if (group_.size() > 1 &&
+        dynamic_cast<torch::optim::LBFGS*>(optim_.get()) != nullptr) {
+      raise<c10::TypeError>(
+          zero::site(group_, kName),
+          "LBFGS needs dot products over all parameters, and a rank steps only its own. Use another optimizer, or LBFGS without ZeroRedundancyOptimizer.");
+    }
     if (dynamic_cast<optim::NamedOptimizer*>(optim_.get()) != nullptr) {
       raise<c10::TypeError>(
           zero::site(group_, kName),
@@ -275,6 +282,9 @@ at::Tensor ZeroRedundancyOptimizer::step(
 at::Tensor ZeroRedundancyOptimizer::step_and_send(
     const LossClosure& closure,
     const std::any* extra) {
+  if (!std::exchange(has_compared_values_, true)) {
+    zero::warn_of_unequal_values(group_, param_groups_);
+  }
   at::Tensor loss;
   comm::all_or_none({group_}, kStep, [&] {
     check_untouched();

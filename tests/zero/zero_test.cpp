@@ -22,6 +22,7 @@
 #include "support/errors.h"
 #include "support/memory_meter.h"
 #include "support/ranks.h"
+#include "train/warnings.h"
 #include "zero/support.h"
 
 namespace tessera {
@@ -178,6 +179,44 @@ TEST(ZeroTest, RejectsModelsThatDiffer) {
         ZeroRedundancyOptimizer(
             model->parameters(), optimizer_class<optim::SGD>(0.1)),
         DisagreementError);
+  });
+}
+
+/// Each rank sends the parameters that it steps: one model of parts of several.
+TEST(ZeroTest, WarnsOfValuesThatDifferAtTheFirstStep) {
+  on_ranks(2, [](const Group& world) {
+    for (const bool differ : {false, true}) {
+      auto model = make_zero_model();
+      ZeroRedundancyOptimizer zero(
+          model->parameters(), optimizer_class<optim::AdamW>(1e-2));
+      if (differ) {
+        const torch::NoGradGuard no_grad;
+        model->parameters()[2][1][1].add_(world.rank());
+      }
+      backward(model, 0);
+      const Warnings warnings;
+      zero.step();
+      zero.step();
+      if (differ && world.rank() == 0) {
+        EXPECT_THAT(
+            warnings.texts,
+            ::testing::ElementsAre(HasSubstr("different parameters")));
+      } else {
+        EXPECT_THAT(warnings.texts, ::testing::IsEmpty());
+      }
+    }
+  });
+}
+
+TEST(ZeroTest, RejectsLbfgsOnSeveralRanks) {
+  on_ranks(2, [](const Group&) {
+    auto model = make_zero_model();
+    EXPECT_THAT(
+        error_of([&] {
+          ZeroRedundancyOptimizer(
+              model->parameters(), optimizer_class<torch::optim::LBFGS>(1.0));
+        }),
+        HasSubstr("dot products over all parameters"));
   });
 }
 

@@ -194,6 +194,7 @@ class TESSERA_API ZeroRedundancyOptimizer : public torch::optim::Optimizer,
   std::shared_ptr<Overlap> overlap_;
   std::unique_ptr<torch::optim::Optimizer> optim_;
   std::unique_ptr<Parts> parts_;
+  bool has_compared_values_ = false;
   /// The state that consolidate_state_dict() left here.
   std::optional<StateDict> consolidated_;
 };
