@@ -47,6 +47,7 @@ std::unique_ptr<torch::optim::OptimizerOptions> OwnAccess::read_options(
           return own == StateKey(field.key);
         });
     if (!is_field && !(key == StateKey("params"))) {
+      refuse_others_option(key, site);
       options.extra().set(key, value.clone());
     }
   }
@@ -135,6 +136,27 @@ std::unique_ptr<torch::optim::OptimizerOptions> OwnAccess::complete_copy(
   const auto defaults = optimizer_.defaults().clone();
   static_cast<Options&>(*copy).complete_from(static_cast<Options&>(*defaults));
   return copy;
+}
+
+/// Any other option is kept, as in Python. SGD and Muon have state of the same
+/// name, so their options tell them apart.
+void OwnAccess::refuse_others_option(
+    const StateKey& name,
+    const ErrorSite& site) const {
+  static constexpr std::array kNames{
+      "adjust_lr_fn", "dampening", "ns_coefficients", "ns_steps"};
+  const bool is_others =
+      std::any_of(kNames.begin(), kNames.end(), [&](const char* known) {
+        return name == StateKey(known);
+      });
+  if (is_others) {
+    raise<c10::ValueError>(
+        site,
+        fmt::format(
+            "a param group has \"{}\", which is not an option of {}: it was saved by another kind of optimizer. Load it into that one.",
+            name.text(),
+            optimizer_.name()));
+  }
 }
 
 /// Any other name is kept, as in Python. These names are known to belong to

@@ -41,6 +41,7 @@ class OwnAccess : public Access {
       const torch::optim::OptimizerOptions& options,
       const ErrorSite& site) const;
   void refuse_others_state(const StateKey& name, const ErrorSite& site) const;
+  void refuse_others_option(const StateKey& name, const ErrorSite& site) const;
   /// Null if the class has no state of that name.
   const StateField* field(const StateKey& name) const;
 

@@ -1,4 +1,5 @@
 // Dictionaries of Tessera's optimizers.
+#include <tessera/optim/muon.h>
 #include <tessera/optim/state_dict.h>
 
 #include "optim/makers.h"
@@ -435,6 +436,14 @@ TEST(StateDictTest, AnotherKindOfOptimizersStateIsRefused) {
   AdamW adamw(params, 1e-3);
   expect_refused(sgd, adam);
   expect_refused(adamw, momentum);
+  // SGD's momentum has the name of Muon's.
+  std::vector<at::Tensor> matrices{torch::ones({3, 2})};
+  matrices.front().requires_grad_().mutable_grad() = torch::ones({3, 2});
+  Muon muon(matrices, 1e-2);
+  SGD of_matrices(matrices, SGDOptions(0.1).momentum(0.9));
+  expect_refused(
+      muon, state_after_a_step(SGD(matrices, SGDOptions(0.1).momentum(0.9))));
+  expect_refused(of_matrices, state_after_a_step(Muon(matrices, 1e-2)));
   // State that belongs to no known class is kept, as in Python.
   StateDict own = adam;
   own.at("state").dict().at(0).dict().set("note", 3);
