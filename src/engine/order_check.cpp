@@ -3,6 +3,7 @@
 #include <tessera/error.h>
 
 #include <ATen/ops/empty.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <string>
@@ -43,7 +44,9 @@ std::optional<std::vector<bool>> OrderCheck::compare_with_use(
     }
     return std::nullopt;
   }
-  if (!exchange(in_doubt, is_alone() ? 0 : plain_.digest())) {
+  const int64_t plain = is_alone() ? 0 : plain_.digest();
+  const auto forget = c10::make_scope_exit([this] { plain_.forget_once(); });
+  if (!exchange(in_doubt, plain)) {
     return std::nullopt;
   }
   if (is_alone()) {

@@ -5,6 +5,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -44,11 +45,28 @@ std::map<std::string, uint64_t> decode(const Bytes& bytes) {
 } // namespace
 
 void PlainWatch::add(const std::string& name, const at::Tensor& param) {
-  params_.insert_or_assign(name, WeakParam(param.getIntrusivePtr()));
+  std::erase_if(
+      params_, [](const auto& entry) { return entry.second.expired(); });
+  const bool is_known =
+      std::any_of(params_.begin(), params_.end(), [&param](const auto& entry) {
+        return entry.second._unsafe_get_target() == param.unsafeGetTensorImpl();
+      });
+  if (is_known) {
+    return;
+  }
+  std::string own = name;
+  for (int number = 2; params_.contains(own); ++number) {
+    own = name + " #" + std::to_string(number);
+  }
+  params_.emplace(own, WeakParam(param.getIntrusivePtr()));
+}
+
+void PlainWatch::add_once(const std::string& name, uint64_t digest) {
+  once_.insert_or_assign(name, digest);
 }
 
 std::map<std::string, uint64_t> PlainWatch::values() const {
-  std::map<std::string, uint64_t> result;
+  std::map<std::string, uint64_t> result = once_;
   for (const auto& [name, weak] : params_) {
     auto impl = weak.lock();
     if (!impl) {
@@ -65,7 +83,7 @@ std::map<std::string, uint64_t> PlainWatch::values() const {
 }
 
 int64_t PlainWatch::digest() const {
-  if (params_.empty()) {
+  if (params_.empty() && once_.empty()) {
     return 0;
   }
   const Bytes bytes = encode(values());
@@ -82,6 +100,13 @@ void PlainWatch::compare(const Group& group) const {
        group.all_gather_bytes(encode(values()), "plain parameters")) {
     for (const auto& [name, value] : decode(bytes)) {
       const auto [first, is_new] = known.emplace(name, std::pair(value, rank));
+      if (!is_new && first->second.first != value && once_.contains(name)) {
+        raise<DisagreementError>(
+            {.call = name, .rank = group.rank(), .world_size = group.size()},
+            "rank " + std::to_string(rank) + " passed other values than rank " +
+                std::to_string(first->second.second) +
+                ", so the shards that the ranks made of them do not belong together. Pass the same full values on every rank.");
+      }
       if (!is_new && first->second.first != value) {
         raise<DisagreementError>(
             {.call = "backward",

@@ -28,9 +28,16 @@ namespace tessera::engine {
 /// parameter that only some ranks know is not compared.
 class PlainWatch {
  public:
-  /// The parameter is known until it is destroyed. `name` identifies it, and is
-  /// the same on all ranks.
+  /// The parameter is known until it is destroyed, under the first name that it
+  /// gets. The name is the same on all ranks; if another parameter has it, the
+  /// watch adds a number.
   void add(const std::string& name, const at::Tensor& param);
+  /// Values that are not a parameter's and that every rank must have alike.
+  /// They are compared once, with the parameters.
+  void add_once(const std::string& name, uint64_t digest);
+  void forget_once() {
+    once_.clear();
+  }
 
   /// A digest of the names and values, with two bits to spare; 0 if there is
   /// nothing to compare.
@@ -46,6 +53,7 @@ class PlainWatch {
   std::map<std::string, uint64_t> values() const;
 
   std::map<std::string, WeakParam> params_;
+  std::map<std::string, uint64_t> once_; // see add_once()
 };
 
 } // namespace tessera::engine

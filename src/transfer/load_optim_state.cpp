@@ -8,7 +8,9 @@
 #include <unordered_map>
 
 #include "base/byte_vector.h"
+#include "base/fnv.h"
 #include "comm/group/all_or_none.h"
+#include "engine/schedule.h"
 #include "libtorch/huge_pages.h"
 #include "optim/state_values.h"
 #include "transfer/load_agreement.h"
@@ -71,8 +73,11 @@ class Loader {
 
   /// Throws on all ranks if their dictionaries differ where they must not.
   void compare() {
-    if (request_.from == LoadFrom::Rank0 ||
-        request_.from == LoadFrom::Everywhere) {
+    if (request_.from == LoadFrom::Rank0) {
+      return;
+    }
+    if (request_.from == LoadFrom::Everywhere) {
+      compare_later();
       return;
     }
     comm::for_each_group(groups(), [this](const Group& group) {
@@ -81,6 +86,22 @@ class Loader {
     if (request_.from == LoadFrom::Shards) {
       add_incoming();
       incoming_.agree(groups(), request_.call);
+    }
+  }
+
+  /// The call is not collective: the ranks compare their dictionaries at the
+  /// end of the model's next backward.
+  void compare_later() {
+    uint64_t digest = kFnvStart;
+    for (const std::string& line : lines_to_agree(leaves_, param_groups_)) {
+      digest = mix_digest(digest, line);
+    }
+    for (const WantedLeaf& leaf : leaves_) {
+      const ModelParam& first = *leaf.members.front();
+      if (first.is_sharded()) {
+        first.unit->schedule().plain().add_once(
+            std::string(request_.call), digest);
+      }
     }
   }
 

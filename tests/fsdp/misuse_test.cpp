@@ -254,6 +254,25 @@ TEST(MisuseTest, ARootThatWasNeverShardedIsFoundWhenItDiverges) {
   });
 }
 
+/// Two models of one class do not hide each other's parameters.
+TEST(MisuseTest, RootsOfTwoModelsThatWereNeverShardedAreBothFound) {
+  on_ranks(2, [](const Group& world) {
+    auto first = forget_the_root();
+    auto second = forget_the_root();
+    auto optimizer = make_adamw(parameters(*first));
+    const auto never_stepped = parameters(*second);
+    EXPECT_THAT(
+        error_of([&] {
+          for (int step = 0; step < 3; ++step) {
+            loss_of(first, tokens(world.rank(), step)).backward();
+            optimizer.step();
+            first->zero_grad();
+          }
+        }),
+        HasSubstr("embed.weight"));
+  });
+}
+
 TEST(MisuseTest, WhatIsNotShardedMayBeTrainedByItsUser) {
   on_ranks(2, [](const Group& world) {
     const auto train = [&](Stack& model, bool averages) {
@@ -457,6 +476,33 @@ TEST(MisuseTest, FullOptimizerValuesThatDifferBetweenRanksAreNotTaken) {
     EXPECT_THAT(
         error_of([&] { optim_state_dict_to_load(*model, optimizer, dict); }),
         AllOf(HasSubstr("head:"), HasSubstr("with the digest")));
+  });
+}
+
+/// shard_full_optim_state_dict() is not collective: the next backward tells.
+TEST(MisuseTest, FullOptimizerValuesThatDifferShowInTheNextBackward) {
+  on_ranks(2, [](const Group& world) {
+    auto model = make_stack();
+    const FSDP handle(model, FSDPOptions().use_orig_params(true));
+    optim::AdamW optimizer(parameters(*model), 1e-2);
+    loss_of(model, tokens(world.rank(), 0)).backward();
+    optimizer.step();
+    const StateDict full = full_optim_state_dict(
+        *model, optimizer, FullOptimStateOptions().rank0_only(false));
+    shard_full_optim_state_dict(full, *model);
+    EXPECT_NO_THROW(loss_of(model, tokens(world.rank(), 1)).backward());
+    StateDict other = full.clone();
+    other.at("state")
+        .dict()
+        .at("head")
+        .dict()
+        .at("exp_avg")
+        .tensor()[0][0]
+        .add_(world.rank());
+    shard_full_optim_state_dict(other, *model);
+    EXPECT_THAT(
+        error_of([&] { loss_of(model, tokens(world.rank(), 2)).backward(); }),
+        HasSubstr("[shard_full_optim_state_dict]"));
   });
 }
 

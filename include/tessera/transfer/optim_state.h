@@ -98,7 +98,9 @@ struct TESSERA_API LoadOptimStateOptions {
 
 /// Converts names and full tensors, which every rank must have, to what this
 /// rank's optimizer loads. Parameters without state are left out; keys that are
-/// not of the model stay as they are. Not collective.
+/// not of the model stay as they are. Not collective: the ranks compare what
+/// they passed at the end of the model's next backward, which throws
+/// DisagreementError if their values differ.
 ///
 /// A flat parameter takes the state of all its members: missing tensors become
 /// zeros, but other values must exist and be equal. Throws c10::ValueError if
