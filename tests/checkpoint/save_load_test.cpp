@@ -6,7 +6,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "checkpoint/disk/files.h"
 #include "checkpoint/support.h"
@@ -271,6 +274,43 @@ TEST(CheckpointTest, AnEmptyFolderMayBeThere) {
   fs::create_directory(folder / "c");
   checkpoint::save({{"v", 2}}, folder / "c");
   EXPECT_EQ(checkpoint::read(folder / "c").at("v").to_int(), 2);
+}
+
+/// As another program writes it: {"w": 20,000 times `value`}.
+void write_safetensors(const fs::path& path, float value) {
+  const std::string header =
+      R"({"w":{"dtype":"F32","shape":[200,100],"data_offsets":[0,80000]}})";
+  const uint64_t size = header.size(); // hosts here are little-endian
+  const std::vector<float> values(20000, value);
+  fs::create_directories(path.parent_path());
+  std::ofstream file(path, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(&size), sizeof size);
+  file << header;
+  file.write(
+      reinterpret_cast<const char*>(values.data()),
+      static_cast<std::streamsize>(values.size() * sizeof(float)));
+}
+
+/// A file of another program has no checksums: hosts may have files of the same
+/// sizes and other weights.
+TEST(CheckpointTest, FilesWithoutChecksumsThatDifferBetweenRanksAreRefused) {
+  on_ranks(2, [](const Group& world) {
+    const TempFolder folder(world);
+    for (const bool differ : {true, false}) {
+      const auto own = folder /
+          ((differ ? "other" : "same") + std::to_string(world.rank())) /
+          "model.safetensors";
+      write_safetensors(own, differ ? static_cast<float>(world.rank()) : 1);
+      StateDict target{{"w", torch::zeros({200, 100})}};
+      const std::string error =
+          error_of([&] { checkpoint::load(target, own); });
+      if (differ) {
+        EXPECT_THAT(error, HasSubstr("ranks were given different things"));
+      } else {
+        EXPECT_EQ(error, "nothing was thrown");
+      }
+    }
+  });
 }
 
 TEST(CheckpointTest, TellsOnEveryRankWhatRanksDisagreeAbout) {
