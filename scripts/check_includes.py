@@ -75,6 +75,10 @@ HOMES = [
     ("torch/library.h", ("src/engine/", "src/deferred/", "src/exported/", "src/recompute/", "src/libtorch/"), "dispatcher"),
 ]
 
+# A build without CUDA's headers leaves these sources out.
+CUDA = re.compile(r"(ATen|c10)/cuda/|cuda(_\w+)?\.h$")
+CUDA_SOURCES = ("cuda_", "nccl_")
+
 
 class Include(NamedTuple):
     line: int
@@ -207,6 +211,8 @@ def check_torch(path, include):
     for prefix, homes, what in HOMES:
         if name.startswith(prefix) and not path.startswith(homes):
             yield "home", f"<{name}>: {what} headers only in {', '.join(homes)}"
+    if CUDA.match(name) and not posixpath.basename(path).startswith(CUDA_SOURCES):
+        yield "cuda", f"<{name}>: CUDA's headers only in sources named {' or '.join(p + '*' for p in CUDA_SOURCES)}"
 
 
 def path_to_torch(path, parsed, seen):
@@ -273,6 +279,7 @@ CLEAN = {
     "src/engine/unit.h": '#include <torch/csrc/autograd/function.h>\n#include "comm/store/store.h"\n',
     "src/state/dict.h": '#include "engine/unit.h"\n',
     "src/optim/adam.h": '#include "state/dict.h"\n',
+    "src/optim/cuda_adam.cpp": "#include <cuda.h>\n#include <ATen/cuda/Sleep.h>\n",
     "src/fsdp/wrap.cpp": '#include <tessera/fsdp/wrap.h>\n\n#include "optim/adam.h"\n',
     "src/zero/zero.cpp": "#include <tessera/ddp/reduce.h>\n",
     "src/checkpoint/save.h": '/* #include "fsdp/x.h" */\n// #include "fsdp/x.h"\n#include "optim/adam.h"\n',
@@ -305,6 +312,8 @@ BROKEN = [
     ("include/tessera/comm/a.h", "#include <tessera/fsdp/wrap.h>\n", "direction", 1),
     ("src/fsdp/a.cpp", "/* one\n two */\n#include <tessera/tessera.h>\n", "umbrella", 3),
     ("src/launch/a.cpp", "#include <tessera/error.h>\n", "no-torch", 1),
+    ("src/nn/a.cpp", "#include <c10/cuda/CUDAStream.h>\n", "cuda", 1),
+    ("src/nn/a.cpp", "#include <cuda.h>\n", "cuda", 1),
     ("src/launch/a.cpp", "#include <c10/util/Half.h>\n", "no-torch", 1),
     ("src/plan/a.cpp", '#include "engine/unit.h"\n', "no-torch", 1),
     ("src/plan/a.cpp", '#include "launch/run.h"\n', "direction", 1),
