@@ -41,7 +41,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 PROGRAMS = ("model", "eval")  # what train() and eval() run in C++
 # How far outputs and gradients may be from the model's own, relative to the largest
 # element. Most models are equal bit for bit; some take another kernel when exported.
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2,
+             torch.complex128: 1e-9, torch.complex64: 1e-4, torch.complex32: 1e-2}
 
 
 class ExportError(RuntimeError):
@@ -136,6 +137,13 @@ def without_weights():
 
 def _refuse_what_would_be_lost(model, report):
     """Backward hooks of Python cannot be in an archive, and a comparison would not see them."""
+    of_all = torch.nn.modules.module
+    if of_all._global_backward_hooks or of_all._global_backward_pre_hooks:
+        raise ExportError("backward hooks are registered for all modules (register_module_full_backward_hook). They are "
+                          "Python and do not export. Remove them (handle.remove()), or do in C++ what they do.")
+    if of_all._global_forward_hooks or of_all._global_forward_pre_hooks:
+        report.notes.append("forward hooks are registered for all modules: the operators that they ran are part of the "
+                            "program, what else they did is not")
     for path, module in model.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
             raise ExportError(
@@ -148,9 +156,18 @@ def _refuse_what_would_be_lost(model, report):
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise ExportError(f"parameter {name!r} has hooks on its gradient. They are Python and do not export. Remove "
                               "them (handle.remove()), or do in C++ what they do.")
-        if type(parameter.data) is not torch.Tensor:
-            raise ExportError(f"parameter {name!r} is a {type(parameter.data).__name__}, which would be stored as a "
-                              "pickle; C++ reads plain tensors only. Make it one before the export.")
+    for what, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, tensor in tensors:
+            _require_plain(f"{what} {name!r}", tensor)
+
+
+def _require_plain(what, tensor):
+    """C++ reads bytes, sizes and strides."""
+    kind = (type(tensor.data).__name__ if type(tensor.data) is not torch.Tensor
+            else "quantized tensor" if tensor.is_quantized
+            else f"tensor of layout {tensor.layout}" if tensor.layout != torch.strided else None)
+    if kind is not None:
+        raise ExportError(f"{what} is a {kind}; C++ reads plain dense tensors only. Make it one before the export.")
 
 
 @contextlib.contextmanager
@@ -535,7 +552,7 @@ def _described(tensor):
 def _difference(one, other):
     one, other = one.detach(), other.detach()
     if one.is_complex():
-        one, other = torch.view_as_real(one), torch.view_as_real(other)
+        one, other = torch.view_as_real(one.resolve_conj()), torch.view_as_real(other.resolve_conj())
     one, other = one.double(), other.double()
     same = (one == other) | (one.isnan() & other.isnan())
     if bool(same.all()):
@@ -558,7 +575,7 @@ def _outcome(run, model, args, kwargs, name):
         if isinstance(leaf, torch.Tensor):
             outcome["output " + (pytree.keystr(path) or "(the only one)")] = leaf
             if leaf.requires_grad:
-                real = torch.view_as_real(leaf) if leaf.is_complex() else leaf
+                real = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
                 draw = torch.Generator().manual_seed(len(outcome))
                 weight = torch.randn(real.shape, generator=draw, dtype=torch.float64).to(real.device)
                 part = (real.double() * weight).sum()
@@ -671,6 +688,7 @@ def _write_programs(archive, programs, report):
             if not isinstance(value, torch.Tensor):
                 raise ExportError(f"constant {constant!r} of program {name!r} is a {type(value).__name__}, which would be "
                                   "stored as a pickle; C++ reads tensors only.")
+            _require_plain(f"constant {constant!r} of program {name!r}", value)
         archive.write_string(layout.WEIGHTS_CONFIG_FILENAME_FORMAT.format(name), weights.config(program.state_dict))
         archive.write_string(layout.CONSTANTS_CONFIG_FILENAME_FORMAT.format(name), tensors.config(program.constants))
         program.example_inputs = None

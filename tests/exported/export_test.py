@@ -20,7 +20,9 @@ which_python.with_torch("exported_export_test")
 
 import export_models as models
 import junit
+import tessera_export
 import torch
+import torch.nn.modules.module as module_hooks
 from tessera_export import ExportError, export, without_weights
 from torch import nn
 from torch.export import Dim
@@ -179,6 +181,28 @@ class Refuses(ExportCase):
         model.weight.register_post_accumulate_grad_hook(lambda parameter: None)
         self.refused("parameter 'weight' has hooks on its gradient", model)
 
+    def test_backward_hooks_of_all_modules(self):
+        for register in (module_hooks.register_module_full_backward_hook,
+                         module_hooks.register_module_full_backward_pre_hook):
+            handle = register(lambda *_: None)
+            try:
+                self.refused("backward hooks are registered for all modules", nn.Linear(8, 8))
+            finally:
+                handle.remove()
+
+    def test_tensors_that_are_not_plain(self):
+        ones = torch.ones(8)
+        for kind, tensor in (("Marked", ones.as_subclass(models.Marked)),
+                             ("quantized tensor", torch.quantize_per_tensor(ones, 0.5, 0, torch.qint8)),
+                             ("tensor of layout torch.sparse_coo", ones.to_sparse())):
+            model = nn.Linear(8, 8)
+            model.register_buffer("table", tensor)
+            self.refused(f"buffer 'table' is a {kind}; C\\+\\+ reads plain dense tensors only", model)
+        model = models.OneLayer()
+        model.forward = lambda x: model.layer(x) * model.table.to_dense()
+        model.table = ones.to_sparse()
+        self.refused("constant 'table' of program 'model' is a tensor of layout torch.sparse_coo", model)
+
     def test_an_operator_of_python(self):
         self.refused("the operator tessera_test::doubled, which Python implements", models.UsesAnOperatorOfPython())
 
@@ -217,6 +241,20 @@ class Notes(ExportCase):
         model = nn.Linear(8, 8)
         model.register_forward_hook(lambda module, inputs, output: 2 * output)
         self.assertRegex(self.notes(model)[0], "has forward hooks")
+
+    def test_forward_hooks_of_all_modules(self):
+        handle = module_hooks.register_module_forward_hook(lambda module, inputs, output: None)
+        self.addCleanup(handle.remove)
+        self.assertRegex(self.notes(nn.Linear(8, 8))[0], "forward hooks are registered for all modules")
+
+
+class Comparison(ExportCase):
+    def test_allows_rounding_of_complex_numbers(self):
+        for dtype, rounding, wrong in ((torch.complex64, 1e-7, 1e-2), (torch.complex128, 1e-15, 1e-6)):
+            one = torch.randn(8, dtype=dtype).conj()
+            self.assertLess(tessera_export._require_equal({"x": one}, {"x": one * (1 + rounding)}, "model", ()), 1e-6)
+            with self.assertRaisesRegex(ExportError, "differs from the model: x by"):
+                tessera_export._require_equal({"x": one}, {"x": one * (1 + wrong)}, "model", ())
 
 
 def main(results, names):
