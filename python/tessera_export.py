@@ -379,7 +379,7 @@ def _trace(model, args, kwargs, dynamic_shapes, strict, name):
     try:
         with _as_in_training(kwargs):
             program = torch.export.export(model, tuple(args), kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
-        _refuse_operators_of_python(program.graph_module)
+        _refuse_what_cpp_lacks(program.graph_module, name)
         return program
     except ExportError:
         raise
@@ -391,19 +391,61 @@ def _trace(model, args, kwargs, dynamic_shapes, strict, name):
                           + (f"\nWhat to do: {advice}" if advice else "")) from error
 
 
-def _refuse_operators_of_python(graph_module):
-    """Operators of torch.library.custom_op exist in this process only."""
+# What C++ runs besides operators: graphs in graphs, and Python's functions on sizes.
+GRAPHS = {"wrap_with_set_grad_enabled", "wrap_with_autocast", "cond", "while_loop", "scan", "map_impl", "strict_mode", "wrap"}
+FUNCTIONS = {
+    "_operator": "getitem add sub mul truediv floordiv mod pow neg pos eq ne lt le gt ge and_ or_ lshift rshift abs not_",
+    "math": "trunc ceil floor sqrt",
+    "builtins": "max min round",
+    "torch": "sym_int sym_float sym_not sym_max sym_min sym_ite sym_sqrt _sym_sqrt"}
+
+
+def _refuse_what_cpp_lacks(graph_module, name):
+    """Operators of torch.library.custom_op, which exist in this process only, functions of Python,
+    and graphs in graphs that C++ does not know: what torch.export writes of them nobody else runs."""
     from torch._library.custom_ops import OPDEFS
 
-    for node in graph_module.graph.nodes:
-        name = getattr(node.target, "_schema", None) and node.target._schema.name
-        if name in OPDEFS:
+    for node in _nodes(graph_module):
+        operator = getattr(node.target, "_schema", None) and node.target._schema.name
+        if operator in OPDEFS:
             raise ExportError(
-                f"the model calls the operator {name}, which Python implements (torch.library.custom_op): C++ does not have "
-                "it. Use operators of PyTorch, or register the operator in C++ and load its library in both processes.")
-    for child in graph_module.children():
-        if isinstance(child, torch.fx.GraphModule):
-            _refuse_operators_of_python(child)
+                f"the model calls the operator {operator}, which Python implements (torch.library.custom_op): C++ does not "
+                f"have it ({_place(node)}). Use operators of PyTorch, or register the operator in C++ and load its library "
+                "in both processes.")
+    lacking = [what for what in map(_not_in_cpp, _nodes(graph_module)) if what is not None]
+    if lacking:
+        what, node = min(lacking, key=lambda pair: not pair[0].startswith("torch.ops."))  # it may bring others along
+        advice = next((advice for words, advice in ADVICE if words in what or words == "vmap" and "predispatch" in what),
+                      "C++ runs operators of PyTorch, cond, while_loop, scan, map, and the graphs of torch.no_grad and "
+                      "torch.autocast. Write the model with these.")
+        raise ExportError(f"program {name!r} has {what} ({_place(node)}), which C++ does not run.\nWhat to do: {advice}")
+
+
+def _nodes(graph_module):
+    """The calls of a graph and of the graphs in it."""
+    for module in graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield from (node for node in module.graph.nodes if node.op == "call_function")
+
+
+def _not_in_cpp(node):
+    """None, or what the node calls and the node."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return None if node.target.name() in GRAPHS else (f"torch.ops.higher_order.{node.target.name()}", node)
+    if isinstance(node.target, torch._ops.OpOverload):
+        return None
+    module, function = (getattr(node.target, key, "?") for key in ("__module__", "__name__"))
+    known = FUNCTIONS.get(module if module in FUNCTIONS else module.split(".")[0], "")
+    return None if function in known.split() else (f"{module}.{function}", node)
+
+
+def _place(node):
+    """The module and the line of the model that made a node."""
+    modules = list((node.meta.get("nn_module_stack") or {}).values())
+    path, kind = modules[-1] if modules else ("", None)
+    text = f"module {path or '(the model)'!r}" + (f" of class {getattr(kind, '__name__', kind)}" if kind else "")
+    line = _line_of_model(node)
+    return f"{text}, {line}" if line else text
 
 
 def _require_model_runs(model, args, kwargs, mode):
@@ -711,13 +753,20 @@ def _shorten_origins(graph_module):
     """Leaves of each node's stack trace the line of the model that made it. Whole traces
     are most of a graph's size, and folders of this machine are nobody's business."""
     for node in graph_module.graph.nodes:
-        frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
-        if frames:
-            file, line, function = frames[-1]
-            node.meta["stack_trace"] = f'File "{"/".join(pathlib.PurePath(file).parts[-2:])}", line {line}, in {function}'
+        line = _line_of_model(node)
+        if line:
+            node.meta["stack_trace"] = line
     for child in graph_module.children():
         if isinstance(child, torch.fx.GraphModule):
             _shorten_origins(child)
+
+
+def _line_of_model(node):
+    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
+    if not frames:
+        return None
+    file, line, function = frames[-1]
+    return f'File "{"/".join(pathlib.PurePath(file).parts[-2:])}", line {line}, in {function}'
 
 
 class _Payloads:

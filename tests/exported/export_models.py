@@ -4,6 +4,7 @@ import random
 
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 
@@ -63,6 +64,28 @@ doubled.register_autograd(lambda ctx, gradient: 2 * gradient)
 class UsesAnOperatorOfPython(OneLayer):
     def forward(self, x):
         return doubled(self.layer(x))
+
+
+class UsesVmap(OneLayer):
+    def forward(self, x):
+        return torch.vmap(self.layer)(x)
+
+
+class UsesFlexAttention(nn.Module):
+    def forward(self, x):
+        return flex_attention(x, x, x)
+
+
+class Conjugated(OneLayer):
+    """Rotations that are turned back; a view of them is negated. The storages hold neither."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.polar(torch.ones(8), torch.arange(8.0)).conj())
+        self.register_buffer("sine", torch.polar(torch.ones(8), torch.arange(8.0)).conj().imag)
+
+    def forward(self, x):
+        return torch.view_as_real(self.layer(x) * self.table) * self.sine[0]
 
 
 class Checkpointed(OneLayer):

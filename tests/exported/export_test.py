@@ -9,6 +9,7 @@ import pathlib
 import sys
 import tempfile
 import unittest
+import unittest.mock as mock
 import zipfile
 
 HERE = pathlib.Path(__file__).parent
@@ -202,6 +203,14 @@ class Refuses(ExportCase):
         model.forward = lambda x: model.layer(x) * model.table.to_dense()
         model.table = ones.to_sparse()
         self.refused("constant 'table' of program 'model' is a tensor of layout torch.sparse_coo", model)
+
+    def test_vmap(self):
+        self.refused(r"program 'model' has torch\._functorch\.predispatch\.\w+ .*models.UsesVmap.*"
+                     r"export_models\.py\", line \d+, in forward.*(?s:.*)Write the batch dimension out", models.UsesVmap())
+
+    def test_graphs_that_are_not_run_in_cpp(self):
+        self.refused(r"program 'model' has torch\.ops\.higher_order\.flex_attention .*line \d+.*(?s:.*)'sdpa'",
+                     models.UsesFlexAttention(), (torch.randn(1, 2, 16, 8),))
 
     def test_an_operator_of_python(self):
         self.refused("the operator tessera_test::doubled, which Python implements", models.UsesAnOperatorOfPython())
