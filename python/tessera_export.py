@@ -78,7 +78,8 @@ def export(model, args=(), kwargs=None, dynamic_shapes=None, path=None, *,
     """Exports `model` in both modes into the archive `path` and returns a Report.
 
     args, kwargs, dynamic_shapes and strict are those of torch.export.export. The sample
-    inputs are used to trace and to compare, and are not stored.
+    inputs are used to trace and to compare, and are not stored. Keyword arguments are
+    inputs of the program in the order of forward's parameters.
     outputs: names to keep of a model that returns a dictionary, such as ["logits"].
     check=False leaves out the comparison with the model.
 
@@ -91,6 +92,7 @@ def export(model, args=(), kwargs=None, dynamic_shapes=None, path=None, *,
         raise ExportError(f"{path}: the name of the archive must end in .pt2")
     # Copies are dense: strides of a slice would become conditions on sizes ("length != 33").
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), (tuple(args), dict(kwargs or {})))
+    kwargs = _in_order_of_forward(model, kwargs)
     report = Report(str(path))
     _refuse_what_would_be_lost(model, report)
     programs = {}
@@ -168,6 +170,12 @@ def _require_plain(what, tensor):
             else f"tensor of layout {tensor.layout}" if tensor.layout != torch.strided else None)
     if kind is not None:
         raise ExportError(f"{what} is a {kind}; C++ reads plain dense tensors only. Make it one before the export.")
+
+
+def _in_order_of_forward(model, kwargs):
+    """torch.export keeps the order of the caller; C++ may give them by position."""
+    order = list(inspect.signature(model.forward).parameters)
+    return dict(sorted(kwargs.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
 
 
 @contextlib.contextmanager

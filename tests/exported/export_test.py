@@ -89,6 +89,18 @@ class Archive(ExportCase):
         result = loaded(X, scale=2.0, shift=torch.ones(8))
         self.assertEqual(list(result), ["y", "pair"])
 
+    def test_keywords_are_in_the_order_of_forward(self):
+        self.export(models.ReturnsNames(), (), {"shift": torch.ones(8), "x": X, "scale": torch.ones(())})
+        self.assertEqual(torch.export.load(self.path).graph_signature.user_inputs, ("x", "scale", "shift"))
+
+    def test_sizes_are_those_of_the_keyword_that_they_are_given_for(self):
+        for sizes in ({"x": {0: Dim.DYNAMIC}, "scale": None, "shift": None}, ({0: Dim.DYNAMIC}, None, None)):
+            self.export(models.ReturnsNames(), (), {"shift": torch.ones(8), "x": X, "scale": torch.ones(())}, sizes)
+            program = torch.export.load(self.path)
+            shapes = [node.meta["val"].shape for node in program.graph.nodes if node.op == "placeholder"][2:]
+            self.assertEqual([[isinstance(size, torch.SymInt) for size in shape] for shape in shapes],
+                             [[True, False], [], [False]])
+
     def test_has_the_outputs_that_were_asked_for(self):
         self.export(models.ReturnsNames(), outputs=["y"])
         self.assertEqual(list(torch.export.load(self.path).module()(X)), ["y"])
