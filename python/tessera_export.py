@@ -719,6 +719,7 @@ def _write(path, programs, report):
         partial = os.path.join(folder, path.name)
         with PT2ArchiveWriter(partial) as archive:
             _write_programs(archive, programs, report)
+        _read_back(partial, programs)
         os.replace(partial, path)
     finally:
         shutil.rmtree(folder)
@@ -755,6 +756,44 @@ def _write_programs(archive, programs, report):
     about = {"version": 1, "programs": {"train": "model", "eval": "eval"},
              "weights": "elsewhere" if weights.absent else "archive"}
     archive.write_string(f"{layout.EXTRA_DIR}tessera.json", json.dumps(about))
+
+
+def _read_back(path, programs):
+    """Compares every tensor that the file describes with the program's, byte by byte."""
+    from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE
+    from torch.export.pt2_archive import constants as layout
+    from torch.export.pt2_archive._package import PT2ArchiveReader
+
+    seen = set()  # both programs have the same weights
+    with PT2ArchiveReader(path) as archive:
+        for name, program in programs.items():
+            for folder, config, tensors in (
+                    (layout.WEIGHTS_DIR, layout.WEIGHTS_CONFIG_FILENAME_FORMAT, program.state_dict),
+                    (layout.CONSTANTS_DIR, layout.CONSTANTS_CONFIG_FILENAME_FORMAT, program.constants)):
+                entries = json.loads(archive.read_string(config.format(name)))["config"]
+                for key, tensor in tensors.items():
+                    if isinstance(tensor, FakeTensor) or tensor.numel() == 0 or (id(tensor), json.dumps(entries[key])) in seen:
+                        continue
+                    seen.add((id(tensor), json.dumps(entries[key])))
+                    meta = entries[key]["tensor_meta"]
+                    dtype, offset = _SERIALIZE_TO_TORCH_DTYPE[meta["dtype"]], meta["storage_offset"]["as_int"]
+                    sizes, strides = ([number["as_int"] for number in meta[what]] for what in ("sizes", "strides"))
+                    values = bytearray(archive.read_bytes(folder + entries[key]["path_name"]))
+                    values = torch.frombuffer(values, dtype=dtype, count=len(values) // dtype.itemsize)
+                    stored = values.as_strided(sizes, strides, offset)
+                    if not torch.equal(_bytes(stored), _bytes(tensor)):
+                        raise ExportError(f"the archive does not hold {key!r} of program {name!r} as it is in the model. Make "
+                                          "it a plain tensor before the export (tensor.clone()); if it is one, the disk or "
+                                          "the exporter is at fault.")
+
+
+def _bytes(tensor):
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _as_stored(tensor):
+    """A conjugated or negated tensor is its storage and a bit, which files do not have."""
+    return tensor.resolve_conj().resolve_neg()
 
 
 def _shorten_origins(graph_module):
@@ -795,15 +834,16 @@ class _Payloads:
 
         entries = {}
         for name, tensor in tensors.items():
+            stored = _as_stored(tensor)
             entries[name] = {
-                "path_name": self.payload(name, tensor),
+                "path_name": self.payload(name, stored, self.made_anew or stored is not tensor),
                 "is_param": isinstance(tensor, torch.nn.Parameter),
                 "use_pickle": False,
-                "tensor_meta": _dataclass_to_dict(serialize_tensor_meta(tensor)),
+                "tensor_meta": _dataclass_to_dict(serialize_tensor_meta(stored)),
             }
         return json.dumps({"config": entries})
 
-    def payload(self, name, tensor):
+    def payload(self, name, tensor, made_anew):
         storage = tensor.untyped_storage()
         key = (storage._cdata, tensor.dtype)
         if key in self.written:
@@ -819,7 +859,7 @@ class _Payloads:
             self.count += 1
             self.bytes += len(values)
             self.archive.archive_file.write_record(self.folder + self.written[key], values, len(values))
-            if self.made_anew or fake:
+            if made_anew or fake:
                 self.by_name[name, tensor.dtype] = (self.written[key], values)
         self.alive.append(storage)
         return self.written[key]

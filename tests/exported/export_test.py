@@ -101,6 +101,20 @@ class Archive(ExportCase):
             self.assertEqual([[isinstance(size, torch.SymInt) for size in shape] for shape in shapes],
                              [[True, False], [], [False]])
 
+    def test_has_the_values_of_conjugated_and_negated_buffers(self):
+        model = models.Conjugated()
+        self.assertTrue(model.table.is_conj() and model.sine.is_neg())
+        report = self.export(model)
+        state = torch.export.load(self.path).state_dict
+        self.assertTrue(torch.equal(state["table"], model.table))
+        self.assertTrue(torch.equal(state["sine"], model.sine))
+        self.assertEqual(report.weights, 4)
+        self.assertTrue(model.table.is_conj() and model.sine.is_neg())
+
+    def test_is_read_back_before_it_has_its_name(self):
+        with mock.patch.object(tessera_export, "_as_stored", lambda tensor: tensor):
+            self.refused("the archive does not hold 'table' of program 'model' as it is in the model", models.Conjugated())
+
     def test_has_the_outputs_that_were_asked_for(self):
         self.export(models.ReturnsNames(), outputs=["y"])
         self.assertEqual(list(torch.export.load(self.path).module()(X)), ["y"])
