@@ -95,7 +95,7 @@ def export(model, args=(), kwargs=None, dynamic_shapes=None, path=None, *,
     kwargs = _in_order_of_forward(model, kwargs)
     report = Report(str(path))
     _refuse_what_would_be_lost(model, report)
-    programs = {}
+    programs, packed = {}, _may_be_packed(model, args, kwargs)
     with _kept(model), _prepared(model, outputs, report):
         weightless = any(p.is_meta for p in model.parameters())
         for name in PROGRAMS:
@@ -104,7 +104,7 @@ def export(model, args=(), kwargs=None, dynamic_shapes=None, path=None, *,
             elif not model.training:
                 model.train()
             with _faked(model, args, kwargs, report) if weightless else contextlib.nullcontext((args, kwargs)) as given:
-                programs[name] = _trace(model, *given, dynamic_shapes, strict, name)
+                programs[name] = _trace(model, *given, dynamic_shapes, strict, packed, name)
             report.nodes[name] = sum(node.op == "call_function" for node in programs[name].graph.nodes)
             if check and not weightless:
                 report.difference[name] = _compare(model, programs[name], args, kwargs, name, report)
@@ -278,8 +278,25 @@ def _plain(value):
     return value
 
 
+def _may_be_packed(model, args, kwargs):
+    """Whether positions are among the inputs: they start again where the next sequence of a row begins."""
+    with contextlib.suppress(TypeError):  # the model fails by itself then
+        given = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
+        if given.get("position_ids", kwargs.get("position_ids")) is not None:
+            return True
+    return any(_counts_up(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+
+
+def _counts_up(tensor):
+    """Whether every row is 0, 1, 2 ..., perhaps from 0 again: positions under another name."""
+    if tensor.dtype not in (torch.int32, torch.int64) or tensor.is_meta or tensor.numel() == 0 or tensor.dim() == 0:
+        return False
+    goes_on = (tensor.diff(dim=-1) == 1) | (tensor[..., 1:] == 0)
+    return bool((tensor[..., 0] == 0).all() and goes_on.all() and tensor.any())
+
+
 @contextlib.contextmanager
-def _as_in_training(kwargs):
+def _as_in_training(packed):
     """Models of Hugging Face that are traced make their masks in full, because a cache could be
     there, and call experts by an operator that Python implements, because a compiler lacks the
     other one. When they are not traced, they leave the mask to the attention operator where
@@ -307,7 +324,7 @@ def _as_in_training(kwargs):
 
         replace(masking, "_ignore_causal_mask_sdpa", left_to_attention)
         replace(masking, "_ignore_bidirectional_mask_sdpa", left_to_attention)
-        if "position_ids" not in kwargs:  # then no sequences are packed
+        if not packed:
             replace(masking, "find_packed_sequence_indices", lambda original, signature: lambda *args, **kwargs: None)
         replace(experts, "is_torchdynamo_compiling", lambda original, signature: lambda: False)
         yield
@@ -382,10 +399,10 @@ ADVICE = (
 )
 
 
-def _trace(model, args, kwargs, dynamic_shapes, strict, name):
+def _trace(model, args, kwargs, dynamic_shapes, strict, packed, name):
     mode = "train()" if name == "model" else "eval()"
     try:
-        with _as_in_training(kwargs):
+        with _as_in_training(packed):
             program = torch.export.export(model, tuple(args), kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
         _refuse_what_cpp_lacks(program.graph_module, name)
         return program

@@ -36,6 +36,15 @@ def llama(**more):
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, architectures=["LlamaForCausalLM"], **more))
 
 
+class Wrapped(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens, places):
+        return self.model(tokens, position_ids=places)
+
+
 def nodes_of(program, word):
     return [node for node in program.graph.nodes if word in str(node.target)]
 
@@ -67,6 +76,22 @@ class HuggingFace(unittest.TestCase):
         export(llama(), (self.ids,), {"attention_mask": mask}, None, self.path)
         attention = nodes_of(torch.export.load(self.path), "scaled_dot_product_attention")
         self.assertTrue(all(node.args[3] is not None for node in attention))
+
+    def test_sequences_can_be_packed_where_positions_are_given(self):
+        model, whole = llama(initializer_range=0.5, use_cache=False), torch.arange(12).expand(2, 12)
+        packed = torch.tensor([[*range(7), *range(5)]] * 2)
+        expected = model(self.ids, position_ids=packed).logits
+        self.assertFalse(torch.allclose(expected[:, 7:], model(self.ids, position_ids=whole).logits[:, 7:], atol=1e-3))
+        for name, exported, args, kwargs in (
+                ("by keyword", model, (self.ids,), {"position_ids": whole}),
+                ("by position", model, (self.ids, None, whole), {}),
+                ("under another name", Wrapped(model), (self.ids, whole), {})):
+            with self.subTest(name):
+                export(exported, args, kwargs, None, self.path, outputs=["logits"])
+                given = [packed if value is whole else value for value in args]
+                given_by_name = {key: packed for key in kwargs}
+                result = torch.export.load(self.path).module()(*given, **given_by_name)["logits"]
+                self.assertLess((result - expected).abs().max(), 1e-5)
 
     def test_experts_are_as_before_afterwards(self):
         config = transformers.MixtralConfig(**SMALL, num_local_experts=4)
