@@ -28,6 +28,8 @@ import itertools
 import json
 import os
 import pathlib
+import pickle
+import random
 import re
 import shutil
 import sys
@@ -81,10 +83,12 @@ def export(model, args=(), kwargs=None, dynamic_shapes=None, path=None, *,
     inputs are used to trace and to compare, and are not stored. Keyword arguments are
     inputs of the program in the order of forward's parameters.
     outputs: names to keep of a model that returns a dictionary, such as ["logits"].
-    check=False leaves out the comparison with the model.
+    check=False leaves out the comparison with the model, and what only its run shows:
+    random numbers of Python and attributes that forward changes.
 
-    The model is as it was afterwards: modes, buffers, gradients, random numbers. If the
-    model is in train(), submodules that are in eval() stay so in the training program.
+    The model is as it was afterwards: modes, buffers, attributes, gradients, random
+    numbers. If the model is in train(), submodules that are in eval() stay so in the
+    training program.
     Raises ExportError; then nothing is written.
     """
     path = pathlib.Path(path or "model.pt2")
@@ -104,7 +108,8 @@ def export(model, args=(), kwargs=None, dynamic_shapes=None, path=None, *,
             elif not model.training:
                 model.train()
             with _faked(model, args, kwargs, report) if weightless else contextlib.nullcontext((args, kwargs)) as given:
-                programs[name] = _trace(model, *given, dynamic_shapes, strict, packed, name)
+                with _put_back(model):  # tracing leaves tensors without values
+                    programs[name] = _trace(model, *given, dynamic_shapes, strict, packed, name)
             report.nodes[name] = sum(node.op == "call_function" for node in programs[name].graph.nodes)
             if check and not weightless:
                 report.difference[name] = _compare(model, programs[name], args, kwargs, name, report)
@@ -178,26 +183,127 @@ def _in_order_of_forward(model, kwargs):
     return dict(sorted(kwargs.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
 
 
+class _Saved:
+    """A value of Python as it is now, with what lists and dictionaries hold. It tells later
+    whether the value is another, and puts back what was there."""
+
+    def __init__(self, value):
+        self.value = value
+        self.held = (
+            value.detach().clone() if isinstance(value, torch.Tensor)
+            else {key: _Saved(item) for key, item in value.items()} if isinstance(value, dict)
+            else [_Saved(item) for item in value] if isinstance(value, (list, tuple))
+            else set(value) if isinstance(value, set) else None)
+
+    def is_still(self, now):
+        if type(now) is not type(self.value):
+            return False
+        if isinstance(now, torch.Tensor):
+            return self._has_same_values(now)
+        if isinstance(now, dict):
+            return list(now) == list(self.held) and all(saved.is_still(now[key]) for key, saved in self.held.items())
+        if isinstance(now, (list, tuple)):
+            return len(now) == len(self.held) and all(saved.is_still(item) for saved, item in zip(self.held, now))
+        if isinstance(now, set):
+            return now == self.held
+        if isinstance(now, (bool, int, float, complex, str, bytes)):
+            return now == self.value or now != now
+        return now is self.value
+
+    def _has_same_values(self, now):
+        if (now.shape, now.dtype, now.device) != (self.held.shape, self.held.dtype, self.held.device):
+            return False
+        if isinstance(now, FakeTensor) or now.is_meta or now.layout != torch.strided or now.is_quantized:
+            return now is self.value
+        return torch.equal(now, self.held) or _difference(now, self.held) == 0
+
+    def put_back(self):
+        """Returns the value that was saved, which holds again what it held."""
+        if isinstance(self.value, torch.Tensor):
+            if self.value.shape != self.held.shape or self.value.dtype != self.held.dtype:
+                self.value.data = self.held
+            elif not self._has_same_values(self.value):
+                with torch.no_grad():
+                    self.value.copy_(self.held)
+        elif isinstance(self.value, dict):
+            held = {key: saved.put_back() for key, saved in self.held.items()}
+            if list(self.value) != list(held) or any(self.value[key] is not item for key, item in held.items()):
+                self.value.clear()
+                self.value.update(held)
+        elif isinstance(self.value, list):
+            self.value[:] = [saved.put_back() for saved in self.held]
+        elif isinstance(self.value, tuple):
+            for saved in self.held:
+                saved.put_back()
+        elif isinstance(self.value, set) and self.value != self.held:
+            self.value.clear()
+            self.value.update(self.held)
+        return self.value
+
+
+class _State:
+    """What modules have besides parameters and submodules: modes, buffers, hooks (forward may
+    add some when it is first called), and attributes of the model's own, such as counters,
+    tables, and losses that forward leaves for the loop."""
+
+    OF_TORCH = {*vars(torch.nn.Module()), "forward"}
+
+    def __init__(self, model):
+        self.saved = {module: {key: _Saved(value) for key, value in self._of(module).items()} for module in model.modules()}
+        self.paths = {module: path + "." if path else "" for path, module in model.named_modules()}
+
+    def _of(self, module):
+        return {key: value for key, value in vars(module).items() if key not in ("_parameters", "_modules")}
+
+    def moved(self):
+        """Paths of the model's own attributes that are another now, or new. A new bool tells a model that
+        it was called before."""
+        return [self.paths[module] + key for module, saved in self.saved.items() for key, now in self._of(module).items()
+                if key not in self.OF_TORCH
+                and not (saved[key].is_still(now) if key in saved else isinstance(now, bool))]
+
+    def put_back(self):
+        for module, saved in self.saved.items():
+            for key in self._of(module).keys() - saved.keys():
+                del vars(module)[key]
+            for key, value in saved.items():
+                vars(module)[key] = value.put_back()
+
+
+@contextlib.contextmanager
+def _put_back(model):
+    state = _State(model)
+    try:
+        yield state
+    finally:
+        state.put_back()
+
+
+def _random_numbers(model):
+    """States of the generators that a program cannot have, by what they are called."""
+    numpy = sys.modules.get("numpy")
+    states = {"random": random.getstate()}
+    kinds = (random.Random,)
+    if numpy is not None:
+        states["numpy.random"] = numpy.random.get_state()
+        kinds += (numpy.random.Generator, numpy.random.RandomState)
+    for path, module in model.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, kinds):
+                states[f"the attribute {path + '.' if path else ''}{key}"] = value
+    return {where: pickle.dumps(state) for where, state in states.items()}
+
+
 @contextlib.contextmanager
 def _kept(model):
-    """Restores modes, buffers and random numbers."""
-    modes = {module: module.training for module in model.modules()}
-    buffers = {buffer: buffer.detach().clone() for buffer in model.buffers()}
-    devices = sorted({t.device for t in itertools.chain(model.parameters(), buffers) if t.is_cuda}, key=str)
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            for module, training in modes.items():
-                module.training = training
-            _restore(buffers)
-
-
-def _restore(tensors):
-    with torch.no_grad():
-        for tensor, value in tensors.items():
-            if not tensor.is_meta:
-                tensor.copy_(value)
+    """Restores modes, buffers, attributes and random numbers."""
+    devices = sorted({t.device for t in itertools.chain(model.parameters(), model.buffers()) if t.is_cuda}, key=str)
+    numpy = sys.modules.get("numpy")
+    with torch.random.fork_rng(devices=devices), _put_back(model), contextlib.ExitStack() as undo:
+        undo.callback(random.setstate, random.getstate())
+        if numpy is not None:
+            undo.callback(numpy.random.set_state, numpy.random.get_state())
+        yield
 
 
 @contextlib.contextmanager
@@ -400,7 +506,7 @@ ADVICE = (
 
 
 def _trace(model, args, kwargs, dynamic_shapes, strict, packed, name):
-    mode = "train()" if name == "model" else "eval()"
+    mode = _mode(name)
     try:
         with _as_in_training(packed):
             program = torch.export.export(model, tuple(args), kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
@@ -547,36 +653,41 @@ def _compare(model, program, args, kwargs, name, report):
 
 
 def _outcome_of_model(model, args, kwargs, name, report):
-    """What the model gives, and an error where its forward changes what a program cannot."""
-    values = {p: p.detach().clone() for p in model.parameters()}
-    before = _python_state(model)
-    try:
-        expected = _outcome(model, model, args, kwargs, name)
-    except Exception as error:
-        raise ExportError(f"{type(model).__name__} exports, and fails by itself on the sample inputs: "
-                          f"{_shortened(str(error))}") from error
-    changed = [n for n, p in model.named_parameters() if _difference(values[p], p) != 0]
-    if changed:
-        _restore(values)
-        raise ExportError(
-            f"forward changes parameter {changed[0]!r} in place. In C++ the parameter may be sharded, and the change "
-            "would be lost. Make it a buffer, or change it in the training loop, after the optimizer.")
-    after = _python_state(model)
-    moved = [key for key in after if before.get(key) != after[key]]
-    if moved:
-        again = _outcome(model, model, args, kwargs, name)
-        for (path, key), value in before.items():
-            setattr(model.get_submodule(path), key, value)
-        where = ", ".join(f"{path + '.' if path else ''}{key}" for path, key in moved)
+    """What the model gives, and an error where its forward changes or draws what a program cannot."""
+    parameters = _Saved(dict(model.named_parameters()))
+    with _put_back(model) as state:
+        drawn = _random_numbers(model)
         try:
-            _require_equal(expected, again, name, ())
-        except ExportError:
+            expected = _outcome(model, model, args, kwargs, name)
+        except Exception as error:
+            raise ExportError(f"{type(model).__name__} exports, and fails by itself on the sample inputs: "
+                              f"{_shortened(str(error))}") from error
+        changed = [n for n, p in model.named_parameters() if not parameters.held[n].is_still(p)]
+        if changed:
+            parameters.put_back()
             raise ExportError(
-                f"forward changes the attribute {where}, and the next result depends on it. A program keeps the value that "
-                "it was exported with. Make it a buffer (register_buffer) and change that in place.") from None
-        _note(report, f"forward changes the attribute {where}: the program keeps the value of the export. A second call "
-                      "gave the same result")
+                f"forward changes parameter {changed[0]!r} in place. In C++ the parameter may be sharded, and the change "
+                "would be lost. Make it a buffer, or change it in the training loop, after the optimizer.")
+        drawn = [where for where, numbers in _random_numbers(model).items() if numbers != drawn.get(where)]
+        if drawn:
+            raise ExportError(
+                f"forward draws random numbers of {' and '.join(drawn)} in {_mode(name)}. A program has the one number, and the "
+                "branch, of the export. Draw with torch.rand and choose with torch.where, or switch off what draws.")
+        moved = state.moved()
+        if moved:
+            try:
+                _require_equal(expected, _outcome(model, model, args, kwargs, name), name, ())
+            except ExportError:
+                raise ExportError(
+                    f"forward changes the attribute {', '.join(moved)}, and the next result depends on it. A program keeps the "
+                    "value that it was exported with. Make it a buffer (register_buffer) and change that in place.") from None
+            _note(report, f"forward changes the attribute {', '.join(moved)}: the program does not, and a second call gave the "
+                          "same result. If the loop reads it after forward, as a loss, return it as an output")
     return expected
+
+
+def _mode(name):
+    return "train()" if name == "model" else "eval()"
 
 
 def _note(report, text):
@@ -591,19 +702,22 @@ def _require_equal(expected, actual, name, functions):
         other = actual.get(what)
         if (one is None) != (other is None) or (one is not None and (one.shape, one.dtype) != (other.shape, other.dtype)):
             raise ExportError(f"program {name!r} differs from the model: {what} is {_described(one)} in the model and "
-                              f"{_described(other)} in the program." + _suspects(functions))
+                              f"{_described(other)} in the program." + _suspects(what, functions))
         if one is None or torch.equal(one, other):
             continue
         difference = _difference(one, other)
         if not difference <= TOLERANCE.get(one.dtype, 0.0):
             raise ExportError(
                 f"program {name!r} differs from the model: {what} by {difference:.2e} of its largest element (allowed: "
-                f"{TOLERANCE.get(one.dtype, 0.0):.0e})." + _suspects(functions))
+                f"{TOLERANCE.get(one.dtype, 0.0):.0e})." + _suspects(what, functions))
         largest = max(largest, difference)
     return largest
 
 
-def _suspects(functions):
+def _suspects(what, functions):
+    if what.startswith("buffer"):
+        return (" Change buffers in place (self.n.add_(1)): where a submodule assigns one (self.n = self.n + 1), torch.export "
+                "does not see it.")
     if functions:
         return (f" The model uses torch.autograd.Function ({', '.join(sorted(functions))}): torch.export keeps its forward "
                 "and loses its backward. Write it with differentiable operators, or with x + (y - x).detach() where the "
@@ -632,7 +746,7 @@ def _difference(one, other):
 def _outcome(run, model, args, kwargs, name):
     """Outputs, gradients of parameters and buffers afterwards, by what they are called.
     The loss is a fixed random combination of all outputs. Buffers are put back."""
-    buffers = {b: b.detach().clone() for b in itertools.chain(model.buffers(), run.buffers())}
+    buffers = [_Saved(module._buffers) for module in itertools.chain(model.modules(), run.modules())]
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), (tuple(args), kwargs))
     torch.manual_seed(20)
     with torch.set_grad_enabled(name == "model"):
@@ -655,7 +769,8 @@ def _outcome(run, model, args, kwargs, name):
     for n, buffer in run.named_buffers(remove_duplicate=False):
         if n in dict(model.named_buffers(remove_duplicate=False)):
             outcome[f"buffer {n!r}"] = buffer.detach().clone()
-    _restore(buffers)
+    for saved in buffers:
+        saved.put_back()
     return outcome
 
 
@@ -672,7 +787,8 @@ def _at_other_sizes(model, exported, program, args, kwargs, name):
         if resized is None:
             return 0.0
         try:
-            expected = _outcome(model, model, *resized, name)
+            with _put_back(model):
+                expected = _outcome(model, model, *resized, name)
         except Exception as error:
             refused = _Refused(f"the model does not take another ({_shortened(str(error), 200)})")
             continue
@@ -715,12 +831,6 @@ def _resized(program, args, kwargs, change):
         return leaf
 
     return pytree.tree_unflatten([resize(*pair) for pair in zip(leaves, wanted)], tree)
-
-
-def _python_state(model):
-    """Numbers and strings that modules keep outside of tensors."""
-    return {(path, key): value for path, module in model.named_modules() for key, value in vars(module).items()
-            if isinstance(value, (bool, int, float, str)) and key != "training"}
 
 
 # ---- Writing ------------------------------------------------------------------------

@@ -111,6 +111,81 @@ class Counts(OneLayer):
         return self.layer(x) * (self.calls if self.matters else 1)
 
 
+class CountsInABuffer(OneLayer):
+    """Python makes a new tensor of each count and calls it the buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return self.layer(x) * self.calls
+
+
+class LeavesItsLoss(OneLayer):
+    """What a mixture of experts does with its auxiliary loss."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.losses, self.stats, self.loss = how, [], {}, None
+
+    def forward(self, x):
+        y = self.layer(x)
+        if self.how == "attribute":
+            self.loss = y.square().mean()
+        elif self.how == "list":
+            self.losses.append(y.square().mean())
+        elif self.how == "dictionary":
+            self.stats["loss"] = y.square().mean()
+        return y
+
+
+class KeepsATable(OneLayer):
+    """Made in the first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.arange(8.0)
+        return self.layer(x) * self.table
+
+
+class AddsAHookWhenFirstCalled(OneLayer):
+    """As models of Hugging Face do, to see what their layers give."""
+
+    def forward(self, x):
+        if not getattr(self, "has_hook", False):
+            self.layer.register_forward_hook(lambda module, inputs, output: 2 * output)
+            self.has_hook = True
+        return self.layer(x)
+
+
+class KeepsTheLast(OneLayer):
+    def __init__(self):
+        super().__init__()
+        self.last = torch.zeros(8)
+
+    def forward(self, x):
+        y = self.layer(x) + self.last
+        self.last = y.detach().mean(0)
+        return y
+
+
+class SometimesSkips(OneLayer):
+    """Stochastic depth, with a rate that a comparison never meets."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x):
+        return x if self.draw() < 0.0 else self.layer(x)
+
+
 class BranchesOnTraining(OneLayer):
     def forward(self, x):
         return self.layer(x) if self.training else self.layer(x).softmax(-1)

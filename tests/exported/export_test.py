@@ -6,6 +6,7 @@
 
 import json
 import pathlib
+import random
 import sys
 import tempfile
 import unittest
@@ -21,6 +22,7 @@ which_python.with_torch("exported_export_test")
 
 import export_models as models
 import junit
+import numpy
 import tessera_export
 import torch
 import torch.nn.modules.module as module_hooks
@@ -167,6 +169,43 @@ class Model(ExportCase):
         ran(X)
         self.assertTrue(torch.equal(ran.state_dict()["1.running_mean"], before["1.running_mean"]))
 
+    def test_has_its_own_buffer_after_forward_made_another(self):
+        model = models.CountsInABuffer()
+        calls = model.calls
+        for sizes in (None, ({0: Dim("batch", min=2, max=64)},)):
+            self.assertEqual(self.export(model, (X,), None, sizes).difference, {"model": 0, "eval": 0})
+            self.assertIs(model.calls, calls)
+            self.assertEqual(calls, 0)
+            train, evaluate = (self.read(f"data/weights/{name}_weights_config.json") for name in ("model", "eval"))
+            self.assertEqual(train, evaluate)
+
+    def test_has_its_attributes_as_they_were(self):
+        for how in ("attribute", "list", "dictionary"):
+            model = models.LeavesItsLoss(how)
+            losses, stats = model.losses, model.stats
+            losses.append(1)
+            stats["epoch"] = 2
+            self.export(model)
+            self.assertIs(model.losses, losses)
+            self.assertIs(model.stats, stats)
+            self.assertEqual((losses, stats, model.loss), ([1], {"epoch": 2}, None))
+        model = models.KeepsATable()
+        self.export(model, check=False)
+        self.assertIsNone(model.table)
+
+    def test_has_no_hooks_that_its_first_call_added(self):
+        model = models.AddsAHookWhenFirstCalled()
+        report = self.export(model)
+        self.assertEqual((report.difference, report.notes), ({"model": 0, "eval": 0}, []))
+        self.assertEqual((vars(model).keys() - vars(nn.Module()).keys(), len(model.layer._forward_hooks)), (set(), 0))
+
+    def test_leaves_the_random_numbers_of_python_as_they_were(self):
+        random.seed(1)
+        numpy.random.seed(1)
+        self.export(models.SometimesSkips(lambda: random.random() + numpy.random.rand()), check=False)
+        self.assertEqual(random.random(), random.Random(1).random())
+        self.assertEqual(numpy.random.rand(), numpy.random.RandomState(1).rand())
+
     def test_in_eval_is_exported_in_train_too(self):
         model = models.BranchesOnTraining().eval()
         report = self.export(model)
@@ -190,8 +229,28 @@ class Refuses(ExportCase):
         self.refused("forward changes the attribute calls, and the next result depends on it", model)
         self.assertEqual(model.calls, 0)
 
-    def test_numbers_from_python(self):
-        self.refused("output .* a random number from Python", models.DrawsFromPython())
+    def test_a_tensor_that_is_kept_for_the_next_call(self):
+        model = models.KeepsTheLast()
+        last = model.last
+        self.refused("forward changes the attribute last, and the next result depends on it", model)
+        self.assertIs(model.last, last)
+        self.assertEqual(last.tolist(), [0] * 8)
+
+    def test_a_buffer_that_a_submodule_assigns(self):
+        model = nn.Sequential(models.CountsInABuffer())
+        calls = model[0].calls
+        self.refused(r"differs from the model: buffer '0\.calls' .*Change buffers in place", model)
+        self.assertIs(model[0].calls, calls)
+
+    def test_random_numbers_of_python(self):
+        generator, of_numpy = random.Random(1), numpy.random.default_rng(1)
+        for where, draw in (("random", random.random), ("numpy.random", numpy.random.rand)):
+            self.refused(f"forward draws random numbers of {where} in train.*torch.rand", models.SometimesSkips(draw))
+        for where, own in (("generator", generator), ("generator", of_numpy)):
+            model = models.SometimesSkips(own.random)
+            model.generator = own
+            self.refused(f"forward draws random numbers of the attribute {where} in train", model)
+        self.refused("forward draws random numbers of random", models.DrawsFromPython())
 
     def test_a_branch_on_values(self):
         self.refused("(?s)BranchesOnValues in train.* does not export.*What to do: forward branches on the values",
@@ -271,6 +330,15 @@ class Notes(ExportCase):
 
     def test_a_counter_that_does_not_matter(self):
         self.assertRegex(self.notes(models.Counts(matters=False))[0], "the attribute calls: .* gave the same result")
+
+    def test_a_loss_that_is_left_in_an_attribute(self):
+        for how, attribute in (("attribute", "loss"), ("list", "losses"), ("dictionary", "stats")):
+            for model, path in ((models.LeavesItsLoss(how), ""), (nn.Sequential(models.LeavesItsLoss(how)), "0.")):
+                self.assertRegex("\n".join(self.notes(model)), f"the attribute {path}{attribute}: .*return it as an output")
+        self.assertEqual(self.notes(models.LeavesItsLoss("nowhere")), [])
+
+    def test_a_table_that_is_made_once(self):
+        self.assertRegex(self.notes(models.KeepsATable())[0], "the attribute table: .* gave the same result")
 
     def test_forward_hooks(self):
         model = nn.Linear(8, 8)
