@@ -8,8 +8,8 @@
 The archive has the layout of torch.export.save, with two programs over one set of
 weights: "model" is the model in train(), "eval" the model in eval(). So
 torch.export.load("model.pt2") still works, and C++ picks by train() and eval().
-Before the archive is written, outputs and every gradient of both programs are compared
-with the model's own.
+Before the archive is written, outputs, buffers and every gradient of both programs are
+compared with the model's own. The report says what was compared.
 
 From a shell, for causal language models of Hugging Face (a folder or a config.json):
 
@@ -61,6 +61,7 @@ class Report:
     weight_bytes: int = 0
     weights_elsewhere: bool = False  # the archive has their shapes only
     difference: dict = dataclasses.field(default_factory=dict)  # program -> largest, relative
+    compared: dict = dataclasses.field(default_factory=dict)  # program -> what was compared
     notes: list = dataclasses.field(default_factory=list)
 
     def __str__(self):
@@ -68,10 +69,9 @@ class Report:
             "whose values are not in the archive" if self.weights_elsewhere else f"{self.weight_bytes:,} bytes")]
         for program, nodes in self.nodes.items():
             seen = self.difference.get(program)
-            compared = "not compared" if seen is None else (
-                "outputs and gradients equal bit for bit" if seen == 0
-                else f"outputs and gradients within {seen:.1e} of the largest element")
-            lines.append(f"  program {program!r}: {nodes} nodes, {compared}")
+            how = "not compared" if seen is None else (
+                "equal bit for bit: " if seen == 0 else f"within {seen:.1e} of the largest element: ")
+            lines.append(f"  program {program!r}: {nodes} nodes, {how}" + ", ".join(self.compared.get(program, ())))
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
 
@@ -633,34 +633,77 @@ class _Witness(contextlib.ExitStack):
 
 
 def _compare(model, program, args, kwargs, name, report):
-    """Returns the largest relative difference between the model and its program: outputs,
-    gradients of all parameters, buffers afterwards; with the sample and at other sizes."""
+    """Compares the program with its model, with the sample and at other sizes: outputs, buffers
+    afterwards, gradients of parameters and inputs. Gradients that the model itself does not have
+    are left out, with a note. Returns the largest relative difference."""
     exported = program.module()
+    outcomes = {}
+    # Without gradients operators may go another way, and this is how models are evaluated.
+    largest = 0.0 if name == "model" else _compare_once(model, exported, program, args, kwargs, (), name, report, outcomes)
+    gradients = ("parameters", "inputs") if any(map(_can_have_gradient, pytree.tree_leaves((args, kwargs)))) else ("parameters",)
+    while gradients:
+        try:
+            largest = max(largest, _compare_once(model, exported, program, args, kwargs, gradients, name, report, outcomes))
+            break
+        except _ModelFails as failure:
+            if name == "model" and gradients == ("parameters",):
+                raise
+            _note(report, f"gradients of {gradients[-1]} were not compared in program {name!r}, because the model itself fails "
+                          f"with them ({_shortened(str(failure.__cause__), 200)})")
+            gradients = gradients[:-1]
+    report.compared[name] = [
+        text for text in ("outputs" if any(what.startswith("output ") for what in outcomes) else "",
+                          _counted(outcomes, "gradient of ", "parameter"), _counted(outcomes, "gradient with", "input"),
+                          "buffers" if any(what.startswith("buffer ") for what in outcomes) else "") if text]
+    return largest
+
+
+def _counted(outcomes, prefix, kind):
+    count = sum(what.startswith(prefix) and value is not None for what, value in outcomes.items())
+    return f"gradients of {count} {kind}{'s' * (count > 1)}" if count else ""
+
+
+def _can_have_gradient(leaf):
+    return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
+def _compare_once(model, exported, program, args, kwargs, gradients, name, report, outcomes):
+    """Returns the largest relative difference, and adds what the model gives to outcomes."""
     with _Witness() as witness:
-        expected = _outcome_of_model(model, args, kwargs, name, report)
+        expected = _outcome_of_model(model, args, kwargs, gradients, name, report)
     if witness.checkpoints and name == "model":
         _note(report, f"torch.utils.checkpoint ran {witness.checkpoints} times and is not part of the program: nothing "
                       "is recomputed unless C++ asks for it, by path")
-    largest = _require_equal(expected, _outcome(exported, model, args, kwargs, name), name, witness.functions)
-    for function in sorted(witness.functions) if name == "model" else ():
+    try:
+        actual = _outcome(exported, model, args, kwargs, gradients)
+    except Exception as error:
+        raise ExportError(f"program {name!r} fails on the sample inputs, and the model does not: "
+                          f"{_shortened(str(error))}") from error
+    largest = _require_equal(expected, actual, name, witness.functions)
+    outcomes.update(expected)
+    for function in sorted(witness.functions) if gradients else ():
         _note(report, f"{function} is a torch.autograd.Function: its backward is not part of the program; derivatives of "
                       "its forward gave the same gradients here")
     try:
-        return max(largest, _at_other_sizes(model, exported, program, args, kwargs, name))
+        return max(largest, _at_other_sizes(model, exported, program, args, kwargs, gradients, name))
     except _Refused as refused:
         _note(report, f"compared at the size of the sample only: {refused}")
         return largest
 
 
-def _outcome_of_model(model, args, kwargs, name, report):
+class _ModelFails(ExportError):
+    pass
+
+
+def _outcome_of_model(model, args, kwargs, gradients, name, report):
     """What the model gives, and an error where its forward changes or draws what a program cannot."""
     parameters = _Saved(dict(model.named_parameters()))
     with _put_back(model) as state:
         drawn = _random_numbers(model)
         try:
-            expected = _outcome(model, model, args, kwargs, name)
+            expected = _outcome(model, model, args, kwargs, gradients)
         except Exception as error:
-            raise ExportError(f"{type(model).__name__} exports, and fails by itself on the sample inputs: "
+            raise _ModelFails(f"{type(model).__name__} exports, and fails by itself on the sample inputs: "
                               f"{_shortened(str(error))}") from error
         changed = [n for n, p in model.named_parameters() if not parameters.held[n].is_still(p)]
         if changed:
@@ -676,7 +719,7 @@ def _outcome_of_model(model, args, kwargs, name, report):
         moved = state.moved()
         if moved:
             try:
-                _require_equal(expected, _outcome(model, model, args, kwargs, name), name, ())
+                _require_equal(expected, _outcome(model, model, args, kwargs, gradients), name, ())
             except ExportError:
                 raise ExportError(
                     f"forward changes the attribute {', '.join(moved)}, and the next result depends on it. A program keeps the "
@@ -743,34 +786,46 @@ def _difference(one, other):
     return float(torch.where(same, torch.zeros_like(one), (one - other).abs()).max()) / max(scale, 1e-12)
 
 
-def _outcome(run, model, args, kwargs, name):
-    """Outputs, gradients of parameters and buffers afterwards, by what they are called.
-    The loss is a fixed random combination of all outputs. Buffers are put back."""
-    buffers = [_Saved(module._buffers) for module in itertools.chain(model.modules(), run.modules())]
-    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.detach().clone(), (tuple(args), kwargs))
-    torch.manual_seed(20)
-    with torch.set_grad_enabled(name == "model"):
+def _outcome(run, model, args, kwargs, gradients):
+    """Outputs, the gradients that are asked for ("parameters", "inputs") and buffers afterwards,
+    by what they are called. The loss is a fixed random combination of all outputs. Buffers are
+    put back."""
+    inputs = {}
+
+    def given(path, leaf):
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        leaf = leaf.detach().clone()
+        if "inputs" in gradients and _can_have_gradient(leaf):
+            inputs[f"gradient with respect to input {pytree.keystr(path[1:])}"] = leaf.requires_grad_()
+        return leaf
+
+    with contextlib.ExitStack() as undo:
+        for module in itertools.chain(model.modules(), run.modules()):
+            undo.callback(_Saved(module._buffers).put_back)
+        undo.enter_context(torch.set_grad_enabled(bool(gradients)))
+        args, kwargs = pytree.tree_map_with_path(given, (tuple(args), kwargs))
+        torch.manual_seed(20)
         result = run(*args, **kwargs)
-    outcome, loss = {}, None
-    for path, leaf in pytree.tree_leaves_with_path(result):
-        if isinstance(leaf, torch.Tensor):
-            outcome["output " + (pytree.keystr(path) or "(the only one)")] = leaf
-            if leaf.requires_grad:
-                real = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
-                draw = torch.Generator().manual_seed(len(outcome))
-                weight = torch.randn(real.shape, generator=draw, dtype=torch.float64).to(real.device)
-                part = (real.double() * weight).sum()
-                loss = part if loss is None else loss + part
-    if loss is not None:
-        named = dict(run.named_parameters(remove_duplicate=False))
-        names = [n for n, p in model.named_parameters() if p.requires_grad and n in named]
-        gradients = torch.autograd.grad(loss, [named[n] for n in names], allow_unused=True)
-        outcome.update({f"gradient of {n!r}": g for n, g in zip(names, gradients)})
-    for n, buffer in run.named_buffers(remove_duplicate=False):
-        if n in dict(model.named_buffers(remove_duplicate=False)):
-            outcome[f"buffer {n!r}"] = buffer.detach().clone()
-    for saved in buffers:
-        saved.put_back()
+        outcome, loss = {}, None
+        for path, leaf in pytree.tree_leaves_with_path(result):
+            if isinstance(leaf, torch.Tensor):
+                outcome["output " + (pytree.keystr(path) or "(the only one)")] = leaf
+                if leaf.requires_grad:
+                    real = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
+                    draw = torch.Generator().manual_seed(len(outcome))
+                    weight = torch.randn(real.shape, generator=draw, dtype=torch.float64).to(real.device)
+                    part = (real.double() * weight).sum()
+                    loss = part if loss is None else loss + part
+        if gradients:
+            named = dict(run.named_parameters(remove_duplicate=False))
+            names = [n for n, p in model.named_parameters() if p.requires_grad and n in named]
+            wanted = {f"gradient of {n!r}": named[n] for n in names} | inputs
+            found = [None] * len(wanted) if loss is None else torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+            outcome.update(zip(wanted, found))
+        for n, buffer in run.named_buffers(remove_duplicate=False):
+            if n in dict(model.named_buffers(remove_duplicate=False)):
+                outcome[f"buffer {n!r}"] = buffer.detach().clone()
     return outcome
 
 
@@ -778,7 +833,7 @@ class _Refused(Exception):
     pass
 
 
-def _at_other_sizes(model, exported, program, args, kwargs, name):
+def _at_other_sizes(model, exported, program, args, kwargs, gradients, name):
     """The same comparison at sizes that the sample does not have: a size that was baked in
     by mistake shows. 0 if nothing is dynamic."""
     refused = None
@@ -788,12 +843,12 @@ def _at_other_sizes(model, exported, program, args, kwargs, name):
             return 0.0
         try:
             with _put_back(model):
-                expected = _outcome(model, model, *resized, name)
+                expected = _outcome(model, model, *resized, gradients)
         except Exception as error:
             refused = _Refused(f"the model does not take another ({_shortened(str(error), 200)})")
             continue
         try:
-            actual = _outcome(exported, model, *resized, name)
+            actual = _outcome(exported, model, *resized, gradients)
         except Exception as error:
             refused = _Refused(f"the program refuses another that the model takes ({_shortened(str(error), 200)})")
             continue

@@ -36,6 +36,18 @@ class Marked(torch.Tensor):
     """A subclass, as those of quantization libraries are."""
 
 
+class Reversed(torch.autograd.Function):
+    """Gradient reversal: the backward is the point of it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
 class OneLayer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -50,6 +62,63 @@ class UsesStraight(OneLayer):
 class UsesDoubled(OneLayer):
     def forward(self, x):
         return Doubled.apply(self.layer(x))
+
+
+class ReversesItsInput(OneLayer):
+    def forward(self, x):
+        return self.layer(Reversed.apply(x))
+
+
+class ReversesInEval(OneLayer):
+    def forward(self, x):
+        y = self.layer(x)
+        return y if self.training else Reversed.apply(y)
+
+
+class WeighsClasses(OneLayer):
+    """Cross entropy has no derivative with respect to its weights."""
+
+    def forward(self, x, weights):
+        return nn.functional.cross_entropy(self.layer(x), torch.arange(4), weights)
+
+
+class Unfinished(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise NotImplementedError("not meant to be trained")
+
+
+class UnfinishedInEval(OneLayer):
+    def forward(self, x):
+        y = self.layer(x)
+        return y if self.training else Unfinished.apply(y)
+
+
+class Stops(torch.autograd.Function):
+    """No gradient passes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_non_differentiable(y := x.clone())
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+class StopsTheGradient(OneLayer):
+    def forward(self, x):
+        return Stops.apply(self.layer(x))
+
+
+class WritesIntoItsInput(OneLayer):
+    def forward(self, x):
+        return self.layer(x.add_(1))
 
 
 @torch.library.custom_op("tessera_test::doubled", mutates_args=())

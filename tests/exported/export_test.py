@@ -218,6 +218,14 @@ class Refuses(ExportCase):
         self.refused(r"gradient of 'layer\.weight' by .*\(export_models\.Straight\).*loses its backward",
                      models.UsesStraight())
 
+    def test_an_autograd_function_on_an_input(self):
+        self.refused(r"program 'model' differs from the model: gradient with respect to input \[0\] by .*Reversed\)",
+                     models.ReversesItsInput())
+
+    def test_an_autograd_function_in_eval(self):
+        self.refused(r"program 'eval' differs from the model: gradient of 'layer\.weight' by .*Reversed\)",
+                     models.ReversesInEval())
+
     def test_a_parameter_that_forward_changes(self):
         model = models.ChangesItsWeight()
         before = model.layer.weight.detach().clone()
@@ -352,6 +360,33 @@ class Notes(ExportCase):
 
 
 class Comparison(ExportCase):
+    def test_says_what_was_compared(self):
+        report = self.export(models.Tied(), (torch.zeros(3, 5, dtype=torch.int64),))
+        every = ["outputs", "gradients of 5 parameters", "buffers"]
+        self.assertEqual(report.compared, {"model": every, "eval": every})
+        self.assertIn("nodes, equal bit for bit: outputs, gradients of 5 parameters, buffers\n", str(report))
+        report = self.export(nn.Linear(8, 8))
+        self.assertEqual(report.compared["eval"], ["outputs", "gradients of 2 parameters", "gradients of 1 input"])
+        report = self.export(nn.Linear(8, 8), check=False)
+        self.assertRegex(str(report), "'eval': 1 nodes, not compared$")
+
+    def test_leaves_out_gradients_that_the_model_does_not_have(self):
+        report = self.export(models.UnfinishedInEval())
+        self.assertEqual(report.compared["eval"], ["outputs"])
+        self.assertEqual(report.notes, [f"gradients of {what} were not compared in program 'eval', because the model itself "
+                                        "fails with them (not meant to be trained)" for what in ("inputs", "parameters")])
+        report = self.export(models.WeighsClasses(), (X, torch.rand(8)))
+        self.assertEqual(report.compared["model"], ["outputs", "gradients of 2 parameters"])
+        self.assertRegex(report.notes[0], "gradients of inputs were not compared in program 'model', .*not differentiable")
+
+    def test_takes_models_that_write_into_their_input(self):
+        report = self.export(models.WritesIntoItsInput())
+        self.assertEqual(report.compared["model"], ["outputs", "gradients of 2 parameters"])
+        self.assertRegex(report.notes[0], "gradients of inputs were not compared .*in-place operation")
+
+    def test_sees_a_gradient_that_only_the_program_has(self):
+        self.refused("gradient of 'layer.weight' is absent in the model and torch.float32", models.StopsTheGradient())
+
     def test_allows_rounding_of_complex_numbers(self):
         for dtype, rounding, wrong in ((torch.complex64, 1e-7, 1e-2), (torch.complex128, 1e-15, 1e-6)):
             one = torch.randn(8, dtype=dtype).conj()
