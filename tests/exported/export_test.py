@@ -7,6 +7,7 @@
 import json
 import pathlib
 import random
+import re
 import sys
 import tempfile
 import unittest
@@ -304,6 +305,16 @@ class Refuses(ExportCase):
     def test_graphs_that_are_not_run_in_cpp(self):
         self.refused(r"program 'model' has torch\.ops\.higher_order\.flex_attention .*line \d+.*(?s:.*)'sdpa'",
                      models.UsesFlexAttention(), (torch.randn(1, 2, 16, 8),))
+
+    def test_what_cpp_refuses_and_nothing_else(self):
+        sources = HERE.parents[1] / "src" / "exported"
+        graphs = re.findall(r'name == "(\w+)"', (sources / "graph_compiler.cpp").read_text())
+        self.assertEqual(set(graphs), tessera_export.GRAPHS)
+        table = (sources / "python_names.cpp").read_text().split("find_node_function")[1].split("};")[0]
+        functions = {(module, name) for module, name in re.findall(r'{"(_operator|math|builtins|torch)\.(\w+)",', table)}
+        known = {(module, name) for module, names in tessera_export.FUNCTIONS.items() for name in names.split()}
+        self.assertEqual(known - functions, {("_operator", "getitem")})  # part of a node's results in the file
+        self.assertEqual(functions - known, set())
 
     def test_an_operator_of_python(self):
         self.refused("the operator tessera_test::doubled, which Python implements", models.UsesAnOperatorOfPython())
