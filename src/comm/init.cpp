@@ -100,7 +100,8 @@ Group make_world(
     const std::shared_ptr<comm::WorldInfo>& info,
     int num_inits) {
   StorePtr store;
-  if (environment.world_size > 1 && info->backend != "fake") {
+  if (environment.world_size > 1 &&
+      info->backend != comm::BackendChoice::Fake) {
     const comm::OpenedStore opened =
         comm::open_store(kept, environment, info->timeout);
     store = c10::make_intrusive<c10d::PrefixStore>(
@@ -120,7 +121,7 @@ Group make_world(
          .torch_version = kTorchVersion,
          .settings = fmt::format(
              "backend={},TESSERA_CHECK={}",
-             info->backend,
+             comm::name_of(info->backend),
              info->compare_calls ? 1 : 0)},
         info->timeout);
     info->host_of = comm::number_hosts(members);

@@ -25,11 +25,11 @@ bool each_rank_has_a_device(const std::vector<Member>& members) {
 } // namespace
 
 bool decide_on_nccl(
-    const std::string& backend,
+    BackendChoice backend,
     const Environment& environment,
     const std::vector<Member>& members) {
   const bool possible = nccl_is_built() && each_rank_has_a_device(members);
-  if (backend == "nccl" && !possible) {
+  if (backend == BackendChoice::Nccl && !possible) {
     raise<c10::ValueError>(
         {.call = "init",
          .rank = environment.rank,
@@ -38,7 +38,8 @@ bool decide_on_nccl(
             ? "the backend \"nccl\" was asked for, but there are fewer CUDA devices than ranks on some host, and NCCL refuses to share one. Start fewer ranks, or use \"auto\"."
             : "the backend \"nccl\" was asked for, but this Tessera was built without it. Build against a LibTorch with CUDA where nccl.h can be found.");
   }
-  return possible && (backend == "auto" || backend == "nccl");
+  return possible &&
+      (backend == BackendChoice::Auto || backend == BackendChoice::Nccl);
 }
 
 std::vector<int> number_hosts(const std::vector<Member>& members) {
@@ -51,10 +52,8 @@ std::vector<int> number_hosts(const std::vector<Member>& members) {
   return host_of;
 }
 
-void warn_if_apart(
-    const std::string& backend,
-    const std::vector<Member>& members) {
-  if (backend != "auto" && backend != "nccl") {
+void warn_if_apart(BackendChoice backend, const std::vector<Member>& members) {
+  if (backend != BackendChoice::Auto && backend != BackendChoice::Nccl) {
     return;
   }
   for (size_t rank = 1; rank < members.size(); ++rank) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/backend_choice.h"
 #include "comm/environment.h"
 #include "comm/rendezvous.h"
 
@@ -14,13 +15,11 @@ std::vector<int> number_hosts(const std::vector<Member>& members);
 
 /// Throws c10::ValueError if "nccl" is asked for and is not possible.
 bool decide_on_nccl(
-    const std::string& backend,
+    BackendChoice backend,
     const Environment& environment,
     const std::vector<Member>& members);
 
 /// Warns of ranks that are on one host for their user and cannot share memory.
-void warn_if_apart(
-    const std::string& backend,
-    const std::vector<Member>& members);
+void warn_if_apart(BackendChoice backend, const std::vector<Member>& members);
 
 } // namespace tessera::comm

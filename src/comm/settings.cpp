@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -55,12 +54,9 @@ bool compare_calls_setting() {
 }
 
 /// The backend of the options; "auto" leaves it to TESSERA_BACKEND.
-std::string backend_from(const InitOptions& options) {
-  constexpr std::array kNames{"auto", "shm", "gloo", "nccl", "fake"};
-  const auto has = [](const auto& names, const std::string& name) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
-  if (!has(kNames, options.backend())) {
+BackendChoice backend_from(const InitOptions& options) {
+  const auto chosen = find_backend(options.backend());
+  if (!chosen) {
     raise<c10::ValueError>(
         {.call = "init"},
         fmt::format(
@@ -68,19 +64,19 @@ std::string backend_from(const InitOptions& options) {
             options.backend()));
   }
   const char* text = std::getenv("TESSERA_BACKEND");
-  if (options.backend() != "auto" || text == nullptr || *text == '\0') {
-    return options.backend();
+  if (*chosen != BackendChoice::Auto || text == nullptr || *text == '\0') {
+    return *chosen;
   }
   // Not "fake": a variable must not turn training into pretence.
-  constexpr std::array kOfVariable{"auto", "shm", "gloo", "nccl"};
-  if (!has(kOfVariable, text)) {
+  const auto of_variable = find_backend(text);
+  if (!of_variable || *of_variable == BackendChoice::Fake) {
     raise<c10::ValueError>(
         {.call = "init"},
         fmt::format(
             "TESSERA_BACKEND=\"{}\" is not one of auto, shm, gloo and nccl. Correct or unset it.",
             text));
   }
-  return text;
+  return *of_variable;
 }
 
 } // namespace
@@ -120,9 +116,7 @@ Environment settle_environment(const InitOptions& options) {
 }
 
 /// Nothing pretends to be slow but what pretends anyway.
-WireSpeed fake_wire_from(
-    const InitOptions& options,
-    const std::string& backend) {
+WireSpeed fake_wire_from(const InitOptions& options, BackendChoice backend) {
   WireSpeed speed;
   const double bandwidth = options.fake_bandwidth();
   const double latency = options.fake_latency();
@@ -132,12 +126,12 @@ WireSpeed fake_wire_from(
         {.call = "init"},
         "fake_bandwidth and fake_latency: expected bytes per second and seconds, 0 or more.");
   }
-  if ((bandwidth > 0 || latency > 0) && backend != "fake") {
+  if ((bandwidth > 0 || latency > 0) && backend != BackendChoice::Fake) {
     raise<c10::ValueError>(
         {.call = "init"},
         fmt::format(
             "fake_bandwidth and fake_latency belong to the backend \"fake\"; this is \"{}\".",
-            backend));
+            name_of(backend)));
   }
   if (bandwidth > 0) {
     speed.bytes_per_second = bandwidth;

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <typeinfo>
 #include <utility>
 
@@ -16,6 +17,15 @@
 #include "optim/state_values.h"
 
 namespace tessera::optim {
+namespace {
+
+bool is_one_of(const StateKey& name, std::span<const char* const> names) {
+  return std::any_of(names.begin(), names.end(), [&](const char* known) {
+    return name == StateKey(known);
+  });
+}
+
+} // namespace
 
 std::string OwnAccess::name() const {
   return optimizer_.name();
@@ -145,11 +155,7 @@ void OwnAccess::refuse_others_option(
     const ErrorSite& site) const {
   static constexpr std::array kNames{
       "adjust_lr_fn", "dampening", "ns_coefficients", "ns_steps"};
-  const bool is_others =
-      std::any_of(kNames.begin(), kNames.end(), [&](const char* known) {
-        return name == StateKey(known);
-      });
-  if (is_others) {
+  if (is_one_of(name, kNames)) {
     raise<c10::ValueError>(
         site,
         fmt::format(
@@ -173,11 +179,7 @@ void OwnAccess::refuse_others_state(const StateKey& name, const ErrorSite& site)
       "momentum_buffer",
       "square_avg",
       "sum"};
-  const bool is_others =
-      std::any_of(kNames.begin(), kNames.end(), [&](const char* known) {
-        return name == StateKey(known);
-      });
-  if (is_others) {
+  if (is_one_of(name, kNames)) {
     raise<c10::ValueError>(
         site,
         fmt::format(

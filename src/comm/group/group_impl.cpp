@@ -99,7 +99,7 @@ GroupImpl::GroupImpl(
   process_group_->setBackend(
       c10::DeviceType::CPU, cpu_->can.c10d_type, cpu_->backend());
   process_group_->setDefaultBackend(cpu_->can.c10d_type);
-  if (world_->backend == "fake") {
+  if (world_->backend == BackendChoice::Fake) {
     cuda_ =
         make_fake_backend(config, c10::kCUDA); // asks no GPU before it is used
   } else if (world_->use_nccl) {
@@ -140,21 +140,21 @@ void GroupImpl::leave_to_owner() {
 }
 
 CarrierPtr GroupImpl::make_cpu_carrier(const BackendConfig& config) const {
-  const std::string& wanted = world_->backend;
-  if (wanted == "fake") {
+  const BackendChoice wanted = world_->backend;
+  if (wanted == BackendChoice::Fake) {
     return make_fake_backend(config, c10::kCPU);
   }
   const bool can_share = on_one_host(*world_, global_ranks_);
-  if (wanted == "shm" && !can_share) {
+  if (wanted == BackendChoice::Shm && !can_share) {
     raise_error<c10::ValueError>(
         "init",
         "the backend \"shm\" was asked for, but the ranks of this group are on several hosts, or on one in different containers, namespaces or accounts. Use \"auto\", which takes Gloo there.");
   }
-  if (wanted != "gloo" && can_share) {
+  if (wanted != BackendChoice::Gloo && can_share) {
     try {
       return make_shm_backend(config);
     } catch (const CannotShareMemory& error) { // on all ranks
-      if (wanted == "shm") {
+      if (wanted == BackendChoice::Shm) {
         throw;
       }
       if (rank_ == 0) {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/backend_choice.h"
 #include "comm/backends/backends.h"
 #include "comm/diagnostics/call.h"
 
@@ -26,7 +27,7 @@ struct WorldInfo {
   int local_rank = 0;
   std::vector<int> host_of; // by global rank: a number for each host
   std::string address; // this host's, numeric, as the peers reach it
-  std::string backend; // InitOptions::backend
+  BackendChoice backend = BackendChoice::Auto; // by InitOptions
   WireSpeed fake_wire; // by InitOptions
   bool use_nccl = false;
   bool compare_calls = false; // TESSERA_CHECK=1
