@@ -10,6 +10,40 @@
 #include "engine/owners.h"
 
 namespace tessera::engine {
+namespace {
+
+/// Where the gradient of a parameter goes, padding left out: one range, or a
+/// column of (ranks, chunk) where chunks travel.
+at::Tensor slot(const Layout& layout, const at::Tensor& buffer, size_t index) {
+  return layout.travel() != Layout::Travel::Chunks
+      ? buffer.narrow(0, layout.full_offset(index), layout.numel(index))
+      : buffer.view({layout.num_ranks(), -1})
+            .narrow(1, layout.chunk_offset(index), layout.chunk_numel(index));
+}
+
+/// From whole gradients to what this rank has of each, in the layout of the
+/// shard.
+void keep_own_part(
+    const Layout& layout,
+    int rank,
+    const at::Tensor& whole,
+    const at::Tensor& part) {
+  std::vector<at::Tensor> to;
+  std::vector<at::Tensor> from;
+  for (size_t index = 0; index < layout.num_params(); ++index) {
+    const Run run = layout.run(index, rank);
+    if (run.numel > 0) {
+      to.push_back(part.narrow(0, run.shard_begin, run.numel));
+      from.push_back(whole.narrow(
+          0, layout.full_offset(index) + run.param_begin, run.numel));
+    }
+  }
+  if (!to.empty()) {
+    at::_foreach_copy_(to, from);
+  }
+}
+
+} // namespace
 
 BundleGradients::BundleGradients(
     const Layout& layout,
@@ -25,35 +59,6 @@ BundleGradients::BundleGradients(
       options_(options),
       pool_(pool),
       used_(layout_.num_params(), false) {}
-
-/// Where the gradient of a parameter goes, padding left out: one range, or a
-/// column of (ranks, chunk) where chunks travel.
-at::Tensor BundleGradients::slot(const at::Tensor& buffer, size_t index) const {
-  return layout_.travel() != Layout::Travel::Chunks
-      ? buffer.narrow(0, layout_.full_offset(index), layout_.numel(index))
-      : buffer.view({layout_.num_ranks(), -1})
-            .narrow(1, layout_.chunk_offset(index), layout_.chunk_numel(index));
-}
-
-/// From whole gradients to what this rank has of each, in the layout of the
-/// shard.
-void BundleGradients::keep_own_part(
-    const at::Tensor& whole,
-    const at::Tensor& part) const {
-  std::vector<at::Tensor> to;
-  std::vector<at::Tensor> from;
-  for (size_t index = 0; index < layout_.num_params(); ++index) {
-    const Run run = layout_.run(index, groups_.shard.rank());
-    if (run.numel > 0) {
-      to.push_back(part.narrow(0, run.shard_begin, run.numel));
-      from.push_back(whole.narrow(
-          0, layout_.full_offset(index) + run.param_begin, run.numel));
-    }
-  }
-  if (!to.empty()) {
-    at::_foreach_copy_(to, from);
-  }
-}
 
 at::ScalarType BundleGradients::reduce_dtype() const {
   return shard_.is_floating_point()
@@ -81,7 +86,7 @@ void BundleGradients::add(
     }
   };
   for (size_t index = 0; index < layout_.num_params(); ++index) {
-    const at::Tensor target = slot(buffer, index);
+    const at::Tensor target = slot(layout_, buffer, index);
     if (!trainable[index] || !gradients[index].defined()) {
       target.zero_();
       continue;
@@ -165,7 +170,7 @@ bool BundleGradients::go_on_to_copies(std::string_view label) {
   }
   std::exchange(reduction_, Work()).wait();
   if (layout_.travel() == Layout::Travel::Whole) {
-    keep_own_part(gradients_, reduced_);
+    keep_own_part(layout_, groups_.shard.rank(), gradients_, reduced_);
   }
   pool_.give(std::exchange(gradients_, at::Tensor()));
   return start_over_copies(label);

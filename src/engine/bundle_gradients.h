@@ -67,8 +67,6 @@ class BundleGradients {
   size_t bytes_now() const;
 
  private:
-  at::Tensor slot(const at::Tensor& buffer, size_t index) const;
-  void keep_own_part(const at::Tensor& whole, const at::Tensor& part) const;
   bool start_over_copies(std::string_view label);
 
   // Constant after construction.
