@@ -137,6 +137,7 @@ POLICIES = (
     "src/engine/gather_order.",
     "src/engine/idle_buffers.",
     "src/engine/layout.",
+    "src/engine/reduction_order.",
     "src/optim/matrix_plan.",
     "src/zero/owner_assignment.",
 )

@@ -46,6 +46,7 @@ struct Settings {
   plan::Request request;
   std::string activations; // bytes, as text
   std::string memory; // bytes, as text
+  std::string overlap; // bytes, as text
   std::string bandwidth; // bytes per second, as text
   bool json = false;
 };
@@ -66,6 +67,11 @@ int print_plan(Settings settings) {
   }
   if (!settings.memory.empty()) {
     settings.request.memory_bytes = parse_size("--memory", settings.memory);
+  }
+  if (!settings.overlap.empty()) {
+    settings.request.overlap_bytes = settings.overlap == "0"
+        ? 0 // not a size elsewhere
+        : parse_size("--overlap-bytes", settings.overlap);
   }
   if (!settings.bandwidth.empty()) {
     settings.request.bandwidth = parse_size("--bandwidth", settings.bandwidth);
@@ -260,6 +266,12 @@ Action add_plan(CLI::App& app) {
   command
       ->add_option(
           "--memory", settings->memory, "Memory of a rank's device: 80GB, ...")
+      ->type_name("BYTES");
+  command
+      ->add_option(
+          "--overlap-bytes",
+          settings->overlap,
+          "For gathers ahead, and as much for reductions; default: by device")
       ->type_name("BYTES");
   command
       ->add_option(

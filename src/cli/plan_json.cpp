@@ -14,6 +14,11 @@ using plan::Plan;
 using plan::Traffic;
 using plan::UnitLine;
 
+template <class T>
+ordered_json or_null(const std::optional<T>& value) {
+  return value ? ordered_json(*value) : ordered_json(nullptr);
+}
+
 ordered_json json_of(const Memory& memory) {
   ordered_json json;
   for (const plan::Kind kind : plan::all_kinds()) {
@@ -54,16 +59,12 @@ ordered_json json_of(
       {"param_dtype", name(setup.param_dtype)},
       {"reduce_dtype", name(setup.reduce_dtype)},
       {"keep_cast_shards", setup.keep_cast_shards},
+      {"overlap_bytes", or_null(setup.overlap_bytes)},
       {"optimizer", name_of(setup.optimizer)},
       {"accumulate", setup.accumulate},
       {"syncs_always", setup.syncs_always},
       {"offload", setup.offload},
       {"device", setup.device == plan::Device::Cpu ? "cpu" : "cuda"}};
-}
-
-template <class T>
-ordered_json or_null(const std::optional<T>& value) {
-  return value ? ordered_json(*value) : ordered_json(nullptr);
 }
 
 } // namespace

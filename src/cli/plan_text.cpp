@@ -54,11 +54,11 @@ const char* explain(Kind kind, const plan::TrainingSetup& setup) {
       return is_sharded ? "this rank's part of the parameters"
                         : "all parameters";
     case Kind::Full:
-      return is_sharded ? "the root, the unit in use, the unit gathered ahead"
+      return is_sharded ? "the root, the unit in use, units gathered ahead"
                         : "nothing is gathered";
     case Kind::Gradients:
       return is_sharded
-          ? "full gradients of a unit, one reduction in flight, shards"
+          ? "full gradients of a unit, reductions in flight, shards"
           : "all gradients";
     case Kind::Optimizer:
       return "state of what this rank steps";

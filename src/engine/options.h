@@ -5,6 +5,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <cstdint>
 #include <optional>
 
 #include "engine/layout.h"
@@ -37,6 +38,8 @@ struct UnitOptions {
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
   /// Keep shards in param_dtype too, see [Note: cast shards].
   bool keep_cast_shards = false;
+  /// See default_overlap_bytes() in gather_order.h.
+  std::optional<int64_t> overlap_bytes = std::nullopt;
   /// Shards and their gradients lie in host memory.
   bool offload = false;
   /// One leaf, the whole flat shard, instead of one leaf per parameter.

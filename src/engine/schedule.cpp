@@ -33,11 +33,6 @@ void check_touch(const Unit& unit) {
   }
 }
 
-/// Else there is nothing to wait for, only memory to hold.
-bool is_worth_gathering_ahead(const Unit& unit) {
-  return unit.groups().shard.size() > 1 || unit.options().offload;
-}
-
 } // namespace
 
 Schedule::Schedule(const Group& group)
@@ -65,7 +60,7 @@ std::shared_ptr<Unit> Schedule::add_unit(
     const Groups& groups,
     const UnitOptions& options) {
   const std::scoped_lock lock(mutex_);
-  order_.end_iteration();
+  gathers_.order().end_iteration();
   check_.forget_events();
   const auto schedule = shared_from_this();
   const std::shared_ptr<Unit> unit(
@@ -79,18 +74,8 @@ std::shared_ptr<Unit> Schedule::add_unit(
 void Schedule::forget(Unit* gone) {
   const std::scoped_lock lock(mutex_);
   units_.erase(gone->number());
-  order_.forget(gone->number());
-  for (Unit** reduced : {&reductions_.in_flight, &reductions_.over_copies}) {
-    if (*reduced == gone) {
-      *reduced = nullptr;
-    }
-  }
-  std::erase_if(reductions_.finished, [gone](const auto& finished) {
-    return finished.unit == gone;
-  });
-  if (last_touched_ == gone) {
-    last_touched_ = nullptr;
-  }
+  gathers_.forget(*gone);
+  reductions_.forget(*gone);
   delete gone; // gives its buffers back
 }
 
@@ -105,7 +90,8 @@ void Schedule::touch(std::span<Unit* const> units) {
   if (!in_backward()) {
     backwards_.note_outside();
   }
-  const bool only_last = units.size() == 1 && units.front() == last_touched_ &&
+  const bool only_last = units.size() == 1 &&
+      gathers_.was_last(*units.front()) &&
       units.front()->state() == UnitState::Full && !units.front()->is_stale();
   if (only_last && (!in_backward() || !backwards_.empty())) {
     return;
@@ -121,14 +107,15 @@ void Schedule::touch(std::span<Unit* const> units) {
     begin_use(*unit, units_);
   }
   seed_per_rank();
-  make_room(units);
+  gathers_.make_room(units);
   for (Unit* unit : units) {
-    ensure_full(*unit);
+    gathers_.ensure_full(*unit);
   }
   if (begins_backward) {
-    gather_ahead();
+    gathers_.gather_ahead(*units.back());
   }
-  last_touched_ = units.back();
+  gathers_.note_last(*units.back());
+  compare_if_due();
 }
 
 void Schedule::gather(Unit& unit) {
@@ -137,113 +124,32 @@ void Schedule::gather(Unit& unit) {
   at::NoGradGuard no_grad;
   unit.params().check_faces("unshard"); // also where it is Full already
   begin_use(unit, units_);
-  ensure_full(unit);
+  gathers_.ensure_full(unit);
   unit.pin();
+  compare_if_due();
 }
 
-void Schedule::make_room(std::span<Unit* const> units) {
-  const auto describe = [&](int number) {
-    const Unit& held = *units_.at(number);
-    const auto is_above = [&](const Unit* touched) {
-      return held.contains(*touched);
-    };
-    return GatherOrder::HeldUnit{
-        .is_touched = std::ranges::find(units, &held) != units.end(),
-        .is_above = held.is_root() || std::ranges::any_of(units, is_above),
-        .is_gathering = held.state() == UnitState::Gathering,
-        .is_kept = held.is_pinned() || !held.options().reshard_after_forward};
-  };
-  for (const int number : order_.to_free(in_backward(), describe)) {
-    reshard(*units_.at(number));
-  }
-}
-
-void Schedule::ensure_full(Unit& unit) {
-  if (!in_backward() && unit.state() != UnitState::Sharded) {
-    unit.params().follow_requires_grad(); // a gather does so by itself
-  }
-  if (unit.state() == UnitState::Full && !unit.is_stale()) {
-    if (order_.record_stayed(unit.number())) {
-      gather_ahead();
-    }
-    return;
-  }
-  if (unit.is_stale()) {
-    reshard(unit);
-  }
-  if (unit.state() == UnitState::Gathering && !unit.shows_shard()) {
-    ++probe_.counts.prefetched;
-  }
-  start_gather(unit, /*ahead=*/false);
-  finish_gather(unit);
-  order_.record(unit.number());
-  // Only now that this gather is finished: what it needed on the way is free
-  // again.
-  gather_ahead();
-  if (!in_backward() && check_.is_due()) {
-    try {
-      check_.compare();
-    } catch (const DisagreementError&) {
-      recover();
-      throw;
-    }
-  }
-}
-
-/// Starts the gather that followed last time.
-void Schedule::gather_ahead() {
-  const auto next = order_.foreseen();
-  const auto found = next ? units_.find(*next) : units_.end();
-  if (found == units_.end()) { // it may have died while others' orders counted
-    return;
-  }
-  Unit& unit = *found->second;
-  // The touch of a unit that was written since forward is an error, which names
-  // the unit. Once the unit is gathered anew, only autograd would notice.
-  const bool is_refused = in_backward() && unit.is_stale();
-  if (is_worth_gathering_ahead(unit) && !is_refused) {
-    start_gather(unit, /*ahead=*/true);
-  }
-}
-
-void Schedule::start_gather(Unit& unit, bool ahead) {
-  if (!unit.start_gather()) {
-    return;
-  }
-  order_.hold(unit.number());
-  check_.note(OrderCheck::Event::Gather, unit.number());
-  probe_.gathers(unit, ahead);
-}
-
-void Schedule::finish_gather(Unit& unit) {
-  if (unit.state() != UnitState::Gathering) {
+/// A loop that only evaluates has no end of a backward.
+void Schedule::compare_if_due() {
+  if (in_backward() || !check_.is_due()) {
     return;
   }
   try {
-    const ScheduleProbe::Wait wait(probe_, ShardEvent::Kind::GatherWait, unit);
-    unit.finish_gather();
-  } catch (...) {
-    reshard(unit); // garbage must not look Full
+    check_.compare();
+  } catch (const DisagreementError&) {
+    recover();
     throw;
   }
 }
 
 void Schedule::reshard(Unit& unit) {
   const std::scoped_lock lock(mutex_);
-  finish_gather(unit); // the memory is still being written
-  if (!unit.reshard()) {
-    return;
-  }
-  order_.free(unit.number());
-  if (last_touched_ == &unit) {
-    last_touched_ = nullptr;
-  }
-  probe_.reshards(unit);
+  gathers_.free(unit);
 }
 
 void Schedule::exchange_orders(GatherOrder::Orders& orders) {
   const std::scoped_lock lock(mutex_);
-  order_.exchange_orders(orders);
+  gathers_.order().exchange_orders(orders);
 }
 
 void Schedule::pause_checks(bool on) {
@@ -270,15 +176,13 @@ void Schedule::summon(Unit& unit, const SummonOptions& options) {
   unit.params().check_faces("summon_full_params");
   begin_use(unit, units_);
   unit.params().follow_requires_grad();
-  finish_gather(unit);
+  gathers_.finish(unit);
   if (unit.options().param_dtype || unit.is_stale()) {
-    reshard(unit);
+    gathers_.free(unit);
   }
   unit.summon(options);
   check_.note(OrderCheck::Event::Summon, unit.number());
-  if (last_touched_ == &unit) {
-    last_touched_ = nullptr;
-  }
+  gathers_.forget_last(unit);
   probe_.summons(unit);
 }
 
@@ -286,7 +190,7 @@ void Schedule::end_summon(Unit& unit) {
   const std::scoped_lock lock(mutex_);
   const SummonEnd end = unit.end_summon();
   if (end.changed) {
-    reshard(unit);
+    gathers_.free(unit);
   }
   if (end.failure) {
     std::rethrow_exception(end.failure);

@@ -14,50 +14,42 @@
 #include <vector>
 
 #include "engine/buffer_pool.h"
-#include "engine/gather_order.h"
+#include "engine/gathers.h"
 #include "engine/order_check.h"
 #include "engine/probe.h"
+#include "engine/reductions.h"
 #include "engine/unit.h"
 #include "libtorch/backward_hooks.h"
 
 namespace tessera::engine {
-
-/// The reductions of one backward.
-struct Reductions {
-  struct Finished {
-    Unit* unit;
-    std::vector<bool> used; // by position, see UnitGradients
-  };
-  Unit* in_flight = nullptr; // at most one
-  Unit* over_copies = nullptr; // the one before it, in hybrid sharding
-  std::vector<Finished> finished; // in order
-};
 
 /// Drives the units of one group.
 ///
 /// [Note: schedule]
 ///
 /// Calls go one way. The Schedule calls units, which tell by what they return
-/// what happened and never call back; it asks GatherOrder what to gather ahead
-/// and what to free, notes in OrderCheck what all ranks must do alike, and
-/// counts in ScheduleProbe.
+/// what happened and never call back. Gathers fills and frees them, as
+/// GatherOrder decides; Reductions averages their gradients, as ReductionOrder
+/// decides. Both note in OrderCheck what all ranks must do alike, and count in
+/// ScheduleProbe.
 ///
 /// Forward (schedule.cpp): a touch frees the units that it does not need, makes
-/// the touched ones Full, and starts the gather that followed last time. The
+/// the touched ones Full, and starts the gathers that followed last time. The
 /// first touch of a unit also compares what the ranks began with (start.h), and
 /// gives each rank random numbers of its own if the program asked for that
 /// (seed.h).
 ///
 /// Backward (schedule_backward.cpp): a touch does the same, and the first one
-/// starts the foreseen gather even if what it touches is Full. When the
-/// gradients of a unit are there, its node hands them over: the reduction of
-/// the unit before is finished, the gradients are copied to where they travel
-/// from, this unit is freed (unless it is the root), and its reduction starts.
-/// It runs beside the backward of the next unit; more in flight would each hold
-/// a full gradient. In hybrid sharding it goes on over the copies of the model,
-/// with this rank's part alone, beside the backward of one unit more. At the
-/// end of backward the last reductions are finished, everything is freed (but a
-/// root that goes on accumulating), and the ranks compare what they did.
+/// starts the foreseen gathers even if what it touches is Full. When the
+/// gradients of a unit are there, its node hands them over: room is made for
+/// them, by finishing the reduction of the unit before, the gradients are
+/// copied to where they travel from, this unit is freed (unless it is the
+/// root), and its reduction starts. It runs beside the backward of the next
+/// unit. In hybrid sharding it goes on over the copies of the model, with this
+/// rank's part alone, beside the backward of one unit more. At the end of
+/// backward the last reductions are finished, everything is freed (but what the
+/// next forward begins with, where gradients go on accumulating), and the ranks
+/// compare what they did.
 ///
 /// Autograd's graph task id tells whether this thread is in a backward.
 /// OpenBackwards (libtorch/backward_hooks.h) calls end_backward() when autograd
@@ -141,18 +133,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   }
 
  private:
-  void make_room(std::span<Unit* const> units);
-  void ensure_full(Unit& unit);
-  void gather_ahead();
-  void start_gather(Unit& unit, bool ahead);
-  void finish_gather(Unit& unit);
-  void start_reduction(Unit& unit);
-  void advance_reductions();
-  bool go_on_to_copies(Unit& unit);
-  void finish_reductions();
-  void take_average(Unit* unit);
+  void compare_if_due();
   void end_backward();
-
   void forget(Unit* gone);
 
   std::mutex touching_; // held by touch(), to notice a second thread
@@ -161,13 +143,12 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   // drops a unit, whoever holds this mutex. A unit may die inside any call.
   std::recursive_mutex mutex_;
   std::map<int, Unit*> units_; // all that live, by number
-  GatherOrder order_;
-  Unit* last_touched_ = nullptr; // unless it was freed since
-  Reductions reductions_;
   OrderCheck check_;
+  ScheduleProbe probe_;
+  Gathers gathers_{units_, check_, probe_};
+  Reductions reductions_{units_, check_, probe_};
   OpenBackwards backwards_;
   BufferPool pool_;
-  ScheduleProbe probe_;
 };
 
 } // namespace tessera::engine

@@ -22,7 +22,7 @@ std::vector<Unit*> waiting_units(
     const std::map<int, Unit*>& units,
     const Reductions& reductions) {
   std::unordered_set<const UnitIdentity*> models;
-  for (const auto& [unit, used] : reductions.finished) {
+  for (const auto& [unit, used] : reductions.finished()) {
     models.insert(&unit->root());
   }
   std::vector<Unit*> waiting;
@@ -57,12 +57,6 @@ void drop_unused(
   }
 }
 
-/// A root whose gradients are still being accumulated: the next forward begins
-/// with it, and no optimizer steps before that. A write makes it stale.
-bool stays_for_next_forward(Unit& unit) {
-  return unit.is_root() && !unit.gradients().syncs();
-}
-
 } // namespace
 
 torch::autograd::variable_list GatherNode::apply(
@@ -91,16 +85,11 @@ std::vector<at::Tensor> Schedule::take_gradients(
   const size_t count = gradients.size();
   backwards_.enter(shared_from_this());
   unit.params().check_faces("backward");
-  advance_reductions(); // the buffer of the unit before serves these gradients
-  if (reductions_.over_copies == &unit) { // used twice
-    finish_reductions();
-  }
+  reductions_.make_room(unit); // the buffer of the unit before serves this one
   const bool any = unit.gradients().add(std::move(gradients));
-  if (!unit.is_root()) {
-    reshard(unit);
-  }
+  gathers_.free_used(unit);
   if (any && unit.gradients().syncs()) {
-    start_reduction(unit);
+    reductions_.start(unit);
   }
   if (destination == Destination::Leaves) {
     unit.gradients().hold_hooks();
@@ -110,74 +99,21 @@ std::vector<at::Tensor> Schedule::take_gradients(
   return unit.gradients().finish_reduction_apart();
 }
 
-void Schedule::start_reduction(Unit& unit) {
-  check_.note(OrderCheck::Event::Reduction, unit.number());
-  reductions_.in_flight = &unit; // to be dropped if this throws
-  probe_.reduces(unit);
-  unit.gradients().start_reduction();
-}
-
-/// What was over the copies is finished; what was in flight follows it there,
-/// or is finished, too.
-void Schedule::advance_reductions() {
-  take_average(std::exchange(reductions_.over_copies, nullptr));
-  Unit* unit = std::exchange(reductions_.in_flight, nullptr);
-  if (unit == nullptr || !unit->gradients().is_reducing()) {
-    return; // none, or autograd took the average itself
-  }
-  const Groups& groups = unit->groups();
-  if (groups.replicate.valid() && groups.shard.size() > 1 &&
-      go_on_to_copies(*unit)) {
-    reductions_.over_copies = unit;
-  } else {
-    take_average(unit);
-  }
-}
-
-bool Schedule::go_on_to_copies(Unit& unit) {
-  const ScheduleProbe::Wait wait(probe_, ShardEvent::Kind::ReduceWait, unit);
-  return unit.gradients().go_on_to_copies();
-}
-
-void Schedule::finish_reductions() {
-  advance_reductions();
-  take_average(std::exchange(reductions_.over_copies, nullptr));
-}
-
-/// The one place where averages get to the leaves.
-void Schedule::take_average(Unit* unit) {
-  if (unit == nullptr || !unit->gradients().is_reducing()) {
-    return;
-  }
-  const ScheduleProbe::Wait wait(probe_, ShardEvent::Kind::ReduceWait, *unit);
-  auto [used, failure] = unit->gradients().finish_reduction();
-  reductions_.finished.push_back({unit, std::move(used)});
-  if (failure) {
-    check_.note_failure(std::move(failure));
-  }
-}
-
 void Schedule::end_backward() {
   const std::scoped_lock lock(mutex_);
   at::NoGradGuard no_grad;
-  finish_reductions();
+  reductions_.finish();
   for (Unit* unit : waiting_units(units_, reductions_)) {
-    start_reduction(*unit);
-    finish_reductions();
+    reductions_.start(*unit);
+    reductions_.finish();
   }
-  for (const int number : std::vector<int>(order_.held())) {
-    Unit& unit = *units_.at(number);
-    if (!stays_for_next_forward(unit)) {
-      reshard(unit);
-    }
-  }
+  gathers_.free_at_end();
   for (const auto& [number, unit] : units_) {
     unit->gradients().release_hooks();
   }
   pool_.trim(IdleLimits::kBetweenSteps);
-  last_touched_ = nullptr;
-  order_.end_iteration();
-  const auto finished = std::exchange(reductions_.finished, {});
+  const auto finished = reductions_.finished();
+  reductions_.clear();
   if (const auto used = check_.compare_with_use(used_by_this_rank(finished))) {
     probe_.counts.use_exchanges += check_.is_alone() ? 0 : 1;
     drop_unused(finished, *used);
@@ -187,20 +123,12 @@ void Schedule::end_backward() {
 void Schedule::recover() {
   const std::scoped_lock lock(mutex_);
   check_.reset();
-  reductions_ = {};
+  reductions_.clear();
   for (const auto& [number, unit] : units_) {
     unit->gradients().drop_reduction();
     unit->gradients().release_hooks();
   }
-  for (const int number : std::vector<int>(order_.held())) {
-    try {
-      reshard(*units_.at(number));
-    } catch (const std::exception&) {
-      // Its gather failed; the exception that brought us here says more.
-    }
-  }
-  order_.forget_orders();
-  last_touched_ = nullptr;
+  gathers_.recover();
 }
 
 } // namespace tessera::engine

@@ -20,8 +20,8 @@ void Schedule::reduce_waiting(const std::vector<std::shared_ptr<Unit>>& units) {
     for (const auto& unit : units) {
       if (&unit->schedule() == this && unit->gradients().has_waiting()) {
         any = true;
-        start_reduction(*unit);
-        finish_reductions();
+        reductions_.start(*unit);
+        reductions_.finish();
       }
     }
     if (any) {

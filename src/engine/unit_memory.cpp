@@ -1,5 +1,9 @@
 #include "engine/unit_memory.h"
 
+#include <algorithm>
+
+#include "engine/gather_order.h"
+
 namespace tessera::engine {
 
 size_t full_bytes(const Unit& unit) {
@@ -37,6 +41,14 @@ size_t gradient_bytes(const Unit& unit) {
         c10::elementSize(bundle.gradients().reduce_dtype());
   }
   return bytes;
+}
+
+int64_t overlap_bytes(const Unit& unit) {
+  const bool on_cpu = std::all_of(
+      unit.bundles().begin(), unit.bundles().end(), [](const Bundle& bundle) {
+        return bundle.full().is_cpu();
+      });
+  return unit.options().overlap_bytes.value_or(default_overlap_bytes(on_cpu));
 }
 
 size_t full_bytes_now(const Unit& unit) {

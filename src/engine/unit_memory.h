@@ -15,6 +15,8 @@ int64_t allocated_numel(const Unit& unit);
 size_t shard_bytes(const Unit& unit);
 /// Bytes of the full gradients as they are averaged, padding included.
 size_t gradient_bytes(const Unit& unit);
+/// What overlap may take, by the unit's options or by default.
+int64_t overlap_bytes(const Unit& unit);
 /// See Bundle and BundleGradients.
 size_t full_bytes_now(const Unit& unit);
 size_t gradient_bytes_now(const Unit& unit);

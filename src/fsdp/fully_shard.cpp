@@ -23,13 +23,14 @@ std::string describe(const FullyShardOptions& options) {
     return dtype ? c10::toString(*dtype) : "as it is";
   };
   return fmt::format(
-      "layout {}, reshard_after_forward {}, param_dtype {}, reduce_dtype {}, keep_cast_shards {}, offload {}, compare_start {}",
+      "layout {}, reshard_after_forward {}, param_dtype {}, reduce_dtype {}, keep_cast_shards {}, offload {}, overlap_bytes {}, compare_start {}",
       options.layout() == ShardLayout::Flat ? "Flat" : "Dim0",
       options.reshard_after_forward(),
       name(policy.param_dtype()),
       name(policy.reduce_dtype()),
       policy.keep_cast_shards(),
       options.offload_policy().has_value(),
+      options.overlap_bytes().value_or(-1),
       options.compare_start());
 }
 
@@ -40,6 +41,13 @@ void fully_shard(ModuleRef module, const FullyShardOptions& options) {
     raise(
         {.call = "fully_shard"},
         "both a group and a mesh were given. Name one of them.");
+  }
+  if (options.overlap_bytes().value_or(0) < 0) {
+    raise<c10::ValueError>(
+        {.call = "fully_shard"},
+        fmt::format(
+            "overlap_bytes is {}; expected 0 or more.",
+            *options.overlap_bytes()));
   }
   fsdp::ShardRequest request{
       .call = "fully_shard",
@@ -52,6 +60,7 @@ void fully_shard(ModuleRef module, const FullyShardOptions& options) {
            .param_dtype = options.mp_policy().param_dtype(),
            .reduce_dtype = options.mp_policy().reduce_dtype(),
            .keep_cast_shards = options.mp_policy().keep_cast_shards(),
+           .overlap_bytes = options.overlap_bytes(),
            .offload = options.offload_policy().has_value(),
            .compare_start = options.compare_start()},
       .policy = options.policy()};

@@ -41,6 +41,7 @@ struct Request {
   std::optional<format::DType> param_dtype = std::nullopt;
   std::optional<format::DType> reduce_dtype = std::nullopt;
   bool keep_cast_shards = false;
+  std::optional<int64_t> overlap_bytes = std::nullopt;
   Optimizer optimizer = Optimizer::AdamW;
   int64_t accumulate = 1;
   bool no_sync = false;

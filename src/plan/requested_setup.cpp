@@ -114,6 +114,7 @@ TrainingSetup setup_of(const Request& request) {
       .param_dtype = request.param_dtype,
       .reduce_dtype = request.reduce_dtype,
       .keep_cast_shards = request.keep_cast_shards,
+      .overlap_bytes = request.overlap_bytes,
       .optimizer = request.optimizer,
       .accumulate = request.accumulate,
       .syncs_always = !request.no_sync,
@@ -124,6 +125,11 @@ TrainingSetup setup_of(const Request& request) {
     throw PlanError(
         "--layout and --reshard-after-forward belong to sharding; " + strategy +
         " does not shard parameters. Leave them out.");
+  }
+  if (setup.engine != Engine::Sharded && request.overlap_bytes) {
+    throw PlanError(
+        "--overlap-bytes is memory for gathers and reductions of shards; " +
+        strategy + " does not shard parameters. Leave it out.");
   }
   place_ranks(request, strategy, setup);
   setup.speeds = speeds_of(request, setup.world());

@@ -44,6 +44,8 @@ struct TrainingSetup {
   std::optional<format::DType> reduce_dtype = std::nullopt;
   /// Shards are kept in param_dtype too.
   bool keep_cast_shards = false;
+  /// Memory for overlap; default: the engine's on this device.
+  std::optional<int64_t> overlap_bytes = std::nullopt;
   Optimizer optimizer = Optimizer::AdamW;
   /// Forwards and backwards for each step of the optimizer, and whether all of
   /// these backwards reduce, or the last one only.

@@ -24,7 +24,9 @@ ShardedRank::ShardedRank(
                                                        : account.device),
       pool_(account.device, setup.device == Device::Cpu),
       sizes_(sizes_of(model, setup)),
-      root_(model.root()) {
+      root_(model.root()),
+      overlap_bytes_(setup.overlap_bytes.value_or(
+          engine::default_overlap_bytes(setup.device == Device::Cpu))) {
   for (const NamedUnit& unit : model.units) {
     const UnitSizes& sizes = sizes_[unit.kind];
     units_.push_back({.sizes = &sizes});
@@ -60,17 +62,33 @@ void ShardedRank::touch(size_t unit) {
     start_gather(unit);
     finish_gather(unit);
     order_.record(static_cast<int>(unit));
-    gather_ahead();
+    gather_ahead(unit);
   } else if (order_.record_stayed(static_cast<int>(unit)) || begins_backward) {
-    gather_ahead();
+    gather_ahead(unit);
   }
 }
 
-void ShardedRank::gather_ahead() {
-  const auto next = order_.foreseen();
-  if (next && (setup_.shards > 1 || setup_.offload)) {
-    start_gather(static_cast<size_t>(*next));
+void ShardedRank::gather_ahead(size_t in_use) {
+  for (const int unit : order_.to_gather(
+           in_backward_, static_cast<int>(in_use), [this](int number) {
+             return needed(number);
+           })) {
+    start_gather(static_cast<size_t>(unit));
   }
+}
+
+engine::GatherOrder::NeededUnit ShardedRank::needed(int number) const {
+  const auto place = static_cast<size_t>(number);
+  const Unit& unit = units_[place];
+  return {
+      .is_root = place == root_,
+      .is_full = unit.state == State::Full,
+      .is_sharded = unit.state == State::Sharded,
+      .may_be_gathered =
+          engine::is_worth_gathering_ahead(setup_.shards, setup_.offload),
+      .accumulates = !reduces_,
+      .bytes = unit.sizes->full(),
+      .overlap_bytes = overlap_bytes_};
 }
 
 void ShardedRank::start_gather(size_t unit) {
@@ -176,9 +194,10 @@ void ShardedRank::store_gradients(Unit& unit) {
 }
 
 void ShardedRank::finish_unit(size_t unit) {
-  advance_reductions();
+  carry_out(reductions_.make_room(
+      static_cast<int>(unit), units_[unit].sizes->gradients(), overlap_bytes_));
   store_gradients(units_[unit]);
-  if (unit + 1 != units_.size()) { // the root stays until the end
+  if (unit != root_ && !order_.is_wanted(static_cast<int>(unit))) {
     reshard(unit);
   }
   if (reduces_) {
@@ -187,7 +206,10 @@ void ShardedRank::finish_unit(size_t unit) {
 }
 
 void ShardedRank::start_reduction(size_t unit) {
-  reducing_ = unit;
+  reductions_.start(
+      static_cast<int>(unit),
+      units_[unit].sizes->gradients(),
+      setup_.shards > 1 && setup_.copies > 1);
   for (const BundleSizes& bundle : units_[unit].sizes->bundles) {
     if (setup_.shards > 1) {
       account_.device.add(Kind::Gradients, bundle.reduced);
@@ -200,38 +222,35 @@ void ShardedRank::start_reduction(size_t unit) {
   }
 }
 
-/// See engine::Schedule.
-void ShardedRank::advance_reductions() {
-  take_average(std::exchange(over_copies_, std::nullopt));
-  if (!reducing_) {
-    return;
+/// See engine::Reductions.
+void ShardedRank::carry_out(
+    const std::vector<engine::ReductionOrder::Advance>& steps) {
+  for (const auto& [number, to] : steps) {
+    Unit& unit = units_[static_cast<size_t>(number)];
+    account_.clock.wait_until(unit.arrives_at);
+    if (unit.waits) { // its full gradients travelled
+      give_gradients(unit);
+    }
+    if (to == engine::ReductionOrder::Advance::To::Copies) {
+      for (const BundleSizes& bundle : unit.sizes->bundles) {
+        note_sent(unit, count_copies(bundle)); // only now
+      }
+    } else {
+      take_average(unit);
+    }
   }
-  const size_t number = *std::exchange(reducing_, std::nullopt);
-  Unit& unit = units_[number];
+}
+
+void ShardedRank::give_gradients(Unit& unit) {
   unit.waits = false;
-  account_.clock.wait_until(unit.arrives_at);
-  const bool goes_on = setup_.shards > 1 && setup_.copies > 1;
   for (const BundleSizes& bundle : unit.sizes->bundles) {
     if (setup_.shards > 1) {
       pool_.give(bundle.gradients, Kind::Gradients);
     }
-    if (goes_on) { // only now: what the shards have summed up is averaged
-      note_sent(unit, count_copies(bundle));
-    }
-  }
-  if (goes_on) {
-    over_copies_ = number;
-  } else {
-    take_average(number);
   }
 }
 
-void ShardedRank::take_average(std::optional<size_t> number) {
-  if (!number) {
-    return;
-  }
-  Unit& unit = units_[*number];
-  account_.clock.wait_until(unit.arrives_at);
+void ShardedRank::take_average(Unit& unit) {
   for (const BundleSizes& bundle : unit.sizes->bundles) {
     if (bundle.converts_gradient) {
       home_.add(Kind::Gradients, bundle.shard_gradient);
@@ -247,13 +266,10 @@ void ShardedRank::take_average(std::optional<size_t> number) {
 }
 
 void ShardedRank::end_backward() {
-  advance_reductions();
-  take_average(std::exchange(over_copies_, std::nullopt));
-  for (const int held : std::vector<int>(order_.held())) {
-    const auto unit = static_cast<size_t>(held);
-    if (unit != root_ || reduces_) { // else the next forward begins with it
-      reshard(unit);
-    }
+  carry_out(reductions_.finish());
+  for (const int unit :
+       order_.to_free_at_end([this](int number) { return needed(number); })) {
+    reshard(static_cast<size_t>(unit));
   }
   order_.end_iteration();
   pool_.trim();

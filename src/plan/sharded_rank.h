@@ -3,10 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "engine/gather_order.h"
+#include "engine/reduction_order.h"
 #include "plan/pool.h"
 #include "plan/rank.h"
 #include "plan/unit_sizes.h"
@@ -39,7 +39,8 @@ class ShardedRank : public Rank {
   };
 
   void start_gather(size_t unit);
-  void gather_ahead();
+  void gather_ahead(size_t in_use);
+  engine::GatherOrder::NeededUnit needed(int number) const;
   void note_sent(Unit& unit, int64_t sent_bytes);
   int64_t count_copies(const BundleSizes& bundle);
   int64_t count_shards(
@@ -50,8 +51,9 @@ class ShardedRank : public Rank {
   void reshard(size_t unit);
   void store_gradients(Unit& unit);
   void start_reduction(size_t unit);
-  void advance_reductions();
-  void take_average(std::optional<size_t> unit);
+  void carry_out(const std::vector<engine::ReductionOrder::Advance>& steps);
+  void give_gradients(Unit& unit);
+  void take_average(Unit& unit);
 
   const TrainingSetup& setup_;
   Account& account_;
@@ -60,11 +62,11 @@ class ShardedRank : public Rank {
   const std::vector<UnitSizes> sizes_; // by kind
   std::vector<Unit> units_;
   const size_t root_; // stays full until the end of backward
+  const int64_t overlap_bytes_;
   engine::GatherOrder order_;
+  engine::ReductionOrder reductions_;
   bool in_backward_ = false;
   bool begins_backward_ = false; // nothing was touched in it
-  std::optional<size_t> reducing_;
-  std::optional<size_t> over_copies_; // in hybrid sharding, the one before
   bool reduces_ = true;
   bool has_state_ = false; // the optimizer
 };

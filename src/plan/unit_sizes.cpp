@@ -90,6 +90,10 @@ int64_t UnitSizes::full() const {
   return total;
 }
 
+int64_t UnitSizes::gradients() const {
+  return sum(bundles, &BundleSizes::gradients);
+}
+
 int64_t UnitSizes::own() const {
   return sum(bundles, &BundleSizes::own);
 }

@@ -38,6 +38,7 @@ struct UnitSizes {
 
   int64_t shard() const;
   int64_t full() const; // 0 where it shows the shard
+  int64_t gradients() const; // full ones, as they are reduced
   int64_t own() const;
 };
 

@@ -13,6 +13,7 @@ namespace tessera::engine {
 namespace {
 
 using HeldUnit = GatherOrder::HeldUnit;
+using NeededUnit = GatherOrder::NeededUnit;
 using Foreseen = std::vector<std::optional<int>>;
 
 constexpr int kUnits = 8;
@@ -22,12 +23,22 @@ std::vector<int> any_order() {
       rc::gen::container<std::vector<int>>(rc::gen::inRange(0, kUnits)));
 }
 
+constexpr int kNoUnit = kUnits + 1;
+
+/// The next gather, as far as it is foreseen.
+std::optional<int> next_of(GatherOrder& order) {
+  const auto next = order.to_gather(false, kNoUnit, [](int) {
+    return NeededUnit{.is_sharded = true, .may_be_gathered = true, .bytes = 1};
+  });
+  return next.empty() ? std::nullopt : std::optional(next.front());
+}
+
 /// One iteration: what was foreseen after each gather.
 Foreseen run(GatherOrder& order, const std::vector<int>& units) {
   Foreseen foreseen;
   for (const int unit : units) {
     order.record(unit);
-    foreseen.push_back(order.foreseen());
+    foreseen.push_back(next_of(order));
   }
   order.end_iteration();
   return foreseen;
@@ -65,15 +76,14 @@ TEST(GatherOrderTest, ForeseesEachGatherOfAnIterationThatComesAgain) {
 TEST(GatherOrderTest, GoesOnForeseeingUntilTheNextGather) {
   GatherOrder order;
   run(order, {1, 2, 3});
-  EXPECT_EQ(
-      order.foreseen(), std::nullopt); // the next iteration may be another
+  EXPECT_EQ(next_of(order), std::nullopt); // the next iteration may be another
   order.record(1);
-  EXPECT_EQ(order.foreseen(), 2);
-  EXPECT_EQ(order.foreseen(), 2);
+  EXPECT_EQ(next_of(order), 2);
+  EXPECT_EQ(next_of(order), 2);
   order.record(2);
-  EXPECT_EQ(order.foreseen(), 3);
+  EXPECT_EQ(next_of(order), 3);
   order.forget(3);
-  EXPECT_EQ(order.foreseen(), std::nullopt);
+  EXPECT_EQ(next_of(order), std::nullopt);
 }
 
 TEST(GatherOrderTest, ForeseesNothingMoreOnceTheOrderChanged) {
@@ -127,7 +137,7 @@ TEST(GatherOrderTest, AUnitThatStayedIsRecordedWhereItIsUsedFirst) {
         } else {
           order.record(unit);
         }
-        foreseen.push_back(order.foreseen());
+        foreseen.push_back(next_of(order));
       }
       RC_ASSERT(!order.record_stayed(kUnits));
       order.end_iteration();
@@ -158,7 +168,7 @@ TEST(GatherOrderTest, ForeseesPastTheGapOfADeadUnit) {
         break;
       }
       order.record(unit);
-      foreseen.push_back(order.foreseen());
+      foreseen.push_back(next_of(order));
     }
     expected.resize(foreseen.size());
     RC_ASSERT(foreseen == expected);
@@ -190,7 +200,7 @@ TEST(GatherOrderTest, NeverForeseesADeadUnit) {
         default:
           if (!dead.contains(unit)) {
             order.record(unit);
-            const auto next = order.foreseen();
+            const auto next = next_of(order);
             RC_ASSERT(!next || !dead.contains(*next));
           }
       }
@@ -219,10 +229,10 @@ TEST(GatherOrderTest, ARecordHasAnEnd) {
   order.end_iteration();
   for (size_t i = 0; i + 1 < GatherOrder::kMaxRecord; ++i) {
     order.record(static_cast<int>(i % 2));
-    ASSERT_TRUE(order.foreseen().has_value());
+    ASSERT_TRUE(next_of(order).has_value());
   }
   order.record(1);
-  EXPECT_FALSE(order.foreseen().has_value());
+  EXPECT_FALSE(next_of(order).has_value());
 }
 
 /// Holdings of all units, and the units held, oldest first.
@@ -286,6 +296,201 @@ TEST(GatherOrderTest, HoldsWhatWasNotFreed) {
   order.free(1);
   order.forget(3);
   EXPECT_EQ(order.held(), std::vector<int>{2});
+}
+
+/// A model in use: which units are sharded, coming or full, and how large.
+struct Model {
+  enum class State { Sharded, Gathering, Full };
+
+  GatherOrder order;
+  std::vector<State> states = std::vector<State>(kUnits, State::Sharded);
+  std::vector<int64_t> bytes = std::vector<int64_t>(kUnits, 1);
+  int64_t overlap_bytes = 0;
+  bool accumulates = false;
+  bool may_be_gathered = true;
+  int root = kNoUnit;
+
+  NeededUnit describe(int unit) const {
+    const State state = states[static_cast<size_t>(unit)];
+    return {
+        .is_root = unit == root,
+        .is_full = state == State::Full,
+        .is_sharded = state == State::Sharded,
+        .may_be_gathered = may_be_gathered,
+        .accumulates = accumulates,
+        .bytes = bytes[static_cast<size_t>(unit)],
+        .overlap_bytes = overlap_bytes};
+  }
+  std::vector<int> gather(bool in_backward, int in_use) {
+    return order.to_gather(
+        in_backward, in_use, [this](int unit) { return describe(unit); });
+  }
+  std::vector<int> free_at_end() {
+    return order.to_free_at_end([this](int unit) { return describe(unit); });
+  }
+  void set(int unit, State state) {
+    states[static_cast<size_t>(unit)] = state;
+  }
+};
+
+/// Each once, so that nothing is needed again before it was freed.
+std::vector<int> any_units() {
+  return *rc::gen::nonEmpty(
+      rc::gen::unique<std::vector<int>>(rc::gen::inRange(0, kUnits)));
+}
+
+TEST(GatherOrderTest, GathersAheadInOrderWithinItsBytesButTheNextUnitAlways) {
+  check_property([] {
+    Model model;
+    const auto units = any_units();
+    run(model.order, units);
+    for (int64_t& bytes : model.bytes) {
+      bytes = *rc::gen::inRange(1, 10);
+    }
+    model.overlap_bytes = *rc::gen::inRange(0, 30);
+    model.order.record(units.front());
+    const auto ahead = model.gather(*rc::gen::arbitrary<bool>(), units.front());
+    const size_t left = units.size() - 1;
+    RC_ASSERT(ahead.size() <= left);
+    RC_ASSERT(std::equal(ahead.begin(), ahead.end(), units.begin() + 1));
+    RC_ASSERT(ahead.empty() == (left == 0));
+    const auto extra = [&](size_t count) { // all but the largest
+      int64_t sum = 0;
+      int64_t largest = 0;
+      for (size_t i = 1; i <= count; ++i) {
+        const int64_t bytes = model.bytes[static_cast<size_t>(units[i])];
+        sum += bytes;
+        largest = std::max(largest, bytes);
+      }
+      return sum - largest;
+    };
+    RC_ASSERT(extra(ahead.size()) <= model.overlap_bytes);
+    if (ahead.size() < left) {
+      RC_ASSERT(extra(ahead.size() + 1) > model.overlap_bytes);
+    }
+  });
+}
+
+TEST(GatherOrderTest, WithoutMemoryForOverlapGathersOneUnitAhead) {
+  Model model;
+  run(model.order, {0, 1, 2, 3});
+  model.order.record(0);
+  EXPECT_EQ(model.gather(false, 0), std::vector<int>{1});
+  model.set(1, Model::State::Gathering);
+  EXPECT_EQ(model.gather(false, 0), std::vector<int>());
+}
+
+TEST(GatherOrderTest, DoesNotGatherPastAUnitThatIsFreedAndNeededAgain) {
+  Model model;
+  model.overlap_bytes = 100;
+  run(model.order, {0, 1, 2, 1, 0}); // forward and backward
+  model.order.record(0);
+  model.set(0, Model::State::Full);
+  EXPECT_EQ(model.gather(false, 0), (std::vector<int>{1, 2}));
+  model.order.record(1);
+  model.set(1, Model::State::Full);
+  model.set(2, Model::State::Gathering);
+  EXPECT_EQ(model.gather(false, 1), std::vector<int>());
+  model.order.record(2);
+  model.set(1, Model::State::Sharded);
+  model.set(0, Model::State::Sharded);
+  EXPECT_EQ(model.gather(false, 2), (std::vector<int>{1, 0}));
+}
+
+TEST(GatherOrderTest, TheRootCostsNothingAhead) {
+  Model model;
+  model.root = 3;
+  model.bytes[3] = 1000;
+  run(model.order, {0, 3, 1, 2});
+  model.order.record(0);
+  EXPECT_EQ(model.gather(false, 0), (std::vector<int>{3, 1}));
+}
+
+TEST(GatherOrderTest, GathersNothingAheadThatMayNotBe) {
+  Model model;
+  model.may_be_gathered = false; // one rank, or written since forward
+  run(model.order, {0, 1, 2});
+  model.order.record(0);
+  EXPECT_EQ(model.gather(false, 0), std::vector<int>());
+}
+
+TEST(GatherOrderTest, ABackwardThatReducesForeseesNothingBehindItsEnd) {
+  Model model;
+  model.overlap_bytes = 100;
+  run(model.order, {0, 1, 2, 1, 0});
+  for (const int unit : {0, 1, 2, 1}) {
+    model.order.record(unit);
+  }
+  EXPECT_EQ(model.gather(true, 1), std::vector<int>{0});
+  model.order.hold(0);
+  EXPECT_EQ(model.free_at_end(), std::vector<int>{0});
+}
+
+TEST(GatherOrderTest, GradientsThatWaitLetTheNextForwardBeForeseen) {
+  Model model;
+  model.accumulates = true;
+  model.overlap_bytes = 1;
+  run(model.order, {4, 0, 1, 2, 1, 0}); // 4: the embedding
+  for (const int unit : {4, 0, 1, 2, 1}) {
+    model.order.record(unit);
+  }
+  model.set(1, Model::State::Full);
+  model.order.hold(1);
+  EXPECT_EQ(model.gather(true, 1), (std::vector<int>{0, 4}));
+  EXPECT_TRUE(model.order.is_wanted(1)); // soon, and it is there
+  model.order.hold(0);
+  model.order.hold(4);
+  model.order.record(0);
+  model.set(0, Model::State::Full);
+  model.set(4, Model::State::Gathering);
+  EXPECT_EQ(model.gather(true, 0), std::vector<int>());
+  EXPECT_EQ(model.free_at_end(), std::vector<int>());
+  model.order.end_iteration();
+  // Nothing frees what waits to be used, and each use is recorded.
+  const auto not_needed = [](int) { return HeldUnit{}; };
+  EXPECT_EQ(model.order.to_free(false, not_needed), std::vector<int>());
+  model.order.record(4);
+  EXPECT_EQ(model.gather(false, 4), std::vector<int>());
+  EXPECT_TRUE(model.order.record_stayed(0));
+  EXPECT_TRUE(model.order.record_stayed(1));
+  EXPECT_EQ(model.gather(false, 1), std::vector<int>{2});
+  EXPECT_EQ(
+      model.order.to_free(false, not_needed), (std::vector<int>{4, 0, 1}));
+}
+
+TEST(GatherOrderTest, WhatStaysForTheNextIterationIsBoundedToo) {
+  check_property([] {
+    Model model;
+    model.accumulates = true;
+    model.overlap_bytes = *rc::gen::inRange(0, kUnits);
+    const auto units = any_units();
+    run(model.order, units);
+    for (const int unit : units) {
+      model.order.record(unit);
+      model.order.hold(unit);
+      model.set(unit, Model::State::Full);
+    }
+    const auto freed = model.free_at_end();
+    // One in place of the unit in use, one ahead, and the memory for overlap.
+    const auto stay =
+        std::min(units.size(), static_cast<size_t>(2 + model.overlap_bytes));
+    RC_ASSERT(
+        freed ==
+        std::vector<int>(
+            units.begin() + static_cast<std::ptrdiff_t>(stay), units.end()));
+  });
+}
+
+TEST(GatherOrderTest, AnOrderThatChangedKeepsNothingForTheNextIteration) {
+  Model model;
+  model.accumulates = true;
+  run(model.order, {0, 1, 2});
+  for (const int unit : {0, 2}) {
+    model.order.record(unit);
+    model.order.hold(unit);
+  }
+  EXPECT_EQ(model.gather(true, 2), std::vector<int>());
+  EXPECT_EQ(model.free_at_end(), (std::vector<int>{0, 2}));
 }
 
 } // namespace

@@ -200,6 +200,134 @@ TEST(ScheduleTest, ASecondIterationGathersEachUnitAhead) {
   });
 }
 
+constexpr int64_t kMuchMemory = 1 << 20;
+
+TEST(ScheduleTest, MemoryForOverlapLetsGathersAndReductionsRunFurther) {
+  on_ranks(2, [](const Group& world) {
+    Chain chain(world, {.overlap_bytes = kMuchMemory});
+    chain.step();
+    chain.take_log();
+    chain.step();
+    EXPECT_THAT(
+        chain.take_log(),
+        ElementsAre(
+            "gather 0",
+            "ahead 1",
+            "ahead 2", // and 1 once more, when it was freed
+            "free 0",
+            "free 1",
+            "ahead 1",
+            "ahead 0",
+            "free 2",
+            "reduce 2",
+            "free 1",
+            "reduce 1",
+            "free 0",
+            "reduce 0",
+            "reduced 2",
+            "reduced 1",
+            "reduced 0"));
+    EXPECT_EQ(chain.counts().prefetched, 4);
+    EXPECT_TRUE(chain.all_sharded());
+    EXPECT_EQ(chain.reducing(), 0);
+  });
+}
+
+TEST(ScheduleTest, MemoryForOverlapChangesNoBit) {
+  on_ranks(2, [](const Group& world) {
+    const auto gradients = [&](int64_t overlap_bytes) {
+      Chain chain(world, {.overlap_bytes = overlap_bytes});
+      std::vector<at::Tensor> result;
+      for (int step = 0; step < 3; ++step) {
+        (chain.forward() * (0.1 + world.rank())).backward();
+      }
+      for (const at::Tensor& leaf : chain.leaves()) {
+        result.push_back(leaf.grad().clone());
+      }
+      return result;
+    };
+    const auto expected = gradients(0);
+    const auto found = gradients(kMuchMemory);
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_TRUE(torch::equal(found[i], expected[i]));
+    }
+  });
+}
+
+TEST(ScheduleTest, GradientsThatWaitKeepWhatTheNextForwardBeginsWith) {
+  on_ranks(2, [](const Group& world) {
+    Chain chain(world);
+    const auto set_syncs = [&](bool on) {
+      for (const auto& unit : chain.units) {
+        unit->gradients().set_syncs(on);
+      }
+    };
+    set_syncs(false);
+    chain.step();
+    EXPECT_TRUE(chain.all_sharded()); // nothing is foreseen yet
+    chain.step();
+    EXPECT_EQ(chain.units[0]->state(), UnitState::Full);
+    EXPECT_EQ(chain.units[1]->state(), UnitState::Full);
+    EXPECT_EQ(chain.units[2]->state(), UnitState::Sharded);
+    set_syncs(true);
+    chain.take_log();
+    chain.step();
+    EXPECT_THAT(
+        chain.take_log(),
+        ElementsAre(
+            "free 0",
+            "ahead 2",
+            "free 1",
+            "ahead 1",
+            "free 2",
+            "reduce 2",
+            "ahead 0",
+            "reduced 2",
+            "free 1",
+            "reduce 1",
+            "reduced 1",
+            "free 0",
+            "reduce 0",
+            "reduced 0"));
+    EXPECT_TRUE(chain.all_sharded());
+    EXPECT_TRUE(torch::equal(
+        chain.leaf(0).grad(), torch::full_like(chain.leaf(0), 3 * 6)));
+  });
+}
+
+TEST(ScheduleTest, AWriteRenewsWhatStayedForTheNextForward) {
+  on_ranks(2, [](const Group& world) {
+    Chain chain(world);
+    for (const auto& unit : chain.units) {
+      unit->gradients().set_syncs(false);
+    }
+    chain.step();
+    chain.step();
+    ASSERT_EQ(chain.units[0]->state(), UnitState::Full);
+    {
+      const at::NoGradGuard no_grad;
+      chain.leaf(0).mul_(2);
+    }
+    EXPECT_EQ(chain.forward().item<float>(), 2 * 2 * 6);
+    chain.schedule->recover();
+    EXPECT_TRUE(chain.all_sharded());
+  });
+}
+
+TEST(ScheduleTest, ReducingWhatWaitsFreesWhatStayed) {
+  on_ranks(2, [](const Group& world) {
+    Chain chain(world);
+    for (const auto& unit : chain.units) {
+      unit->gradients().set_syncs(false);
+    }
+    chain.step();
+    chain.step();
+    chain.schedule->reduce_waiting(chain.units);
+    EXPECT_TRUE(chain.all_sharded());
+    EXPECT_TRUE(chain.leaf(0).grad().defined());
+  });
+}
+
 TEST(ScheduleTest, UnitsThatAreKeptAfterForwardAreGatheredOnce) {
   on_ranks(2, [](const Group& world) {
     Chain chain(world, {.reshard_after_forward = false});

@@ -112,6 +112,29 @@ TEST_P(PeakMemoryTest, KeepingParametersCostsTheWholeModel) {
   });
 }
 
+TEST_P(PeakMemoryTest, MemoryForOverlapComesOnTop) {
+  const auto [size, layout] = GetParam();
+  on_ranks(size, [size = size, layout = layout](const Group&) {
+    constexpr int64_t kOverlap = 2; // layers
+    double model = 0;
+    const Peaks peaks = measure(
+        size,
+        FullyShardOptions().layout(layout).overlap_bytes(
+            kOverlap * static_cast<int64_t>(kLayerBytes)),
+        &model);
+    const double shards = model / size;
+    const double forward = shards + kRootBytes + (2 + kOverlap) * kLayerBytes;
+    EXPECT_LE(peaks.forward, kSlack * forward);
+    // As much for reductions.
+    EXPECT_LE(
+        peaks.backward,
+        kSlack * (forward + shards + (2 + kOverlap) * kLayerBytes));
+    if (size > 1) { // it is used
+      EXPECT_GE(peaks.forward, shards + (1 + kOverlap) * kLayerBytes);
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Layouts,
     PeakMemoryTest,

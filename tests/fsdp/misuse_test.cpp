@@ -50,6 +50,20 @@ std::vector<at::Tensor> gradients_of(torch::nn::Module& model) {
   return gradients;
 }
 
+TEST(MisuseTest, OverlapBytesMustBeAlikeOnAllRanksAndNotNegative) {
+  on_ranks(2, [](const Group& world) {
+    auto model = make_stack();
+    const auto shard = [&](int64_t overlap_bytes) {
+      return error_of([&] {
+        fully_shard(model, FullyShardOptions().overlap_bytes(overlap_bytes));
+      });
+    };
+    EXPECT_THAT(shard(-1), HasSubstr("overlap_bytes is -1"));
+    EXPECT_THAT(shard(world.rank()), HasSubstr("overlap_bytes"));
+    EXPECT_EQ(shard(1), "nothing was thrown");
+  });
+}
+
 TEST(MisuseTest, AnOptimizerMadeBeforeShardingIsRefusedAtItsFirstStep) {
   on_ranks(2, [](const Group& world) {
     for (const bool has_plain_group : {false, true}) {

@@ -272,13 +272,21 @@ struct Way {
   void (*shard)(Subject& subject);
 };
 
-template <ShardLayout layout>
-void shard_by_layout(Subject& subject) {
-  const auto options = FullyShardOptions().layout(layout);
+void shard(Subject& subject, const FullyShardOptions& options) {
   for (const auto& unit : subject.units) {
     fully_shard(*unit, options);
   }
   fully_shard(*subject.module, options);
+}
+
+template <ShardLayout layout>
+void shard_by_layout(Subject& subject) {
+  shard(subject, FullyShardOptions().layout(layout));
+}
+
+/// Gathers run ahead, and reductions behind, as far as they go.
+void shard_with_overlap(Subject& subject) {
+  shard(subject, FullyShardOptions().overlap_bytes(int64_t{1} << 40));
 }
 
 /// One flat parameter per unit allows neither several dtypes nor frozen parts.
@@ -302,6 +310,8 @@ const Way kWays[] = {
     {"Dim04", 4, "shm", shard_by_layout<ShardLayout::Dim0>},
     {"Dim0Gloo2", 2, "gloo", shard_by_layout<ShardLayout::Dim0>},
     {"Dim0Gloo4", 4, "gloo", shard_by_layout<ShardLayout::Dim0>},
+    {"Overlap2", 2, "shm", shard_with_overlap},
+    {"Overlap4", 4, "gloo", shard_with_overlap},
     {"Handle2", 2, "shm", shard_by_handle}};
 
 class ModelKindsTest : public ::testing::TestWithParam<std::tuple<Kind, Way>> {

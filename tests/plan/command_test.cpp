@@ -347,6 +347,8 @@ TEST(PlanCommandTest, TheFewestRanksAreOfTheStrategy) {
            "16",
            "--device",
            "cuda",
+           "--overlap-bytes",
+           "0",
            "--memory",
            "240MB"})["fit"]["smallest_world"],
       9);

@@ -143,6 +143,7 @@ class TrainingRun {
         setup.layout == engine::Layout::Kind::Flat ? ShardLayout::Flat
                                                    : ShardLayout::Dim0);
     options.reshard_after_forward(setup.reshard_after_forward);
+    options.overlap_bytes(setup.overlap_bytes);
     if (setup.copies > 1) {
       options.mesh(make_mesh({setup.copies, setup.shards}));
     }
@@ -379,6 +380,13 @@ std::vector<Case> cases() {
     s.accumulate = 4;
     s.syncs_always = false;
   };
+  // A block has 1.8 MB.
+  const auto overlaps = [](TrainingSetup& s) { s.overlap_bytes = 4'000'000; };
+  const auto overlaps_once = [](TrainingSetup& s) {
+    s.accumulate = 4;
+    s.syncs_always = false;
+    s.overlap_bytes = 4'000'000;
+  };
   const auto stored_bf16 = [](TrainingSetup& s) { s.dtype = kBf16; };
   return {
       {"FullShard1Wide", kWide, few, sharded(1, 1)},
@@ -408,6 +416,15 @@ std::vector<Case> cases() {
       {"SplitKeeps2Wide", split(kWide), few, with(sharded(1, 2), keeps)},
       {"SplitBf16On2Wide", split(kWide), few, with(sharded(1, 2), bf16)},
       {"SplitUnsynced2Wide", split(kWide), few, with(sharded(1, 2), once)},
+      {"Overlap2Wide", kWide, few, with(sharded(1, 2), overlaps)},
+      {"Overlap4Deep", kDeep, many, with(sharded(1, 4), overlaps)},
+      {"OverlapRecompute2Deep", kDeep, again, with(sharded(1, 2), overlaps)},
+      {"OverlapHybrid2x2Wide", kWide, few, with(sharded(2, 2), overlaps)},
+      {"OverlapSplit2Wide", split(kWide), few, with(sharded(1, 2), overlaps)},
+      {"OverlapSplitUnsynced2Wide",
+       split(kWide),
+       few,
+       with(sharded(1, 2), overlaps_once)},
       {"NoShard2Wide", kWide, few, sharded(2, 1)},
       {"Hybrid2x2Wide", kWide, few, sharded(2, 2)},
       {"Rows2Wide", kWide, few, with(sharded(1, 2), rows)},

@@ -1,6 +1,7 @@
 // The predicted time of a step.
 #include <algorithm>
 
+#include "engine/gather_order.h"
 #include "plan/clock.h"
 #include "plan/plan.h"
 
@@ -122,6 +123,93 @@ TEST(StepTimeTest, WaitsForLittleWhereComputingTakesLonger) {
   EXPECT_LE(time.together(), 1.05 * (time.computing + ends));
   setup.reshard_after_forward = false; // nothing is gathered in backward
   EXPECT_LT(time_of(setup).sending, time.sending);
+}
+
+/// The benchmark `overlap` of a GPT whose embedding and output layer are units
+/// of their own, on a GPU, as 470 TFLOPS compute it.
+struct OverlapTask {
+  GptShape shape = {
+      .layers = 12,
+      .width = 768,
+      .heads = 12,
+      .vocabulary = 50304,
+      .length = 1024,
+      .is_tied = false,
+      .splits_root = true};
+  TrainingSetup setup = {
+      .shards = 64,
+      .param_dtype = format::DType::BFloat16,
+      .device = Device::Cuda,
+      .speeds = {
+          .flops = 4.7e14,
+          .wire = {.bytes_per_second = 50e9, .latency_seconds = 20e-6}}};
+
+  Plan plan() const {
+    return make_plan(GptSubject{shape, {.batch = 8}}, setup);
+  }
+  /// Of a step: the wire, or computing with the first gather and the last
+  /// reduction.
+  double limit() const {
+    const StepTime time = plan().time;
+    const double embedding =
+        static_cast<double>(shape.vocabulary * shape.width);
+    const double ends = (2 + 4) * embedding *
+            static_cast<double>(setup.shards - 1) /
+            static_cast<double>(setup.shards) /
+            setup.speeds.wire.bytes_per_second +
+        2 * setup.speeds.wire.latency_seconds;
+    return std::max(time.sending, time.computing + ends);
+  }
+};
+
+TEST(StepTimeTest, OverlapIsWithinFivePercentOfItsLimit) {
+  for (const int64_t ranks : {8, 64, 1024}) {
+    for (const double bandwidth : {50e9, 400e9}) {
+      for (const bool is_large : {false, true}) {
+        OverlapTask task;
+        task.setup.shards = ranks;
+        task.setup.speeds.wire.bytes_per_second = bandwidth;
+        if (is_large) {
+          task.shape.layers = 36;
+          task.shape.width = 1280;
+          task.shape.heads = 20;
+        }
+        EXPECT_LE(task.plan().time.together(), 1.05 * task.limit())
+            << ranks << " ranks at " << bandwidth << ", width "
+            << task.shape.width;
+      }
+    }
+  }
+}
+
+TEST(StepTimeTest, MemoryForOverlapShortensAStepThatWaitsForTheWire) {
+  OverlapTask task;
+  const Plan with_memory = task.plan();
+  task.setup.overlap_bytes = 0;
+  const Plan without = task.plan();
+  EXPECT_LT(with_memory.time.together(), 0.9 * without.time.together());
+  EXPECT_EQ(
+      with_memory.wire.total().sent_bytes, without.wire.total().sent_bytes);
+  // As much for gathers and for reductions, at most.
+  const int64_t more = 2 * engine::default_overlap_bytes(/*on_cpu=*/false);
+  EXPECT_LE(
+      with_memory.device.at_peak.total(),
+      without.device.at_peak.total() + more);
+}
+
+TEST(StepTimeTest, AnAccumulationForeseesItsNextForward) {
+  OverlapTask task;
+  task.setup.accumulate = 4;
+  task.setup.syncs_always = false;
+  task.setup.speeds.wire.bytes_per_second = 94.9e9;
+  EXPECT_LE(task.plan().time.together(), 1.05 * task.limit());
+  // Blocks that stay are not gathered again.
+  TrainingSetup always = task.setup;
+  always.syncs_always = true;
+  const GptSubject subject{task.shape, {.batch = 8}};
+  EXPECT_LT(
+      task.plan().wire.of(Operation::GatherForward).sent_bytes,
+      make_plan(subject, always).wire.of(Operation::GatherForward).sent_bytes);
 }
 
 TEST(StepTimeTest, AccumulationMultipliesWhatItRepeats) {

@@ -11,6 +11,7 @@
 #include <torch/arg.h>
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -69,6 +70,11 @@ struct TESSERA_API FullyShardOptions {
   TORCH_ARG(MixedPrecisionPolicy, mp_policy) = {};
   /// Keep shards in host memory, if a policy is set.
   TORCH_ARG(std::optional<CPUOffloadPolicy>, offload_policy) = std::nullopt;
+  /// Memory, in bytes, for hiding the network behind computation: as much for
+  /// parameters that are gathered ahead, beside the unit in use and the next
+  /// one, and as much for gradients that are still being reduced, beside the
+  /// largest. Default: none on the CPU, 192 MiB on a device.
+  TORCH_ARG(std::optional<int64_t>, overlap_bytes) = std::nullopt;
   /// Makes submodules units of their own, with the same options, first.
   TORCH_ARG(std::optional<WrapPolicy>, policy) = std::nullopt;
   /// Parameters to leave as they are.
@@ -121,7 +127,9 @@ TESSERA_API void reshard(ModuleRef module);
 /// If off, backward adds to full gradients that stay on this rank; the next
 /// backward of the model with synchronisation on averages their sum, also for
 /// parameters that it did not use again. recover() drops them. The root stays
-/// gathered for the next forward. For gradient accumulation.
+/// gathered for the next forward, and so do the units that it begins with, as
+/// many as are in use and gathered ahead at other times. For gradient
+/// accumulation.
 TESSERA_API void set_requires_gradient_sync(ModuleRef module, bool on);
 
 /// Averages the gradients that backwards without synchronisation have left, as
