@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "libtorch/kernel_target.h"
 #include "nn/chunked_loss.h"
 
 namespace tessera::nn {
@@ -51,9 +52,11 @@ std::unique_ptr<CrossEntropyKernel> make_cuda_cross_entropy_kernel(
     at::Device device,
     at::ScalarType dtype);
 
-/// What NVRTC makes of the kernel for "sm_90" and the like. Only in a build
-/// with CUDA's headers; needs no GPU.
-std::string compile_cross_entropy(const std::string& sm, at::ScalarType dtype);
+/// What NVRTC makes of the kernel. Only in a build with CUDA's headers; needs
+/// no GPU.
+std::string compile_cross_entropy(
+    const engine::KernelTarget& target,
+    at::ScalarType dtype);
 
 using FindKernel =
     std::function<const CrossEntropyKernel*(at::Device, at::ScalarType)>;
