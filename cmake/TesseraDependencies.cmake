@@ -18,7 +18,7 @@ target_include_directories(tessera_headers SYSTEM INTERFACE
 
 # NCCL's library comes with LibTorch, its header may or may not be there.
 set(TESSERA_HAS_NCCL OFF)
-set(TESSERA_HAS_CUDA_HEADERS OFF) # NCCL's backend and captured steps need them
+set(TESSERA_HAS_CUDA_HEADERS OFF) # for NCCL's backend, captured steps and kernels of our own
 if(TESSERA_TORCH_HAS_CUDA)
   file(GLOB _wheel_nccl "${TESSERA_TORCH_ROOT_FOUND}/../nvidia/*/include")
   find_path(TESSERA_NCCL_INCLUDE nccl.h HINTS ${_wheel_nccl} /usr/local/cuda/include)
@@ -49,8 +49,13 @@ if(TESSERA_TORCH_HAS_CUDA)
     set(TESSERA_HAS_NCCL ON)
     target_include_directories(tessera_headers SYSTEM INTERFACE ${TESSERA_NCCL_INCLUDE})
   else()
-    message(STATUS "LibTorch has CUDA, but nccl.h or the CUDA headers were not found: built without NCCL, "
-      "and without captured steps if it is CUDA's. "
+    if(TESSERA_CUDA_INCLUDE)
+      set(_missing "nccl.h was not found: built without NCCL")
+    else()
+      set(_missing "CUDA's headers were not found: built without NCCL, captured steps, \
+the kernel of linear_cross_entropy and fake wires for GPU tensors")
+    endif()
+    message(STATUS "LibTorch has CUDA, but ${_missing}. "
       "With LibTorch from pip: pip install nvidia-cuda-crt nvidia-cuda-cccl, in the version of its CUDA")
   endif()
 endif()

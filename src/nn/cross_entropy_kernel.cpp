@@ -15,6 +15,16 @@ FindKernel& kernels_of_tests() {
   return find;
 }
 
+/// One reason is that of all devices and dtypes.
+void warn_once(const char* reason) {
+  static std::once_flag once;
+  std::call_once(once, [&] {
+    TORCH_WARN(
+        "linear_cross_entropy uses LibTorch's operators, which is slower: its kernel cannot be used here. ",
+        reason);
+  });
+}
+
 /// Compiles a kernel once for each device and dtype, also if that fails.
 const CrossEntropyKernel* cuda_kernel(at::Device device, at::ScalarType dtype) {
   using Key = std::pair<at::DeviceIndex, at::ScalarType>;
@@ -31,9 +41,7 @@ const CrossEntropyKernel* cuda_kernel(at::Device device, at::ScalarType dtype) {
   try {
     kernel = make_cuda_cross_entropy_kernel(device, dtype);
   } catch (const std::exception& error) {
-    TORCH_WARN(
-        "linear_cross_entropy uses LibTorch's operators, which is slower: its kernel cannot be used here. ",
-        error.what());
+    warn_once(error.what());
   }
   return kernel.get();
 }

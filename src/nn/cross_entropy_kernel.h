@@ -41,13 +41,13 @@ class CrossEntropyKernel {
 /// The kernel for logits of this dtype on this device, which lives as long as
 /// the process. Null if there is none: on a CPU, for dtypes other than float32
 /// and bfloat16, in a build without CUDA's headers, and where the kernel could
-/// not be compiled, which one warning says.
+/// not be compiled; one warning of the process says so on a GPU.
 const CrossEntropyKernel* cross_entropy_kernel(
     at::Device device,
     at::ScalarType dtype);
 
 /// The same for CUDA, in cuda_cross_entropy_kernel.cpp or
-/// no_cuda_cross_entropy_kernel.cpp; throws if it cannot be compiled.
+/// no_cuda_cross_entropy_kernel.cpp; throws if there is none.
 std::unique_ptr<CrossEntropyKernel> make_cuda_cross_entropy_kernel(
     at::Device device,
     at::ScalarType dtype);

@@ -1,3 +1,5 @@
+#include <tessera/error.h>
+
 #include "nn/cross_entropy_kernel.h"
 
 namespace tessera::nn {
@@ -5,7 +7,9 @@ namespace tessera::nn {
 std::unique_ptr<CrossEntropyKernel> make_cuda_cross_entropy_kernel(
     at::Device /*device*/,
     at::ScalarType /*dtype*/) {
-  return nullptr; // built without CUDA's headers
+  raise(
+      {.call = "linear_cross_entropy"},
+      "Tessera was built without CUDA's headers. Configure it where they are; CMake's output says what was not found.");
 }
 
 } // namespace tessera::nn
