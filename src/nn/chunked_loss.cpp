@@ -1,5 +1,6 @@
 #include "nn/chunked_loss.h"
 
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/mm.h>
@@ -250,14 +251,24 @@ class ChunkedLoss {
       }
     }
     if (wanted_.weight) {
-      if (in_.dtypes.product == in_.dtypes.sum) {
-        result_.weight.addmm_(factor.t(), hidden);
-      } else {
-        result_.weight.add_(at::mm(factor.t(), hidden));
-      }
+      add_weight_gradient(factor.t(), hidden);
     }
     if (wanted_.bias) {
       result_.bias.add_(of_logits.sum(0, /*keepdim=*/false, in_.dtypes.sum));
+    }
+  }
+
+  /// No product of a chunk is rounded to the dtype of its factors, where
+  /// LibTorch has one that adds to float32.
+  void add_weight_gradient(const at::Tensor& factor, const at::Tensor& hidden)
+      const {
+    if (in_.dtypes.product == in_.dtypes.sum) {
+      result_.weight.addmm_(factor, hidden);
+    } else if (hidden.is_cuda()) {
+      at::Tensor sum = result_.weight;
+      at::addmm_out(sum, sum, factor, hidden, in_.dtypes.sum);
+    } else {
+      result_.weight.add_(at::mm(factor, hidden));
     }
   }
 

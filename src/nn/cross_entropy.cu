@@ -36,6 +36,13 @@ __device__ inline float exponential(float value) {
 }
 #endif
 
+/// A pack stays in registers only if loops over it are unrolled.
+#ifdef __CUDACC_RTC__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL
+#endif
+
 /// What a thread reads at once.
 constexpr int kPack = 16 / sizeof(Logit);
 struct alignas(16) Pack {
@@ -71,7 +78,7 @@ struct ExpSum {
 #ifdef __CUDACC_RTC__
 extern "C"
 #endif
-__global__ void cross_entropy(
+__global__ void __launch_bounds__(THREADS) cross_entropy(
     Logit* logits,
     long long stride,
     int classes,
@@ -107,12 +114,16 @@ __global__ void cross_entropy(
   float weight_sum = 0;
   for (int first = me * kPack; first < classes; first += THREADS * kPack) {
     const Pack pack = *reinterpret_cast<const Pack*>(mine + first);
-    for (int i = 0; i < kPack && first + i < classes; ++i) {
-      const float x = logit(pack.values[i], first + i);
-      exp_sum.add(x);
-      if (smooths_loss) {
-        weighted_sum += weight(first + i) * x;
-        weight_sum += weight(first + i);
+    UNROLL
+    for (int i = 0; i < kPack; ++i) {
+      const int j = first + i;
+      if (j < classes) {
+        const float x = logit(pack.values[i], j);
+        exp_sum.add(x);
+        if (smooths_loss) {
+          weighted_sum += weight(j) * x;
+          weight_sum += weight(j);
+        }
       }
     }
   }
@@ -145,19 +156,26 @@ __global__ void cross_entropy(
     return;
   }
   const float inverse = 1 / sum;
+  // Read once: after a write to a logit they would be read again.
+  const float softmax_factor = of_softmax[row];
+  const float target_factor = at_target[row];
+  const float even_factor = even != nullptr ? even[row] : 0.0f;
   for (int first = me * kPack; first < classes; first += THREADS * kPack) {
     Pack pack = *reinterpret_cast<const Pack*>(mine + first);
-    for (int i = 0; i < kPack && first + i < classes; ++i) {
+    UNROLL
+    for (int i = 0; i < kPack; ++i) {
       const int j = first + i;
-      float gradient = of_softmax[row] *
-          exponential(logit(pack.values[i], j) - largest) * inverse;
-      if (j == target) {
-        gradient -= at_target[row];
+      if (j < classes) {
+        float gradient = softmax_factor *
+            exponential(logit(pack.values[i], j) - largest) * inverse;
+        if (j == target) {
+          gradient -= target_factor;
+        }
+        if (even != nullptr) {
+          gradient -= even_factor * weight(j);
+        }
+        pack.values[i] = from_float(gradient);
       }
-      if (even != nullptr) {
-        gradient -= even[row] * weight(j);
-      }
-      pack.values[i] = from_float(gradient);
     }
     *reinterpret_cast<Pack*>(mine + first) = pack;
   }

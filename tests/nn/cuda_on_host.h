@@ -77,4 +77,5 @@ inline float logf(float value) {
 #define __global__ inline
 #define __device__
 #define __shared__ static
+#define __launch_bounds__(threads)
 // NOLINTEND(bugprone-reserved-identifier)

@@ -53,7 +53,9 @@ struct TESSERA_API LinearCrossEntropyOptions {
 /// Backward multiplies them by the gradient of the loss; the products of a
 /// chunk are computed once. With torch::kNone backward computes the chunks
 /// again, since the gradient of each loss is not known before. The gradients of
-/// `weight` and `linear_bias` are added up in float32, in double for double.
+/// `weight` and `linear_bias` are added up in float32, in double for double; on
+/// devices other than CPUs and CUDA's the part of a chunk is rounded to the
+/// dtype of the products first.
 /// Memory: logits of a chunk twice, the gradients, and for float16 and bfloat16
 /// on a CPU a float32 copy of `weight`, since the products are float32 there;
 /// under autocast on a GPU a copy of `weight` in autocast's dtype.
