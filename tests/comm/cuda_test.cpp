@@ -3,6 +3,9 @@
 #include <tessera/comm/init.h>
 #include <tessera/error.h>
 
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chrono>
@@ -59,7 +62,7 @@ TEST(CudaFakeGroupTest, CollectivesTakeTheirTimeOnAStreamOfTheirOwn) {
                                .world_size(4)
                                .local_rank(0)
                                .fake_bandwidth(1e6));
-  world.all_reduce(torch::ones({1}, kDevice)); // the first measures the clock
+  world.all_reduce(torch::ones({1}, kDevice)); // the first compiles a kernel
   const auto output = torch::zeros({4, 250000}, kDevice); // 3 MB travel
   const auto input = torch::full({250000}, 2.0f, kDevice);
   (input * 3).sum().item<float>(); // loading a kernel may wait for the device
@@ -73,6 +76,56 @@ TEST(CudaFakeGroupTest, CollectivesTakeTheirTimeOnAStreamOfTheirOwn) {
   const std::chrono::duration<double> taken = Clock::now() - start;
   EXPECT_GE(taken.count(), 2.7);
   shutdown();
+}
+
+/// Beside matrix products, too, for which a GPU may lower its clock.
+TEST(CudaFakeGroupTest, CollectivesTakeTheirTimeBesideComputing) {
+  const auto carrier = comm::make_fake_backend(
+      {.global_ranks = {0, 1, 2, 3}, .fake_wire = {.latency_seconds = 0.01}},
+      at::kCUDA);
+  const auto tensor = torch::ones({1}, kDevice);
+  const auto all_reduce = [&] {
+    carrier->all_reduce({}, tensor, c10d::ReduceOp::SUM, /*async=*/true)
+        ->wait();
+  };
+  all_reduce();
+  const auto matrix =
+      torch::ones({8192, 8192}, torch::dtype(torch::kBFloat16).device(kDevice));
+  auto product = torch::mm(matrix, matrix);
+  torch::cuda::synchronize();
+  for (int i = 0; i < 300; ++i) { // a quarter of a second at least
+    torch::mm_out(product, matrix, matrix);
+  }
+  const c10::impl::VirtualGuardImpl gpu(at::kCUDA);
+  const c10::StreamGuard beside(gpu.getStreamFromGlobalPool(kDevice));
+  const auto timed = c10::EventFlag::BACKEND_DEFAULT;
+  c10::Event begin(at::kCUDA, timed);
+  c10::Event end(at::kCUDA, timed);
+  begin.record(beside.current_stream());
+  for (int i = 0; i < 10; ++i) {
+    all_reduce();
+  }
+  end.record(beside.current_stream());
+  torch::cuda::synchronize();
+  EXPECT_NEAR(begin.elapsedTime(end), 100, 5);
+}
+
+/// A future completes with the GPU whose tensors it has.
+TEST(CudaFakeGroupTest, FuturesHaveTensorsOfTheGpu) {
+  for (const double latency : {0.0, 0.01}) {
+    const auto carrier = comm::make_fake_backend(
+        {.global_ranks = {0, 1}, .fake_wire = {.latency_seconds = latency}},
+        at::kCUDA);
+    const auto tensor = torch::ones({4}, kDevice);
+    const auto work =
+        carrier->all_reduce({}, tensor, c10d::ReduceOp::SUM, /*async=*/true);
+    const auto future = work->getFuture();
+    future->wait();
+    EXPECT_FALSE(future->hasError());
+    EXPECT_EQ(future->value().toTensorVector().at(0).sum().item<float>(), 4);
+    EXPECT_TRUE(work->isCompleted());
+    torch::cuda::synchronize();
+  }
 }
 
 class CudaGroupTest : public ::testing::TestWithParam<std::string> {

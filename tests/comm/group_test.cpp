@@ -2,8 +2,11 @@
 #include <tessera/comm/init.h>
 #include <tessera/error.h>
 
+#include <barrier>
 #include <chrono>
 #include <numeric>
+#include <thread>
+#include <vector>
 
 #include "base/byte_vector.h"
 #include "support/errors.h"
@@ -480,6 +483,37 @@ TEST(FakeGroupTest, PretendsToBeAsSlowAsAsked) {
   EXPECT_FALSE(second.done()); // nobody waits for what is behind
   EXPECT_EQ(output.sum().item<float>(), 100000);
   shutdown();
+}
+
+TEST(FakeGroupTest, ThreadsThatBeginTogetherShareTheWire) {
+  for (int round = 0; round < 20; ++round) {
+    constexpr int kThreads = 8;
+    constexpr double kLatency = 2e-3;
+    const Group world = init(InitOptions()
+                                 .backend("fake")
+                                 .rank(0)
+                                 .world_size(4)
+                                 .local_rank(0)
+                                 .fake_latency(kLatency));
+    std::barrier<> together(kThreads + 1);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&] {
+        const auto tensor = torch::ones({1});
+        together.arrive_and_wait();
+        world.all_reduce(tensor);
+      });
+    }
+    const auto start = std::chrono::steady_clock::now();
+    together.arrive_and_wait();
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    const std::chrono::duration<double> taken =
+        std::chrono::steady_clock::now() - start;
+    EXPECT_GE(taken.count(), kThreads * kLatency);
+    shutdown();
+  }
 }
 
 TEST(FakeGroupTest, OnlyWhatPretendsMaySlowDown) {

@@ -41,8 +41,10 @@ struct TESSERA_API InitOptions {
 
   /// The network that "fake" pretends to have: how many bytes per second a rank
   /// sends while it receives as many, and how many seconds a collective takes
-  /// in addition. The collectives of a group run one after another and use no
-  /// processor time. 0 means no delay.
+  /// in addition. The collectives of a group run one after another. On a CPU
+  /// whoever waits for one sleeps; on a GPU one thread of a multiprocessor
+  /// counts the time. This rank's part is copied to where the others' would
+  /// arrive, which takes memory bandwidth. 0 means no delay.
   TORCH_ARG(double, fake_bandwidth) = 0;
   TORCH_ARG(double, fake_latency) = 0;
 

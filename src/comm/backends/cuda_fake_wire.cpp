@@ -1,20 +1,20 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
-#include <ATen/cuda/Sleep.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
-#include <cmath>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <utility>
 
 #include "comm/backends/fake_wire.h"
-#include "libtorch/recording.h"
+#include "libtorch/cuda_kernel.h"
 
 namespace tessera::comm {
 namespace {
@@ -46,15 +46,18 @@ class StreamWork : public c10d::Work {
   }
   bool wait(std::chrono::milliseconds) override {
     end_.block(c10::cuda::getCurrentCUDAStream(wire_.device_index()));
-    if (!is_waited_for_.exchange(true)) {
-      future_->markCompleted(c10::IValue(outputs_));
-    }
+    is_waited_for_ = true;
     return true;
   }
   Tensors result() override {
     return outputs_;
   }
+  /// Completed at once, as NCCL's: who waits for it makes a stream wait.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    std::call_once(future_is_completed_, [this] {
+      const c10::StreamGuard on_wire(wire_);
+      future_->markCompleted(c10::IValue(outputs_));
+    });
     return future_;
   }
 
@@ -74,7 +77,9 @@ class StreamWork : public c10d::Work {
   c10::Event end_{c10::kCUDA};
   const c10::intrusive_ptr<c10::ivalue::Future> future_ =
       c10::make_intrusive<c10::ivalue::Future>(
-          c10::ListType::create(c10::TensorType::get()));
+          c10::ListType::create(c10::TensorType::get()),
+          std::vector<c10::Device>{wire_.device()});
+  std::once_flag future_is_completed_;
   std::atomic<bool> is_waited_for_{false};
 };
 
@@ -84,46 +89,36 @@ struct Lane {
   c10::cuda::CUDAStream copies; // beside it
 };
 
-/// A sleep counts cycles of the GPU's clock, which comes up when there is work:
-/// sleeps are timed until two after each other take as long.
-double measure_cycles_per_second(c10::DeviceIndex device) {
-  constexpr int64_t kCycles = 10'000'000;
-  constexpr int kMostSleeps = 50;
-  constexpr double kTolerance = 0.005;
-  const auto stream =
-      c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device);
-  const c10::StreamGuard guard(stream);
-  const c10::EventFlag timed = c10::EventFlag::BACKEND_DEFAULT;
-  double rate = 0;
-  for (int i = 0; i < kMostSleeps; ++i) {
-    c10::Event begin(c10::kCUDA, timed);
-    c10::Event end(c10::kCUDA, timed);
-    begin.record(stream);
-    at::cuda::sleep(kCycles);
-    end.record(stream);
-    end.synchronize();
-    const double before = std::exchange(
-        rate, static_cast<double>(kCycles) / (begin.elapsedTime(end) / 1e3));
-    if (std::abs(rate - before) < kTolerance * rate) {
-      break;
-    }
-  }
-  return rate;
+/// One thread that waits. It counts nanoseconds of the GPU's own timer, not
+/// cycles of a multiprocessor, whose clock is lower while matrices are
+/// multiplied: there the wire would be slower where that matters.
+constexpr const char* kSleep = R"(
+extern "C" __global__ void fake_wire(unsigned long long nanoseconds) {
+  unsigned long long begin;
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  do {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (now - begin < nanoseconds);
 }
+)";
 
-/// Measured once per process: not while a step is captured, which may not wait.
-double cycles_per_second(c10::DeviceIndex device) {
+/// On the current stream of the current device.
+void sleep(c10::DeviceIndex device, double seconds) {
   static std::mutex mutex;
-  static std::map<c10::DeviceIndex, double> measured;
+  static auto& kernels =
+      *new std::map<c10::DeviceIndex, std::unique_ptr<engine::CudaKernel>>;
   const std::scoped_lock lock(mutex);
-  auto found = measured.find(device);
-  if (found == measured.end()) {
-    engine::refuse_in_recording(
-        "collective",
-        "The fake wire measures the GPU's clock at its first collective: run an eager step first.");
-    found = measured.emplace(device, measure_cycles_per_second(device)).first;
+  auto& kernel = kernels[device];
+  if (kernel == nullptr) {
+    kernel = std::make_unique<engine::CudaKernel>(
+        c10::Device(c10::kCUDA, device),
+        engine::KernelSource{
+            .call = "collective", .function = "fake_wire", .text = kSleep});
   }
-  return found->second;
+  auto nanoseconds = static_cast<unsigned long long>(seconds * 1e9);
+  std::array<void*, 1> arguments{&nanoseconds};
+  kernel->launch(/*blocks=*/1, /*threads=*/1, arguments);
 }
 
 void wait(
@@ -150,10 +145,9 @@ class CudaWire : public FakeWire {
     }
     {
       const c10::StreamGuard on_wire(lane.wire);
-      const double takes =
-          std::min(speed_.seconds(transfer.sent_bytes), kLongestTransfer);
-      at::cuda::sleep(static_cast<int64_t>(
-          takes * cycles_per_second(caller.device_index())));
+      sleep(
+          caller.device_index(),
+          std::min(speed_.seconds(transfer.sent_bytes), kLongestTransfer));
     }
     if (transfer.move) {
       wait(lane.wire, lane.copies);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "comm/backends/backends.h"
@@ -185,10 +186,11 @@ class FakeBackend : public c10d::Backend {
 
   WorkPtr carry(FakeTransfer transfer) {
     if (speed_.takes_time()) {
-      if (wire_ == nullptr) {
+      // Threads may be the first together.
+      std::call_once(wire_is_made_, [this] {
         wire_ = device_ == c10::kCPU ? make_host_wire(speed_)
                                      : make_cuda_wire(speed_);
-      }
+      });
       return wire_->carry(std::move(transfer));
     }
     if (transfer.move) {
@@ -200,6 +202,7 @@ class FakeBackend : public c10d::Backend {
 
   const WireSpeed speed_;
   const c10::DeviceType device_;
+  std::once_flag wire_is_made_;
   std::unique_ptr<FakeWire> wire_; // made by the first that takes time
 };
 

@@ -39,8 +39,9 @@ std::unique_ptr<FakeWire> make_host_wire(const WireSpeed& speed);
 /// of their own per GPU, and wait() makes the current stream wait. While the
 /// wire takes its time, another stream copies this rank's part to where the
 /// other ranks' parts would arrive. Unlike NCCL's collectives, these occupy one
-/// multiprocessor, and the copy takes memory bandwidth. Throws in a build
-/// without CUDA's headers.
+/// thread of one multiprocessor, and the copy takes memory bandwidth. The GPU's
+/// timer counts nanoseconds, whatever its clocks do. Throws in a build without
+/// CUDA's headers, carry() where NVRTC cannot compile what sleeps.
 std::unique_ptr<FakeWire> make_cuda_wire(const WireSpeed& speed);
 
 } // namespace tessera::comm
