@@ -43,7 +43,7 @@ MAY_INCLUDE = {
     "report": [],
     "train": CORE + FRONTS + ["exported", "report"],
     "launch": [],
-    "plan": ["comm", "engine", "ddp", "zero", "checkpoint", "exported/format"],
+    "plan": ["comm", "engine", "nn", "ddp", "zero", "checkpoint", "exported/format"],
     "cli": CORE + FRONTS + ["exported", "exported/format", "report", "launch", "plan"],
 }
 
@@ -138,6 +138,7 @@ POLICIES = (
     "src/engine/idle_buffers.",
     "src/engine/layout.",
     "src/engine/reduction_order.",
+    "src/nn/chunk_size.",
     "src/optim/matrix_plan.",
     "src/zero/owner_assignment.",
 )

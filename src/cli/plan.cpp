@@ -161,6 +161,12 @@ void add_model_flags(CLI::App& command, Settings& settings) {
       .add_flag(
           "--recompute", request.recompute, "Each block under recompute()")
       ->group(of_gpt);
+  command
+      .add_flag(
+          "--chunked-loss",
+          request.chunked_loss,
+          "The loss by linear_cross_entropy(), which never holds all logits")
+      ->group(of_gpt);
   add_dtype(
       command,
       "--loss-dtype",

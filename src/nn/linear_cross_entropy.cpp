@@ -7,13 +7,13 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include <algorithm>
 #include <sstream>
 #include <string>
 #include <utility>
 
 #include "engine/unit.h"
 #include "engine/unit_params.h"
+#include "nn/chunk_size.h"
 #include "nn/chunked_loss.h"
 
 namespace tessera::nn {
@@ -23,10 +23,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 constexpr const char* kCall = "linear_cross_entropy";
-constexpr int64_t kLeastChunk = 128;
-/// Each chunk reads and writes the whole gradient of the weight, which takes a
-/// GPU longer than the product.
-constexpr int64_t kLeastChunkOnDevice = 1024;
 
 template <class E>
 [[noreturn]] void refuse(const std::string& what) {
@@ -172,9 +168,8 @@ int64_t chunk_of(
     const at::Tensor& hidden,
     int64_t classes,
     std::optional<int64_t> wanted) {
-  return wanted.value_or(std::max(
-      hidden.is_cpu() ? kLeastChunk : kLeastChunkOnDevice,
-      hidden.numel() / std::max<int64_t>(classes, 1)));
+  return wanted.value_or(
+      usual_chunk(hidden.size(0), hidden.size(1), classes, hidden.is_cpu()));
 }
 
 /// Inside the function dtypes are chosen already.

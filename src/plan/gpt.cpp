@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "nn/chunk_size.h"
 #include "plan/checked.h"
 
 namespace tessera::plan {
@@ -147,6 +148,27 @@ GptProgram::GptProgram(
   square_flops_ = 2 * tokens * width * width;
   attention_flops_ = 4 * tokens * width * static_cast<double>(shape.length);
   head_flops_ = 2 * tokens * width * static_cast<double>(shape.vocabulary);
+  if (run.chunks_loss) {
+    const bool on_cpu = device == Device::Cpu;
+    const int64_t sum = std::max(element, kFloatBytes);
+    const int64_t product = on_cpu ? sum : element;
+    const int64_t chunk = std::min(
+        count, nn::usual_chunk(count, shape.width, shape.vocabulary, on_cpu));
+    const int64_t weight = times(shape.vocabulary, shape.width);
+    chunked_.is_wanted = true;
+    // Logits and their log-softmax, where no kernel works in place; the weight
+    // in the dtype of products; targets, factors and losses of tokens.
+    chunked_.held = plus(
+        times(chunk, shape.vocabulary, (on_cpu ? 2 : 1) * product),
+        plus(
+            product == element ? 0 : times(weight, product),
+            times(count, 1 + kIdBytes + 4 * sum)));
+    chunked_.hidden_gradient = compute == format::DType::Float16
+        ? times(count, shape.width, kFloatBytes)
+        : states_;
+    chunked_.weight_gradient = times(weight, sum);
+    chunked_.casts_weight_gradient = sum != element;
+  }
   times(states_, 64); // what a block has at most, so that sums need no check
 }
 
@@ -216,6 +238,16 @@ void GptProgram::forward(Rank& rank, Account& account) const {
   }
   touch(rank, kNormWeight);
   ledger.add(kind, states_ + stats_); // the last norm
+  if (chunked_.is_wanted) {
+    chunked_forward(rank, account);
+  } else {
+    head_forward(rank, account);
+  }
+}
+
+void GptProgram::head_forward(Rank& rank, Account& account) const {
+  Ledger& ledger = account.device;
+  constexpr Kind kind = Kind::Activations;
   touch(rank, head());
   account.clock.compute(head_flops_);
   ledger.add(kind, logits_);
@@ -224,6 +256,19 @@ void GptProgram::forward(Rank& rank, Account& account) const {
   }
   ledger.add(kind, loss_logits_); // log-softmax
   ledger.drop(kind, logits_ + (casts_logits_ ? loss_logits_ : 0));
+}
+
+/// Leaves the gradients of the norm's output and of the head's weight, and not
+/// that output.
+void GptProgram::chunked_forward(Rank& rank, Account& account) const {
+  Ledger& ledger = account.device;
+  constexpr Kind kind = Kind::Activations;
+  touch(rank, head());
+  ledger.add(kind, chunked_.hidden_gradient);
+  ledger.add(kind, chunked_.weight_gradient);
+  ledger.add(kind, chunked_.held);
+  account.clock.compute(3 * head_flops_);
+  ledger.drop(kind, chunked_.held + states_);
 }
 
 /// The block's input is allocated already and stays. Adds the block's output
@@ -319,10 +364,10 @@ void GptProgram::recomputed_backward(Rank& rank, Account& account, size_t unit)
   ledger.drop(Kind::Activations, random_state_); // of then
 }
 
-void GptProgram::backward(Rank& rank, Account& account) const {
+/// Leaves the gradient of the norm's output, and not that output.
+void GptProgram::head_backward(Rank& rank, Account& account) const {
   Ledger& ledger = account.device;
   constexpr Kind kind = Kind::Activations;
-  using namespace root_param; // NOLINT: names of one enum
   ledger.add(kind, loss_logits_); // of the log-softmax
   ledger.add(kind, loss_logits_); // of its input
   ledger.drop(kind, 2 * loss_logits_);
@@ -336,6 +381,35 @@ void GptProgram::backward(Rank& rank, Account& account) const {
   add_gradient(rank, head());
   finish_split(rank, head());
   ledger.drop(kind, logits_ + states_);
+}
+
+/// Hands out what forward has made.
+void GptProgram::chunked_backward(Rank& rank, Account& account) const {
+  Ledger& ledger = account.device;
+  constexpr Kind kind = Kind::Activations;
+  if (chunked_.hidden_gradient != states_) { // is cast
+    ledger.add(kind, states_);
+    ledger.drop(kind, chunked_.hidden_gradient);
+  }
+  if (!chunked_.casts_weight_gradient) {
+    ledger.drop(kind, chunked_.weight_gradient); // it becomes the gradient
+  }
+  add_gradient(rank, head());
+  if (chunked_.casts_weight_gradient) {
+    ledger.drop(kind, chunked_.weight_gradient);
+  }
+  finish_split(rank, head());
+}
+
+void GptProgram::backward(Rank& rank, Account& account) const {
+  Ledger& ledger = account.device;
+  constexpr Kind kind = Kind::Activations;
+  using namespace root_param; // NOLINT: names of one enum
+  if (chunked_.is_wanted) {
+    chunked_backward(rank, account);
+  } else {
+    head_backward(rank, account);
+  }
   touch(rank, kNormWeight);
   ledger.add(kind, states_); // norm
   add_gradient(rank, kNormWeight);

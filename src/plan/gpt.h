@@ -33,6 +33,8 @@ struct GptRun {
   bool recomputes = false; // each block under recompute()
   /// The dtype of logits in the loss; default: the compute dtype.
   std::optional<format::DType> loss_dtype = std::nullopt;
+  /// The head and the loss by linear_cross_entropy(), whose dtypes are its own.
+  bool chunks_loss = false;
 };
 
 /// Throws PlanError for a shape that is not a GPT's, or too large to plan.
@@ -63,6 +65,15 @@ Model model_of(const GptShape& shape);
 /// that nobody saves, gradients of activations, logits beside their
 /// log-softmax, and three tensors of the size of the logits at once in its
 /// backward.
+///
+/// A loss in chunks makes all that backward needs in forward. The head then
+/// leaves, in place of what is above,
+///
+///   head   input of the norm               NW
+///          gradient of its output          NW
+///          gradient of the head's weight   vocabulary * W, in float32
+///
+/// and holds on the way the logits of a chunk, twice on a CPU.
 class GptProgram : public Program {
  public:
   /// `compute`: the dtype of activations.
@@ -75,6 +86,10 @@ class GptProgram : public Program {
   void backward(Rank& rank, Account& account) const override;
 
  private:
+  void head_forward(Rank& rank, Account& account) const;
+  void head_backward(Rank& rank, Account& account) const;
+  void chunked_forward(Rank& rank, Account& account) const;
+  void chunked_backward(Rank& rank, Account& account) const;
   void block_forward(Rank& rank, Account& account, size_t unit) const;
   void block_backward(Rank& rank, Account& account, size_t unit) const;
   void recomputed_forward(Rank& rank, Account& account, size_t unit) const;
@@ -107,6 +122,15 @@ class GptProgram : public Program {
   int64_t logits_ = 0;
   int64_t loss_logits_ = 0; // in the loss's dtype
   bool casts_logits_ = false;
+  /// Of a loss in chunks.
+  struct ChunkedLoss {
+    bool is_wanted = false;
+    int64_t held = 0; // while forward computes it
+    int64_t hidden_gradient = 0;
+    int64_t weight_gradient = 0;
+    bool casts_weight_gradient = false; // to the compute dtype
+  };
+  ChunkedLoss chunked_;
   // Operations of forward; backward has twice as many.
   double square_flops_ = 0; // a product with a matrix of (width, width)
   double attention_flops_ = 0; // both products, as if nothing was masked

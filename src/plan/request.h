@@ -29,6 +29,7 @@ struct Request {
   bool untied = false;
   bool split_root = false;
   bool recompute = false;
+  bool chunked_loss = false;
   std::optional<format::DType> loss_dtype = std::nullopt;
 
   // The set-up.

@@ -20,7 +20,7 @@ bool has_gpt_flags(const Request& request) {
   return request.layers || request.width || request.heads ||
       request.vocabulary || request.length || request.batch || request.tied ||
       request.untied || request.split_root || request.recompute ||
-      request.loss_dtype;
+      request.chunked_loss || request.loss_dtype;
 }
 
 void check_gpt_flags(const Request& request) {
@@ -39,6 +39,10 @@ void check_gpt_flags(const Request& request) {
   if (request.split_root && !request.untied) {
     throw PlanError(
         "--split-root needs --untied: a tied embedding is also the output layer and stays in the root.");
+  }
+  if (request.chunked_loss && request.loss_dtype) {
+    throw PlanError(
+        "--loss-dtype is of a loss that holds all logits; a --chunked-loss has dtypes of its own. Leave out one of them.");
   }
   if (!request.heads && *request.width % kUsualHeadSize != 0) {
     throw PlanError(
@@ -74,12 +78,13 @@ GptSubject gpt_of(const Request& request, Notes& notes) {
   shape.length = value_or_usual(request.length, 1024, "--length", notes);
   subject.run.batch = value_or_usual(request.batch, 1, "--batch", notes);
   subject.run.recomputes = request.recompute;
+  subject.run.chunks_loss = request.chunked_loss;
   subject.run.loss_dtype = request.loss_dtype.value_or(format::DType::Float32);
   if (request.tokens) {
     throw PlanError(
         "--tokens belongs to a checkpoint; a GPT has --batch sequences of --length tokens.");
   }
-  if (!request.loss_dtype) {
+  if (!request.loss_dtype && !request.chunked_loss) {
     notes.emplace_back("--loss-dtype float32: the loss is computed in float32");
   }
   if (!request.tied && !request.untied) {

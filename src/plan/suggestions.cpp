@@ -42,6 +42,12 @@ std::vector<Change> changes_of(const Request& request) {
                          changed.param_dtype = format::DType::BFloat16;
                        }});
   }
+  if (request.checkpoint.empty() && !request.chunked_loss &&
+      !request.loss_dtype) {
+    changes.push_back({"--chunked-loss", [](Request& changed) {
+                         changed.chunked_loss = true;
+                       }});
+  }
   if (request.checkpoint.empty() && !request.recompute) {
     changes.push_back(
         {"--recompute", [](Request& changed) { changed.recompute = true; }});

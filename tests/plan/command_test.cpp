@@ -18,6 +18,7 @@ using tessera::testing::run_command;
 using tessera::testing::tessera_program;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 CommandResult run(const std::vector<std::string>& words) {
   std::vector<std::string> command{tessera_program(), "plan"};
@@ -363,6 +364,21 @@ TEST(PlanCommandTest, AFullDiskIsAnError) {
   EXPECT_THAT(result.output, HasSubstr("standard output"));
 }
 
+/// As with the trainer's flag of this name.
+TEST(PlanCommandTest, ALossInChunksNeedsLessMemory) {
+  std::vector<std::string> words{
+      "--layers", "12", "--width", "768", "--batch", "8", "--device", "cuda"};
+  const json whole = run_json(words);
+  words.emplace_back("--chunked-loss");
+  const json chunked = run_json(words);
+  const auto peak = [](const json& plan) {
+    return plan["device_memory"]["at_peak"]["total"].get<int64_t>();
+  };
+  const int64_t logits = int64_t{8} * 1024 * 50257 * 4;
+  EXPECT_LT(peak(chunked), peak(whole) - 2 * logits);
+  EXPECT_THAT(run(words).output, Not(HasSubstr("--loss-dtype")));
+}
+
 TEST(PlanCommandTest, RejectsWithReasons) {
   const ScratchFolder folder;
   std::ofstream(folder / "bad.safetensors") << "not a checkpoint";
@@ -375,6 +391,15 @@ TEST(PlanCommandTest, RejectsWithReasons) {
       {{bad}, "bad.safetensors"},
       {{folder / "nothing"}, "nothing"},
       {{bad, "--batch", "4"}, "leave out the flags of a GPT"},
+      {{bad, "--chunked-loss"}, "leave out the flags of a GPT"},
+      {{"--layers",
+        "2",
+        "--width",
+        "128",
+        "--chunked-loss",
+        "--loss-dtype",
+        "float32"},
+       "Leave out one of them"},
       {{"--layers", "2", "--width", "100"}, "Give --heads"},
       {{"--layers", "2", "--width", "128", "--strategy", "hybrid"},
        "needs --mesh"},

@@ -361,6 +361,7 @@ std::vector<Case> cases() {
   const plan::GptRun many{.batch = 4};
   const plan::GptRun again{.batch = 4, .recomputes = true};
   const plan::GptRun cast{.batch = 4, .loss_dtype = DType::Float32};
+  const plan::GptRun chunks{.batch = 4, .chunks_loss = true};
   const auto keeps = [](TrainingSetup& s) { s.reshard_after_forward = false; };
   const auto bf16 = [](TrainingSetup& s) { s.param_dtype = kBf16; };
   const auto all_bf16 = [](TrainingSetup& s) {
@@ -425,6 +426,13 @@ std::vector<Case> cases() {
        split(kWide),
        few,
        with(sharded(1, 2), overlaps_once)},
+      {"Chunked1Long", kLong, chunks, sharded(1, 1)},
+      {"Chunked2Long", kLong, chunks, sharded(1, 2)},
+      {"Chunked2Wide", kWide, chunks, sharded(1, 2)},
+      {"ChunkedBf16On2Long", kLong, chunks, with(sharded(1, 2), bf16)},
+      {"ChunkedSplit2Wide", split(kWide), chunks, sharded(1, 2)},
+      {"ChunkedUnsynced2Long", kLong, chunks, with(sharded(1, 2), once)},
+      {"ChunkedDdp2Long", kLong, chunks, whole(Engine::Ddp, 2)},
       {"NoShard2Wide", kWide, few, sharded(2, 1)},
       {"Hybrid2x2Wide", kWide, few, sharded(2, 2)},
       {"Rows2Wide", kWide, few, with(sharded(1, 2), rows)},

@@ -67,6 +67,11 @@ TEST(PlanTest, SavedActivationsFollowTheFormula) {
   EXPECT_EQ(
       make_plan(again, setup).after_forward.of(Kind::Activations),
       kSmall.layers * (n * w * 4 + 5056) + rest); // state of random numbers
+  GptSubject in_chunks = small();
+  in_chunks.run.chunks_loss = true; // the head's gradient, not the log-softmax
+  EXPECT_EQ(
+      make_plan(in_chunks, setup).after_forward.of(Kind::Activations),
+      kSmall.layers * block + rest + (w - n) * kSmall.vocabulary * 4);
 }
 
 TEST(PlanTest, NothingIsLeftBehindByAStep) {
@@ -74,10 +79,14 @@ TEST(PlanTest, NothingIsLeftBehindByAStep) {
     for (const Device device : {Device::Cpu, Device::Cuda}) {
       const TrainingSetup setup{
           .engine = engine, .copies = 2, .accumulate = 3, .device = device};
-      const Plan plan = make_plan(small(), setup);
-      EXPECT_EQ(plan.at_rest.of(Kind::Activations), 0);
-      EXPECT_EQ(plan.at_rest.of(Kind::Gradients), 0);
-      EXPECT_EQ(plan.at_rest.of(Kind::Full), 0);
+      for (const bool chunks_loss : {false, true}) {
+        GptSubject subject = small();
+        subject.run.chunks_loss = chunks_loss;
+        const Plan plan = make_plan(subject, setup);
+        EXPECT_EQ(plan.at_rest.of(Kind::Activations), 0);
+        EXPECT_EQ(plan.at_rest.of(Kind::Gradients), 0);
+        EXPECT_EQ(plan.at_rest.of(Kind::Full), 0);
+      }
     }
   }
 }

@@ -72,6 +72,20 @@ TEST(StepTimeTest, ComputesSixOperationsForEachParameterAndToken) {
   EXPECT_NEAR(time.together(), time.computing, 1e-9);
 }
 
+/// Forward makes the gradients, too.
+TEST(StepTimeTest, ALossInChunksComputesTheSame) {
+  const TrainingSetup setup{.speeds = speeds(50e9)};
+  const Plan whole = make_plan(GptSubject{kShape, {.batch = 4}}, setup);
+  const Plan chunked =
+      make_plan(GptSubject{kShape, {.batch = 4, .chunks_loss = true}}, setup);
+  EXPECT_NEAR(
+      chunked.time.computing,
+      whole.time.computing,
+      1e-9 * whole.time.computing);
+  EXPECT_LT(
+      chunked.device.at_peak.total(), 0.75 * whole.device.at_peak.total());
+}
+
 TEST(StepTimeTest, IsAtLeastEachLaneAndAtMostBoth) {
   for (const Engine engine : {Engine::Sharded, Engine::Ddp, Engine::Zero}) {
     for (const double bandwidth : {1e9, 20e9, 50e9, 400e9}) {

@@ -3,6 +3,7 @@
 // logits).
 #pragma once
 
+#include <tessera/nn/linear_cross_entropy.h>
 #include <tessera/recompute/recompute.h>
 
 #include <torch/torch.h>
@@ -39,7 +40,7 @@ struct TrainedGptImpl : torch::nn::Module {
     }
   }
 
-  at::Tensor forward(const at::Tensor& ids) {
+  at::Tensor hidden(const at::Tensor& ids) {
     auto x = tokens(ids); // first: backward comes to it last
     x = x + positions(torch::arange(ids.size(1)));
     for (const auto& module : *blocks) {
@@ -49,10 +50,18 @@ struct TrainedGptImpl : torch::nn::Module {
                 [block](const at::Tensor& y) { return block->forward(y); }, x)
           : block->forward(x);
     }
-    return torch::linear(norm(x), head ? head->weight : tokens->weight);
+    return norm(x);
+  }
+
+  at::Tensor forward(const at::Tensor& ids) {
+    return torch::linear(hidden(ids), head ? head->weight : tokens->weight);
   }
 
   at::Tensor loss(const at::Tensor& ids, const at::Tensor& targets) {
+    if (run.chunks_loss) {
+      return linear_cross_entropy(
+          hidden(ids), head ? head->weight : tokens->weight, targets);
+    }
     const auto logits = forward(ids);
     return torch::cross_entropy_loss(
         (run.loss_dtype ? logits.to(torch::kFloat) : logits).flatten(0, 1),

@@ -1,0 +1,27 @@
+// How many tokens have their logits in memory at a time. Without LibTorch:
+// `tessera plan` counts with it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace tessera::nn {
+
+constexpr int64_t kLeastChunkOnCpu = 128;
+/// Each chunk reads and writes the whole gradient of the weight, which takes a
+/// GPU longer than the product.
+constexpr int64_t kLeastChunkOnDevice = 1024;
+
+/// So few tokens that their logits have no more elements than all hidden
+/// states, but not so few that overhead counts.
+inline int64_t usual_chunk(
+    int64_t tokens,
+    int64_t width,
+    int64_t classes,
+    bool on_cpu) {
+  return std::max(
+      on_cpu ? kLeastChunkOnCpu : kLeastChunkOnDevice,
+      tokens * width / std::max<int64_t>(classes, 1));
+}
+
+} // namespace tessera::nn
