@@ -11,6 +11,7 @@
 #include "engine/module_units.h"
 #include "engine/unit.h"
 #include "fsdp/training.h"
+#include "support/device.h"
 
 namespace tessera {
 namespace {
@@ -51,7 +52,7 @@ struct Trainee {
   Trainee(const Case& each, const Group& world, bool kept) {
     torch::manual_seed(3);
     model = Stack(kVocabulary, kWidth, kDepth);
-    model->to(at::kFloat);
+    model->to(test_device(), at::kFloat);
     shard_blocks(model, options_of(each, world, kept));
     optimizer = std::make_unique<optim::AdamW>(parameters(model), 0.05);
   }
