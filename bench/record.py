@@ -9,7 +9,8 @@
 
 Records are bench/records/*.jsonl. The text is bench/records/performance.md.in, in
 which {{runs}} becomes a table of the runs, and {{table RECORD PATTERN...}} one of the
-rows whose names match a pattern.
+rows whose names match a pattern. What stands between {{if RECORD PATTERN...}} and
+{{end}} is there if the record has such rows. Every row of every record is in a table.
 """
 
 import argparse
@@ -133,6 +134,16 @@ def matching(sections, patterns):
 # ---- The document ----------------------------------------------------------
 
 
+def without_empty_parts(template, records):
+    """Leaves out what is about rows that no record has."""
+
+    def replace(match):
+        record, *patterns = match[1].split()
+        return "\n" + match[2] if matching(records.get(record, []), patterns) else ""
+
+    return re.sub(r"\n\{\{if (.*?)\}\}\n(.*?)\{\{end\}\}\n", replace, template, flags=re.S)
+
+
 def fill(template, records):
     used = set()
 
@@ -149,10 +160,11 @@ def fill(template, records):
         used.update((record, row["name"]) for row in rows)
         return rows_table(rows) if rows else "*Not measured yet: no row of the record is of this kind.*"
 
-    document = re.sub(r"\{\{(.*?)\}\}", replace, template)
-    unused = [row["name"] for row in matching(records.get("cpu", []), ["*"]) if ("cpu", row["name"]) not in used]
-    if unused:
-        sys.exit(f"{TEMPLATE} has no table for these rows of the record cpu: {', '.join(unused)}")
+    document = re.sub(r"\{\{(.*?)\}\}", replace, without_empty_parts(template, records))
+    for record, sections in records.items():
+        unused = [row["name"] for row in matching(sections, ["*"]) if (record, row["name"]) not in used]
+        if unused:
+            sys.exit(f"{TEMPLATE} has no table for these rows of the record {record}: {', '.join(unused)}")
     return document
 
 
@@ -214,7 +226,9 @@ def self_test():
         "| `a/c` | 1234 MB |  |  |  |",
     ]
     assert table.split("\n") == expected, table
-    for template in ("{{tabel cpu a/*}}", "{{table gpu a/*}}", "{{table cpu a/b}}"):
+    absent = "\n{{if gpu a/*}}\n{{table gpu a/*}}\n{{end}}\n\n{{if cpu b/*}}\nb\n{{end}}\n"
+    assert fill(absent + "\n{{if cpu a/*}}\n{{table cpu a/*}}\n{{end}}\n", {"cpu": [({}, rows)]}) == f"\n{table}\n"
+    for template in ("{{tabel cpu a/*}}", "{{table gpu a/*}}", "{{table cpu a/b}}", "{{if cpu a/*}}\n", "{{end}}\n"):
         try:
             fill(template, {"cpu": [({}, rows)]})
         except SystemExit:
@@ -224,11 +238,13 @@ def self_test():
 
 
 def self_test_of_families():
-    """What bench/run.py can measure on CPUs, a record can be made of."""
-    patterns = [word for table in re.findall(r"\{\{table cpu (.*?)\}\}", TEMPLATE.read_text()) for word in table.split()]
-    shown = {results.family_of(pattern) for pattern in patterns}
-    measured = {contest.family for contest in contests("build") if contest.device == "cpu"}
-    assert measured <= shown, f"{TEMPLATE} has no table for {measured - shown}"
+    """Of what bench/run.py can measure, a record can be made."""
+    text = TEMPLATE.read_text()
+    for device, record in (("cpu", "cpu"), ("cuda", "h200")):
+        patterns = [word for table in re.findall(rf"\{{\{{table {record} (.*?)\}}\}}", text) for word in table.split()]
+        shown = {results.family_of(pattern) for pattern in patterns}
+        measured = {contest.family for contest in contests("build") if contest.device == device}
+        assert measured <= shown, f"{TEMPLATE} has no table of {record} for {measured - shown}"
     programs = [*TEMPLATE.parents[1].glob("*_bench.cpp")]
     peers = {peer for program in programs for peer in re.findall(r'peers\["(\w+)"\]', program.read_text())}
     assert "gloo" in peers and peers <= PEERS.keys(), f"PEERS has no name for {peers - PEERS.keys()}"

@@ -5,9 +5,9 @@
     python3 bench/peers/ddp.py --ranks 1 --config 124M --device cuda
 
 Prints partial rows; bench/run.py puts them beside ours. AdamW(fused=True), the same
-model and shapes. On the CPU one thread a rank and Gloo; on a GPU NCCL and autocast
-to bfloat16. PyTorch's overlap of ZeRO with DDP refuses Gloo, so that its peer is
-ZeRO without.
+model and shapes. On the CPU one thread a rank and Gloo; on a GPU NCCL, autocast
+to bfloat16, and clipping. PyTorch's overlap of ZeRO with DDP refuses Gloo, so that its
+peer is ZeRO without; on a GPU also without clipping, which steps inside backward lack.
 """
 
 import torch
@@ -21,7 +21,7 @@ REPEATS, STEPS, WARM_UP = 3, 6, 3
 CONSOLIDATIONS = 1  # per round: one takes seconds
 
 
-def make_step(args, with_zero):
+def make_step(args, with_zero, clips):
     torch.manual_seed(0)
     config = CONFIGS[args.config]
     model = DistributedDataParallel(Gpt(*config).to(args.device), gradient_as_bucket_view=True)
@@ -35,6 +35,8 @@ def make_step(args, with_zero):
         with torch.autocast("cuda", torch.bfloat16, enabled=args.device == "cuda"):
             loss = loss_of(model, ids)
         loss.backward()
+        if clips:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -52,11 +54,14 @@ def consolidation():
 
 
 def run(_rank, args):
-    steps = {"ddp": make_step(args, False), "zero": make_step(args, True)}
+    is_cuda = args.device == "cuda"
+    steps = {"ddp": make_step(args, False, is_cuda), "zero": make_step(args, True, is_cuda)}
+    if is_cuda:
+        steps["unclipped"] = make_step(args, True, False)
     for _ in range(ranks.times(args, WARM_UP)):
         for step in steps.values():
             step()
-    times = {"ddp": [], "zero": []}
+    times = {name: [] for name in steps}
     for _ in range(ranks.times(args, REPEATS)):
         for name, step in steps.items():
             times[name].append(
@@ -64,9 +69,11 @@ def run(_rank, args):
             )
     place = f"gpt-{args.config}/{args.device}{args.ranks}"
     ranks.print_row(f"ddp/{place}", {"ddp": times["ddp"]})
-    for family in ("zero", "zero_overlap"):
-        ranks.print_row(f"{family}/{place}", {"zero": times["zero"]})
-    if args.device == "cpu":
+    ranks.print_row(f"zero/{place}", {"zero": times["zero"]})
+    ranks.print_row(f"zero_overlap/{place}", {"zero": times["unclipped" if is_cuda else "zero"]})
+    if is_cuda:
+        ranks.print_row(f"ddp/captured/{place}", {"ddp": times["ddp"]})
+    else:
         ranks.print_row(f"zero/consolidate/20M/cpu{args.ranks}", {"zero": consolidation()})
 
 
