@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "train/step_graph.h"
+#include "train/captured/step_graph.h"
 
 namespace tessera::testing {
 

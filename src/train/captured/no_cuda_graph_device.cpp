@@ -1,5 +1,5 @@
 // Without CUDA's headers steps are not recorded.
-#include "train/step_graph.h"
+#include "train/captured/step_graph.h"
 
 namespace tessera::train {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "engine/unit.h"
-#include "train/step_kind.h"
+#include "train/captured/step_kind.h"
 
 namespace tessera::train {
 

@@ -1,4 +1,4 @@
-#include "train/last_operator.h"
+#include "train/captured/last_operator.h"
 
 namespace tessera::train {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/step_effects.h"
+#include "train/captured/step_effects.h"
 
 #include <tessera/error.h>
 

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "libtorch/recording.h"
-#include "train/device_rates.h"
-#include "train/step_effects.h"
-#include "train/step_graph.h"
-#include "train/step_kind.h"
+#include "train/captured/device_rates.h"
+#include "train/captured/step_effects.h"
+#include "train/captured/step_graph.h"
+#include "train/captured/step_kind.h"
 
 namespace tessera::train {
 

@@ -22,10 +22,10 @@
 #include "engine/plain_params.h"
 #include "engine/schedule.h"
 #include "libtorch/recording.h"
-#include "train/device_rates.h"
-#include "train/step_effects.h"
-#include "train/step_kind.h"
-#include "train/step_recording.h"
+#include "train/captured/device_rates.h"
+#include "train/captured/step_effects.h"
+#include "train/captured/step_kind.h"
+#include "train/captured/step_recording.h"
 
 namespace tessera {
 namespace {

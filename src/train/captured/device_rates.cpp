@@ -1,4 +1,4 @@
-#include "train/device_rates.h"
+#include "train/captured/device_rates.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>

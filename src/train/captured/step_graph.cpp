@@ -1,4 +1,4 @@
-#include "train/step_graph.h"
+#include "train/captured/step_graph.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "train/step_kind.h"
+#include "train/captured/step_kind.h"
 
 #include <tessera/optim/optimizer.h>
 #include <tessera/zero/zero_redundancy_optimizer.h>

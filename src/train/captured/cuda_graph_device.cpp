@@ -14,7 +14,7 @@
 #include <mutex>
 #include <utility>
 
-#include "train/step_graph.h"
+#include "train/captured/step_graph.h"
 
 namespace tessera::train {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/step_recording.h"
+#include "train/captured/step_recording.h"
 
 #include <tessera/error.h>
 
@@ -16,7 +16,7 @@
 #include "engine/schedule.h"
 #include "engine/unit.h"
 #include "libtorch/backward_stream.h"
-#include "train/last_operator.h"
+#include "train/captured/last_operator.h"
 
 namespace tessera::train {
 namespace {
