@@ -270,7 +270,9 @@ Work GroupImpl::begin(
   require_alive(call);
   const bool on_host = carrier != cuda_;
   note_call_begins(call, name_.c_str());
-  const uint64_t id = next_watched_call();
+  // A call that is recorded has not been made yet; and to tell of its end on
+  // NCCL's future would bring another stream into the recording.
+  const uint64_t id = engine::is_recorded_here() ? 0 : next_watched_call();
   tell({CallEvent::Kind::Starts, id, call, !on_host});
   WorkPtr work;
   try {
