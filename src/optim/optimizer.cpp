@@ -291,19 +291,14 @@ void Optimizer::load_state_dict(const StateDict& dict) {
 
 void Optimizer::initialize_state() {
   at::NoGradGuard no_grad;
-  for (const auto& group : param_groups_) {
-    for (const at::Tensor& param : group.params()) {
-      if (find_state(param) != nullptr) {
-        return;
-      }
-    }
-  }
   std::vector<std::pair<at::Tensor, StateDict>> made;
   int64_t number = 0;
   for (size_t i = 0; i < param_groups_.size(); ++i) {
     const Options& options = options_of(i);
     for (const at::Tensor& param : param_groups_[i].params()) {
-      if (param.requires_grad() && param.numel() != 0) {
+      const bool gets_state = param.requires_grad() && param.numel() != 0 &&
+          find_state(param) == nullptr;
+      if (gets_state) {
         // The step updates a stand-in instead of the parameter: even with lr 0
         // it could turn a -0 into a 0, and writing to a shard makes its unit
         // gather again.

@@ -72,9 +72,6 @@ void initialize_state(torch::optim::Optimizer& optimizer) {
   }
   const auto access = libtorch_access_to(
       optimizer, optimizer.param_groups(), "initialize_state");
-  if (!optimizer.state().empty()) {
-    return;
-  }
   at::NoGradGuard no_grad;
   std::vector<
       std::pair<void*, std::unique_ptr<torch::optim::OptimizerParamState>>>
@@ -82,7 +79,10 @@ void initialize_state(torch::optim::Optimizer& optimizer) {
   int64_t number = 0;
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& param : group.params()) {
-      if (param.requires_grad() && param.numel() != 0) {
+      const bool gets_state = param.requires_grad() && param.numel() != 0 &&
+          optimizer.state().find(param.unsafeGetTensorImpl()) ==
+              optimizer.state().end();
+      if (gets_state) {
         if (auto state = access->initial_state(param, group.options())) {
           refuse_gradient(param, number, access->name());
           made.emplace_back(param.unsafeGetTensorImpl(), std::move(state));
@@ -144,7 +144,7 @@ void refuse_gradient(
     raise(
         {.call = "initialize_state"},
         fmt::format(
-            "this {} has no state yet, but parameter {} has a gradient. Call this function before backward, or make the step first.",
+            "parameter {1} has a gradient, but this {0} has no state of it yet. Call this function before backward, or make the step first.",
             name,
             number));
   }

@@ -164,7 +164,7 @@ TEST_P(LibTorchTest, RejectsInitializingBetweenBackwardAndStep) {
   make_gradients(params, 0);
   EXPECT_THAT(
       error_of([&] { initialize_state(*theirs); }),
-      HasSubstr("has no state yet, but parameter 0 has a gradient"));
+      HasSubstr("parameter 0 has a gradient, but this"));
 }
 
 TEST_P(LibTorchTest, RejectsWhatItCannotHold) {

@@ -186,13 +186,29 @@ TEST_P(OptimizerTest, InitializingLeavesStateThatIsThere) {
   EXPECT_EQ(diff_state_dicts(optimizer->state_dict(), before), "");
 }
 
+/// As after a layer was thawed.
+TEST_P(OptimizerTest, InitializingAddsTheStateThatIsMissing) {
+  auto params = make_params();
+  const auto optimizer = GetParam().make(params);
+  params[1].set_requires_grad(false);
+  make_gradients(params, 0);
+  params[1].mutable_grad() = torch::Tensor();
+  optimizer->step();
+  optimizer->zero_grad();
+  const auto before = *optimizer->find_state(params[0]);
+  params[1].set_requires_grad(true);
+  initialize_state(*optimizer);
+  EXPECT_NE(optimizer->find_state(params[1]), nullptr);
+  EXPECT_EQ(diff_state_dicts(*optimizer->find_state(params[0]), before), "");
+}
+
 TEST_P(OptimizerTest, RejectsInitializingBetweenBackwardAndStep) {
   auto params = make_params();
   const auto optimizer = GetParam().make(params);
   params[1].mutable_grad() = torch::ones_like(params[1]);
   EXPECT_THAT(
       error_of([&] { initialize_state(*optimizer); }),
-      HasSubstr("has no state yet, but parameter 1 has a gradient"));
+      HasSubstr("parameter 1 has a gradient, but this"));
   EXPECT_EQ(optimizer->find_state(params[0]), nullptr);
 }
 

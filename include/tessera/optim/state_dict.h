@@ -85,10 +85,10 @@ TESSERA_API void load_state_dict(
     torch::optim::Optimizer& optimizer,
     const StateDict& dict);
 
-/// Gives an optimizer that has no state yet the state it would have after a
-/// step with zero gradients ("step" is 1), so that a dictionary has something
-/// to load into. Parameters and gradients are not touched. Does nothing if
-/// there is state; throws if a parameter that would get state has a gradient,
+/// Gives each trainable parameter that has no state yet the state that it would
+/// have after a step with zero gradients ("step" is 1), so that a dictionary
+/// has something to load into. Parameters, gradients and state that is there
+/// are not touched. Throws if a parameter that would get state has a gradient,
 /// since a step is pending then. Not collective.
 TESSERA_API void initialize_state(torch::optim::Optimizer& optimizer);
 
