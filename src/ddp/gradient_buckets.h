@@ -96,7 +96,7 @@ class GradientBuckets {
   const std::vector<NamedParam>& params_;
   const BucketLimits limits_;
   bool has_memory_ = false;
-  int64_t num_moves_ = 0; // buckets, as far as needed
+  int64_t num_moves_ = 0; // of the buckets to other memory
   std::vector<Slot> slots_; // by parameter
   std::vector<Bucket> buckets_;
 };

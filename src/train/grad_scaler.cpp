@@ -19,34 +19,13 @@
 #include "engine/module_units.h"
 #include "libtorch/recording.h"
 #include "train/scaled_optimizers.h"
+#include "train/scaler_options.h"
 #include "train/unscale.h"
 
 namespace tessera {
 namespace {
 
 constexpr const char* kLoad = "GradScaler::load_state_dict";
-
-void check_scaler_options(const GradScalerOptions& options, const char* call) {
-  const auto refuse = [&](const char* name, auto value, const char* wanted) {
-    raise<c10::ValueError>(
-        {.call = call},
-        fmt::format("{} is {}; expected {}.", name, value, wanted));
-  };
-  const double scale = options.init_scale();
-  if (!(std::isfinite(scale) && scale > 0)) {
-    refuse("the scale", scale, "a positive number");
-  }
-  if (!(options.growth_factor() > 1)) {
-    refuse("growth_factor", options.growth_factor(), "more than 1");
-  }
-  if (!(options.backoff_factor() > 0 && options.backoff_factor() < 1)) {
-    refuse(
-        "backoff_factor", options.backoff_factor(), "a number between 0 and 1");
-  }
-  if (options.growth_interval() < 1) {
-    refuse("growth_interval", options.growth_interval(), "1 or more");
-  }
-}
 
 /// True if clip_grad_norm_(model) gives all ranks of `group` one norm, which
 /// all of them computed together.
@@ -171,7 +150,7 @@ void GradScaler::Impl::agree_on_found_inf() {
 }
 
 void GradScaler::Impl::set(GradScalerOptions changed, const char* call) {
-  check_scaler_options(changed, call);
+  train::check_scaler_options(changed, call);
   options = std::move(changed);
   compares_settings = true;
 }
@@ -179,7 +158,7 @@ void GradScaler::Impl::set(GradScalerOptions changed, const char* call) {
 GradScaler::GradScaler(const GradScalerOptions& options)
     : impl_(std::make_unique<Impl>()) {
   if (options.enabled()) {
-    check_scaler_options(options, "GradScaler");
+    train::check_scaler_options(options, "GradScaler");
   }
   impl_->options = options;
 }
@@ -276,7 +255,7 @@ void GradScaler::update(std::optional<double> new_scale) {
   constexpr const char* kCall = "GradScaler::update";
   impl_->check_has_scale(kCall);
   if (new_scale) {
-    check_scaler_options(
+    train::check_scaler_options(
         GradScalerOptions(impl_->options).init_scale(*new_scale), kCall);
   } else if (impl_->optimizers.empty()) {
     raise(
@@ -380,7 +359,7 @@ GradScaler::Impl::Loaded GradScaler::Impl::read(const StateDict& state) const {
                      .backoff_factor(state.at("backoff_factor").to_double())
                      .growth_interval(state.at("growth_interval").to_int()),
       .tracker = state.at("_growth_tracker").to_int()};
-  check_scaler_options(loaded.options, kLoad);
+  train::check_scaler_options(loaded.options, kLoad);
   if (loaded.tracker < 0 ||
       loaded.tracker > std::numeric_limits<int32_t>::max()) {
     raise<c10::ValueError>(
