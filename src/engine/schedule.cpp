@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "engine/start.h"
+#include "libtorch/recording.h"
 
 namespace tessera::engine {
 namespace {
@@ -87,6 +88,9 @@ void Schedule::touch(std::span<Unit* const> units) {
         "a second thread uses this sharded model at the same time. A model belongs to one thread; give each its own, or take turns.");
   }
   const std::scoped_lock lock(mutex_);
+  for (const Unit* unit : units) {
+    expect_in_recording(unit, unit->name());
+  }
   if (!in_backward()) {
     backwards_.note_outside();
   }

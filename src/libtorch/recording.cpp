@@ -14,9 +14,14 @@
 namespace tessera::engine {
 namespace {
 
-std::atomic<Recording*>& under_way() {
-  static std::atomic<Recording*> recording{nullptr};
-  return recording;
+std::atomic<RecordingScope*>& under_way() {
+  static std::atomic<RecordingScope*> scope{nullptr};
+  return scope;
+}
+
+Recording* recording_under_way() {
+  RecordingScope* scope = under_way();
+  return scope == nullptr ? nullptr : &scope->recording();
 }
 
 thread_local RecordingScope* recorded_here = nullptr;
@@ -31,7 +36,7 @@ bool is_recorded_here() {
 }
 
 const Recording* recording_on(const c10::Device& device) {
-  const Recording* recording = under_way();
+  const Recording* recording = recording_under_way();
   return recording != nullptr && recording->device() == device ? recording
                                                                : nullptr;
 }
@@ -60,7 +65,7 @@ void Recording::add_collective(uint64_t digest) {
 }
 
 void count_in_recording(uint64_t digest) {
-  if (Recording* recording = under_way(); recording != nullptr) {
+  if (Recording* recording = recording_under_way(); recording != nullptr) {
     recording->add_collective(digest);
   }
 }
@@ -69,7 +74,7 @@ void note_in_recording(
     std::string_view call,
     std::string_view instead,
     const std::function<void()>& again) {
-  Recording* recording = under_way();
+  Recording* recording = recording_under_way();
   if (recording == nullptr || !recording->note(again)) {
     refuse(call, instead);
   }
@@ -95,9 +100,21 @@ void take_part_in_recording(HostPart part) {
   }
 }
 
-RecordingScope::RecordingScope(Recording& recording) {
-  Recording* nobody = nullptr;
-  if (!under_way().compare_exchange_strong(nobody, &recording)) {
+void expect_in_recording(const void* object, const std::string& unit) {
+  const RecordingScope* scope = under_way();
+  if (scope != nullptr && is_recorded_here() && !scope->expects(object)) {
+    raise(
+        {.call = "CapturedStep", .unit = unit},
+        "the step uses this sharded module, which is not in the model of the CapturedStep, and a replay would go on with what it gathered now. Pass a module that holds both.");
+  }
+}
+
+RecordingScope::RecordingScope(
+    Recording& recording,
+    std::unordered_set<const void*> expected)
+    : recording_(recording), expected_(std::move(expected)) {
+  RecordingScope* nobody = nullptr;
+  if (!under_way().compare_exchange_strong(nobody, this)) {
     raise(
         {.call = "CapturedStep"},
         "another step of this process is being captured. Capture one after the other.");

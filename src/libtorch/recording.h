@@ -9,6 +9,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 namespace tessera::engine {
@@ -85,12 +86,18 @@ struct HostPart {
 /// if there is an objection.
 void take_part_in_recording(HostPart part);
 
-/// As long as it lives, `recording` is under way on this thread. Throws
-/// c10::Error if another one is: devices record one step of a process at a
-/// time.
+/// For a unit that is used: throws c10::Error where is_recorded_here() and the
+/// recording does not expect the object. `unit` names it.
+void expect_in_recording(const void* object, const std::string& unit);
+
+/// As long as it lives, `recording` is under way on this thread, and expects
+/// these objects. Throws c10::Error if another recording is under way: devices
+/// record one step of a process at a time.
 class RecordingScope {
  public:
-  explicit RecordingScope(Recording& recording);
+  RecordingScope(
+      Recording& recording,
+      std::unordered_set<const void*> expected);
   ~RecordingScope();
   RecordingScope(const RecordingScope&) = delete;
   RecordingScope& operator=(const RecordingScope&) = delete;
@@ -103,11 +110,19 @@ class RecordingScope {
   const std::vector<Part>& parts() const {
     return parts_;
   }
+  Recording& recording() const {
+    return recording_;
+  }
+  bool expects(const void* object) const {
+    return expected_.contains(object);
+  }
 
  private:
   friend void take_part_in_recording(HostPart part);
 
-  std::vector<Part> parts_;
+  Recording& recording_;
+  const std::unordered_set<const void*> expected_;
+  std::vector<Part> parts_; // of this thread
 };
 
 } // namespace tessera::engine

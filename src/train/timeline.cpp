@@ -250,6 +250,10 @@ void Timeline::see_call(const comm::CallEvent& event) {
   }
 }
 
+bool is_timeline_active() {
+  return active_timeline != nullptr;
+}
+
 std::vector<TimelineSpan> Timeline::finish() {
   stop_watching();
   current_.end = clock_.on_device();

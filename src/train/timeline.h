@@ -105,4 +105,7 @@ class Timeline {
   std::optional<comm::CallWatch> watch_; // last: it uses the other members
 };
 
+/// Whether there is a timeline in this process.
+bool is_timeline_active();
+
 } // namespace tessera::train

@@ -18,10 +18,12 @@ namespace tessera {
 /// When a CapturedStep captures, and what it does if it cannot.
 struct TESSERA_API CapturedStepOptions {
   /// How many steps run eagerly before one is captured. They create what is
-  /// created once: optimizer state, workspaces of the device's libraries.
+  /// created once: optimizer state, workspaces of the device's libraries. Later
+  /// the first step of each kind runs eagerly, for the same reason.
   TORCH_ARG(int64_t, warmup_steps) = 3;
   /// Throw if a step cannot be captured, instead of running it eagerly with a
-  /// warning.
+  /// warning. Steps that run eagerly by design do so all the same: the first
+  /// steps, those inside a Join, and those that a timeline watches.
   TORCH_ARG(bool, require_capture) = false;
   /// How many graphs are kept. A further graph replaces the one that has not
   /// been used for the longest time.
@@ -52,23 +54,31 @@ struct TESSERA_API CapturedStepOptions {
 /// The optimizers may be AdamW, Adam or SGD of tessera::optim, or a
 /// NamedOptimizer or ZeroRedundancyOptimizer over one of them; with a
 /// GradScaler, only AdamW or Adam. A step of several micro-batches is one
-/// function that runs all of them. While a Join is open, steps are eager.
+/// function that runs all of them. While a Join is open, and while a
+/// StepMonitor makes a timeline, steps are eager.
 ///
 /// The first calls run the function eagerly. Then a call captures: it runs the
 /// function once, while the device records and does nothing, and replays what
-/// was recorded. Later calls replay. A call captures another graph if the
-/// shapes of its inputs are new, or if modes of modules, requires_grad,
-/// autocast or options of param groups have changed; each of these graphs is
-/// kept. All graphs are captured anew if parameters, buffers or optimizer state
-/// have moved to other memory, as an optimizer's load_state_dict() moves its
-/// state. Values may change freely: weights loaded in place, learning rates,
-/// the generator's seed.
+/// was recorded. Later calls replay. Steps are of another kind if the shapes of
+/// inputs, modes of modules, requires_grad, autocast, global switches (TF32,
+/// backends of attention, deterministic algorithms) or options of param groups
+/// other than the learning rate are different. The first step of a kind runs
+/// eagerly, the second one captures another graph, and the graphs are kept. If
+/// parameters, buffers or optimizer state have moved to other memory, as an
+/// optimizer's load_state_dict() moves its state, all graphs are dropped, and
+/// each kind begins with an eager step again. Values may change freely: weights
+/// loaded in place, learning rates, the generator's seed.
 ///
 /// A replay runs no part of the function on the host. So in the function:
 /// - Only work of the device is repeated. A counter that the function increases
 ///   does not change in a replay, and a line that it prints is not printed; a
 ///   capture runs the function once more.
-/// - Call zero_grad(), so that the step begins or ends without gradients.
+/// - Numbers and flags of the host that the function reads (the weight of a
+///   loss, a temperature, a momentum outside of the param groups) keep the
+///   values that they had in the capture. Pass what changes as an input, a
+///   tensor.
+/// - Compute gradients and use them in the same call, and call zero_grad(), so
+///   that the step begins or ends without gradients.
 /// - Use GradScaler and GradientAccumulation as elsewhere, for whole steps, but
 ///   pass no numbers of samples.
 /// - Do not step schedules, set learning rates, update averages, add to
@@ -78,26 +88,34 @@ struct TESSERA_API CapturedStepOptions {
 ///   inputs.
 /// - Other tensors that the function uses besides the model, the optimizers and
 ///   the inputs (a table of positions, weights of classes) must keep their
-///   memory as long as this object lives.
-/// The call returns one tensor, which no later call overwrites. An input in
-/// pinned memory may still be read after the call has returned: do not write to
-/// it before the device has finished the step.
+///   memory as long as this object lives. Write their new values in place: what
+///   replaces a tensor (`hidden_ = next.detach()`) replaces it in the capture
+///   alone. That is an error for parameters and buffers of the model; members
+///   that are not registered cannot be seen.
+/// - A sharded module that the function uses must be part of the model: pass a
+///   module that holds both.
+/// The call returns one tensor, detached, which no later call overwrites. An
+/// input in pinned memory may still be read after the call has returned: do not
+/// write to it before the device has finished the step.
 ///
 /// If a step cannot be captured, gradients, units, scalers and generators are
 /// as they were before the attempt. The step then runs eagerly, with one
 /// warning that names the operator or the call, and so do later steps of its
-/// kind. Eager steps read the learning rate as the graph does: on the device,
-/// in float32.
+/// kind; after some hundred calls the capture is tried again. Eager steps read
+/// the learning rate as the graph does: on the device, in float32.
 ///
 /// Several ranks decide together in each call: all of them replay, capture or
-/// run eagerly. If one rank has a new shape, all ranks capture; if one rank
-/// cannot capture, all run eagerly. Every rank must call this object for each
-/// step, and the function must make the same forwards, backwards and
-/// collectives on every rank: the ranks compare what they captured.
+/// run eagerly. If one rank has a new shape, all ranks run eagerly once and
+/// capture the next time; if one rank cannot capture, all run eagerly. Every
+/// rank must call this object for each step, and the function must make the
+/// same forwards, backwards and collectives on every rank: the ranks compare
+/// what they captured.
 ///
 /// On the CPU, and in a build without CUDA's headers, a call just runs the
 /// function.
-/// Not thread-safe.
+///
+/// Memory: a capture first gives the free memory of LibTorch's allocator back
+/// to the device, since a graph has memory of its own. Not thread-safe.
 class TESSERA_API CapturedStep {
  public:
   /// Makes one step. Gets the inputs of the call, moved to the model's device
@@ -107,7 +125,7 @@ class TESSERA_API CapturedStep {
 
   /// `optimizers` are all optimizers that the function steps. The model, the
   /// optimizers and what the function uses must outlive this object. Shard the
-  /// model first: modules and parameters are those that it has now. Throws
+  /// model first: modules, parameters and param groups are those of now. Throws
   /// c10::ValueError for options out of range. Not collective.
   CapturedStep(
       ModuleRef model,

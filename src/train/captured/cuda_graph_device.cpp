@@ -72,6 +72,9 @@ class CudaStepGraph : public StepGraph {
       const std::scoped_lock lock(generator.mutex());
       generator_before_ = generator.clone();
     }
+    // Memory of eager steps that is free again cannot be used by the recording,
+    // which has a pool of its own: the device gets it back.
+    c10::cuda::CUDACachingAllocator::emptyCache();
     graph_ = std::make_unique<at::cuda::CUDAGraph>();
     has_begun_ = true; // also if it fails on the way
     // Backward runs on threads of autograd, which other streams' work of this
@@ -117,7 +120,8 @@ class CudaStepGraph : public StepGraph {
       attempt([&] { host->release_pool(*pool_); });
     }
     // The generator believes that it is still recorded: it gets the state that
-    // it had before.
+    // it had before. (LibTorch 2.13 keeps what is recorded by the capture, so
+    // that may not be needed there; its headers do not say.)
     at::Generator generator = generator_of(device_);
     const std::scoped_lock lock(generator.mutex());
     generator.graphsafe_set_state(generator_before_);
@@ -158,8 +162,10 @@ class CudaGraphDevice : public GraphDevice {
     return broken_recordings();
   }
 
-  /// All graphs share a pool: one is replayed at a time, and nothing in the
-  /// pool is read once another has begun.
+  /// All graphs share a pool: one is replayed at a time. Its inputs lie
+  /// outside, and its output is copied. Gradients that a step leaves lie in the
+  /// pool: they are valid until another graph is replayed, and that one begins
+  /// with other gradients, or without any.
   std::unique_ptr<StepGraph> make_graph() override {
     Pool pool = pool_.lock();
     if (pool == nullptr) {

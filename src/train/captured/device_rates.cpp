@@ -53,4 +53,14 @@ DeviceRates::Scope::~Scope() {
   });
 }
 
+std::vector<double> rates_of(const OptimizerRefs& optimizers) {
+  std::vector<double> rates;
+  for (const auto& optimizer : optimizers) {
+    for (auto& group : optimizer.get().param_groups()) {
+      rates.push_back(group.options().get_lr());
+    }
+  }
+  return rates;
+}
+
 } // namespace tessera::train

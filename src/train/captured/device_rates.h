@@ -46,4 +46,7 @@ class DeviceRates {
   std::vector<Rate> rates_; // by group, of all optimizers
 };
 
+/// The learning rates of all groups.
+std::vector<double> rates_of(const OptimizerRefs& optimizers);
+
 } // namespace tessera::train

@@ -2,6 +2,9 @@
 
 #include <tessera/error.h>
 
+#define FMT_HEADER_ONLY
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "engine/schedule.h"
@@ -14,16 +17,6 @@ int64_t version_of(const at::Tensor& tensor) {
 }
 
 } // namespace
-
-std::vector<double> rates_of(const OptimizerRefs& optimizers) {
-  std::vector<double> rates;
-  for (const auto& optimizer : optimizers) {
-    for (auto& group : optimizer.get().param_groups()) {
-      rates.push_back(group.options().get_lr());
-    }
-  }
-  return rates;
-}
 
 void StepEffects::before_replay() const {
   for (const auto& unit : written) {
@@ -40,13 +33,18 @@ void StepEffects::after_replay() const {
   }
 }
 
-EffectsWatch::EffectsWatch(const StepParts& parts) : parts_(parts) {
+EffectsWatch::EffectsWatch(const StepParts& parts)
+    : parts_(parts), reducers_(parts.reducers()) {
   for (const auto& unit : parts_.units) {
     writes_.emplace(&unit->root(), unit->num_writes());
   }
-  for (const auto* tensors : {&parts.leaves, &parts.params, &parts.buffers}) {
-    for (const at::Tensor& tensor : *tensors) {
-      versions_.emplace_back(tensor, version_of(tensor));
+  const auto note_version = [&](const at::Tensor& tensor) {
+    versions_.emplace_back(tensor, version_of(tensor));
+  };
+  std::for_each(parts.leaves.begin(), parts.leaves.end(), note_version);
+  for (const auto* tensors : {&parts.params, &parts.buffers}) {
+    for (const auto& [name, tensor] : *tensors) {
+      note_version(tensor);
     }
   }
   for (const at::Tensor& leaf : parts.leaves) {
@@ -54,22 +52,41 @@ EffectsWatch::EffectsWatch(const StepParts& parts) : parts_(parts) {
   }
 }
 
-/// In each replay the sum would go to the memory of the gradient that was there
-/// while the step was recorded, though that is gone.
-void EffectsWatch::check_gradients() const {
-  const auto reducers = parts_.reducers();
-  const auto stays = [&](const at::Tensor& gradient) { // as a bucket's view
-    return std::any_of(
-        reducers.begin(), reducers.end(), [&](const ddp::Reducer* reducer) {
-          return reducer->holds(gradient);
-        });
-  };
+/// As a bucket's view.
+bool EffectsWatch::stays(const at::Tensor& gradient) const {
+  return std::any_of(
+      reducers_.begin(), reducers_.end(), [&](const ddp::Reducer* reducer) {
+        return reducer->holds(gradient);
+      });
+}
+
+std::vector<at::Tensor> EffectsWatch::old_gradients() const {
+  std::vector<at::Tensor> old;
+  for (const auto& [before, version] : gradients_) {
+    if (before.defined() && !stays(before)) {
+      old.push_back(before);
+    }
+  }
+  return old;
+}
+
+/// In each replay the step would read and write the memory of the gradient that
+/// was there while it was recorded, though that is gone.
+void EffectsWatch::check_gradients(
+    const std::string& user_of_old_gradients) const {
   for (const auto& [before, version] : gradients_) {
     if (version_of(before) != version && !stays(before)) {
       raise(
-          {.call = "CapturedStep"},
+          {.call = kCapturedStep},
           "the step adds to gradients that were there before it, or clears them in place. Call optimizer.zero_grad() in the step, so that it begins or ends without gradients.");
     }
+  }
+  if (!user_of_old_gradients.empty()) {
+    raise(
+        {.call = kCapturedStep},
+        fmt::format(
+            "the step uses gradients that were there before it, in {}, and a replay would use their old memory. Compute gradients and use them in the same call: forward, backward, optimizer.step(), optimizer.zero_grad().",
+            user_of_old_gradients));
   }
 }
 
@@ -78,15 +95,27 @@ void EffectsWatch::check_waiting() const {
   for (const auto& unit : parts_.units) {
     if (unit->gradients().holds_any()) {
       raise(
-          {.call = "CapturedStep"},
+          {.call = kCapturedStep},
           "the step ends while gradients wait for a backward with synchronisation. Make all micro-batches of a step in one call.");
     }
   }
 }
 
-StepEffects EffectsWatch::finish() const {
-  check_gradients();
+std::string objection_to_replaced(const std::string& replaced) {
+  return replaced.empty()
+      ? ""
+      : fmt::format(
+            "{} of the model is another tensor than when this object was made, and a replay would go on with the old one. Write new values in place, with copy_(), or make the CapturedStep anew.",
+            replaced);
+}
+
+StepEffects EffectsWatch::finish(
+    const std::string& user_of_old_gradients) const {
+  check_gradients(user_of_old_gradients);
   check_waiting();
+  if (const auto replaced = parts_.replaced(); !replaced.empty()) {
+    raise({.call = kCapturedStep}, objection_to_replaced(replaced));
+  }
   StepEffects effects;
   auto writes = writes_;
   for (const auto& unit : parts_.units) {

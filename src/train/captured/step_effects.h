@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "engine/unit.h"
-#include "train/captured/step_kind.h"
+#include "train/captured/step_parts.h"
 
 namespace tessera::train {
 
@@ -35,23 +35,31 @@ class EffectsWatch {
  public:
   explicit EffectsWatch(const StepParts& parts);
 
+  /// The gradients that are there and that each replay would find in other
+  /// memory: all but those in buckets.
+  std::vector<at::Tensor> old_gradients() const;
+
   /// The step is over. Throws c10::Error if it did what a replay cannot do
-  /// again: added to gradients that were there, or left some for later.
-  StepEffects finish() const;
+  /// again: added to gradients that were there, left some for later, or put
+  /// another tensor in the place of a parameter or buffer; or if there was an
+  /// operator that used old_gradients().
+  StepEffects finish(const std::string& user_of_old_gradients) const;
   /// The step failed: gradients and units are as they were before it.
   void undo() const;
 
  private:
-  void check_gradients() const;
+  void check_gradients(const std::string& user_of_old_gradients) const;
   void check_waiting() const;
+  bool stays(const at::Tensor& gradient) const;
 
   const StepParts& parts_;
+  const std::vector<ddp::Reducer*> reducers_;
   std::map<const engine::UnitIdentity*, int64_t> writes_; // by root
   std::vector<std::pair<at::Tensor, int64_t>> versions_;
   std::vector<std::pair<at::Tensor, int64_t>> gradients_; // by leaf
 };
 
-/// The learning rates of all groups.
-std::vector<double> rates_of(const OptimizerRefs& optimizers);
+/// What to say of StepParts::replaced(); empty for an empty one.
+std::string objection_to_replaced(const std::string& replaced);
 
 } // namespace tessera::train

@@ -1,20 +1,18 @@
 #include "train/captured/step_kind.h"
 
-#include <tessera/optim/optimizer.h>
-#include <tessera/zero/zero_redundancy_optimizer.h>
+#include <tessera/optim/options.h>
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <optional>
+#include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <variant>
-
-#include "base/fnv.h"
-#include "engine/module_units.h"
-#include "engine/parameters.h"
 
 namespace tessera::train {
 namespace {
@@ -23,8 +21,8 @@ namespace {
 class KindBytes {
  public:
   template <class T>
-  requires(std::is_arithmetic_v<T>) void add(T value) {
-    bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  requires(std::is_arithmetic_v<T> || std::is_enum_v<T>) void add(T value) {
+    kind_.bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
   }
   template <class T>
   void add(const std::optional<T>& value) {
@@ -35,7 +33,7 @@ class KindBytes {
   }
   void add(const std::string& text) {
     add(text.size());
-    bytes_ += text;
+    kind_.bytes += text;
   }
   template <class... Numbers>
   void add(const std::tuple<Numbers...>& numbers) {
@@ -48,25 +46,57 @@ class KindBytes {
       add(number);
     }
   }
-  std::string take() {
-    return std::move(bytes_);
+  /// What was added since the last part is `what`.
+  void end_part(const char* what, bool is_option = false) {
+    kind_.parts.push_back({what, is_option, kind_.bytes.size()});
+  }
+  StepKind take() {
+    return std::move(kind_);
   }
 
  private:
-  std::string bytes_;
+  StepKind kind_;
 };
 
-void add_input(const at::Tensor& input, KindBytes& kind) {
-  kind.add(input.defined());
-  if (!input.defined()) {
-    return;
+void add_inputs(const std::vector<at::Tensor>& inputs, KindBytes& kind) {
+  kind.add(inputs.size());
+  for (const at::Tensor& input : inputs) {
+    kind.add(input.defined());
+    if (!input.defined()) {
+      continue;
+    }
+    kind.add(input.sizes());
+    kind.add(input.strides());
+    kind.add(input.scalar_type());
+    kind.add(input.device().type());
+    kind.add(input.device().index());
+    kind.add(input.requires_grad());
   }
-  kind.add(input.sizes());
-  kind.add(input.strides());
-  kind.add(static_cast<int>(input.scalar_type()));
-  kind.add(static_cast<int>(input.device().type()));
-  kind.add(input.device().index());
-  kind.add(input.requires_grad());
+  kind.end_part(kShapesOfInputs);
+}
+
+void add_model(const StepParts& parts, KindBytes& kind) {
+  kind.add(parts.model.is_training());
+  for (const auto& module : parts.modules) {
+    kind.add(module->is_training());
+  }
+  kind.end_part("the mode of a module (train() or eval())");
+  for (const auto& [name, param] : parts.params) {
+    kind.add(param.requires_grad());
+  }
+  for (const at::Tensor& leaf : parts.leaves) {
+    kind.add(leaf.requires_grad());
+  }
+  kind.end_part("requires_grad of a parameter");
+  for (const at::Tensor& leaf : parts.leaves) {
+    kind.add(leaf.grad().defined());
+  }
+  kind.end_part("which parameters have a gradient before the step");
+  for (const auto& unit : parts.units) {
+    kind.add(unit->gradients().syncs());
+    kind.add(unit->gradients().all_reduces());
+  }
+  kind.end_part("whether gradients are reduced");
 }
 
 /// All but the learning rate, which kernels read on the device.
@@ -82,157 +112,81 @@ void add_options(optim::Options& options, KindBytes& kind) {
           }
         },
         field.slot);
+    kind.end_part(field.key, /*is_option=*/true);
   }
 }
 
-uint64_t place_of(const at::Tensor& tensor) {
-  // Without looking at the bytes, which may be shared until they are written.
-  return !tensor.defined() || !tensor.has_storage()
-      ? 0
-      : reinterpret_cast<uint64_t>(
-            tensor.storage().unsafeGetStorageImpl()->data()) +
-          static_cast<uint64_t>(tensor.storage_offset());
-}
-
-std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& [name, tensor] : named) {
-    tensors.push_back(tensor);
-  }
-  return tensors;
-}
-
-} // namespace
-
-StepParts::StepParts(torch::nn::Module& module, OptimizerRefs all)
-    : model(module),
-      optimizers(std::move(all)),
-      modules(module.modules(/*include_self=*/false)),
-      units(engine::units_in(module)),
-      params(module.parameters()),
-      leaves(tensors_of(engine::list_parameters(module))),
-      buffers(module.buffers()) {}
-
-std::vector<ddp::Reducer*> StepParts::reducers() const {
-  std::vector<ddp::Reducer*> found;
-  for (ddp::Reducer* reducer : ddp::Reducer::all()) {
-    const bool is_used =
-        std::any_of(params.begin(), params.end(), [&](const auto& param) {
-          return reducer->reduces(param);
-        });
-    if (is_used) {
-      found.push_back(reducer);
-    }
-  }
-  return found;
-}
-
-std::vector<Group> StepParts::groups() const {
-  std::vector<Group> found;
-  const auto add = [&](const Group& group) {
-    const bool is_known =
-        std::any_of(found.begin(), found.end(), [&](const Group& known) {
-          return known.global_ranks() == group.global_ranks();
-        });
-    if (group.size() > 1 && !is_known) {
-      found.push_back(group);
-    }
-  };
-  for (const auto& unit : units) {
-    add(unit->groups().all);
-  }
-  for (const ddp::Reducer* reducer : reducers()) {
-    add(reducer->group());
-  }
+void add_optimizers(const OptimizerRefs& optimizers, KindBytes& kind) {
   for (const auto& optimizer : optimizers) {
-    if (auto* zero = dynamic_cast<ZeroRedundancyOptimizer*>(&optimizer.get())) {
-      add(zero->join_process_group());
-    }
-  }
-  return found;
-}
-
-torch::optim::Optimizer& stepping_part(torch::optim::Optimizer& optimizer) {
-  auto* zero = dynamic_cast<ZeroRedundancyOptimizer*>(&optimizer);
-  return zero == nullptr ? optimizer : zero->optim();
-}
-
-std::string kind_of_step(
-    const StepParts& parts,
-    const std::vector<at::Tensor>& inputs) {
-  KindBytes kind;
-  kind.add(inputs.size());
-  for (const at::Tensor& input : inputs) {
-    add_input(input, kind);
-  }
-  kind.add(parts.model.is_training());
-  for (const auto& module : parts.modules) {
-    kind.add(module->is_training());
-  }
-  for (const at::Tensor& param : parts.params) {
-    kind.add(param.requires_grad());
-  }
-  for (const at::Tensor& leaf : parts.leaves) {
-    kind.add(leaf.requires_grad());
-    kind.add(leaf.grad().defined());
-  }
-  for (const auto& unit : parts.units) {
-    kind.add(unit->gradients().syncs());
-    kind.add(unit->gradients().all_reduces());
-  }
-  for (const auto& optimizer : parts.optimizers) {
     auto& groups = optimizer.get().param_groups();
     kind.add(groups.size());
     for (auto& group : groups) {
       kind.add(group.params().size());
+    }
+    kind.end_part("the number of parameters in a param group");
+    for (auto& group : groups) {
       if (auto* own = dynamic_cast<optim::Options*>(&group.options())) {
         add_options(*own, kind);
       }
     }
   }
-  for (const auto type : at::autocast::_AUTOCAST_SUPPORTED_DEVICES) {
-    kind.add(at::autocast::is_autocast_enabled(type));
-    kind.add(static_cast<int>(at::autocast::get_autocast_dtype(type)));
-  }
-  kind.add(at::GradMode::is_enabled());
-  kind.add(at::globalContext().deterministicAlgorithms());
-  return kind.take();
 }
 
-uint64_t places_of(const StepParts& parts) {
-  uint64_t digest = kFnvStart;
-  const auto mix = [&](const at::Tensor& tensor) {
-    digest = mix_digest(digest, place_of(tensor));
-  };
-  for (const at::Tensor& leaf : parts.leaves) {
-    mix(leaf);
+/// Of the whole process, as far as they can be read cheaply.
+void add_switches(KindBytes& kind) {
+  for (const auto type : at::autocast::_AUTOCAST_SUPPORTED_DEVICES) {
+    kind.add(at::autocast::is_autocast_enabled(type));
+    kind.add(at::autocast::get_autocast_dtype(type));
   }
-  for (const at::Tensor& buffer : parts.buffers) {
-    mix(buffer);
+  kind.add(at::GradMode::is_enabled());
+  kind.end_part("autocast or grad mode");
+  const at::Context& context = at::globalContext();
+  kind.add(context.deterministicAlgorithms());
+  kind.add(context.deterministicCuDNN());
+  kind.add(context.benchmarkCuDNN());
+  for (const auto op :
+       {at::Float32Op::MATMUL, at::Float32Op::CONV, at::Float32Op::RNN}) {
+    kind.add(context.float32Precision(at::Float32Backend::CUDA, op));
   }
-  for (const auto& optimizer : parts.optimizers) {
-    auto& stepping = stepping_part(optimizer);
-    for (auto& group : stepping.param_groups()) {
-      for (const at::Tensor& param : group.params()) {
-        mix(param);
-        const auto found = stepping.state().find(param.unsafeGetTensorImpl());
-        if (found == stepping.state().end()) {
-          continue;
-        }
-        const auto* state =
-            dynamic_cast<const optim::ParamState*>(found->second.get());
-        if (state == nullptr) {
-          continue;
-        }
-        for (const auto& [name, value] : state->values) {
-          if (value.is_tensor()) {
-            mix(value.tensor());
-          }
-        }
-      }
+  kind.add(context.allowFP16ReductionCuBLAS());
+  kind.add(context.allowBF16ReductionCuBLAS());
+  kind.add(context.userEnabledFlashSDP());
+  kind.add(context.userEnabledMemEfficientSDP());
+  kind.add(context.userEnabledMathSDP());
+  kind.add(context.userEnabledCuDNNSDP());
+  kind.end_part("a global switch of LibTorch");
+}
+
+} // namespace
+
+const StepKind::Part* StepKind::first_difference(const StepKind& other) const {
+  size_t begin = 0;
+  size_t others_begin = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const size_t end = parts[i].end;
+    const size_t others_end =
+        i < other.parts.size() ? other.parts[i].end : other.bytes.size();
+    const std::string_view mine(bytes.data() + begin, end - begin);
+    const std::string_view others(
+        other.bytes.data() + others_begin, others_end - others_begin);
+    if (mine != others) {
+      return &parts[i];
     }
+    begin = end;
+    others_begin = others_end;
   }
-  return digest;
+  return nullptr;
+}
+
+StepKind kind_of_step(
+    const StepParts& parts,
+    const std::vector<at::Tensor>& inputs) {
+  KindBytes kind;
+  add_inputs(inputs, kind);
+  add_model(parts, kind);
+  add_optimizers(parts.optimizers, kind);
+  add_switches(kind);
+  return kind.take();
 }
 
 } // namespace tessera::train

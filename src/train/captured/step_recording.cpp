@@ -12,16 +12,16 @@
 
 #include <algorithm>
 #include <mutex>
+#include <unordered_set>
+#include <utility>
 
 #include "engine/schedule.h"
 #include "engine/unit.h"
 #include "libtorch/backward_stream.h"
-#include "train/captured/last_operator.h"
+#include "train/captured/operator_watch.h"
 
 namespace tessera::train {
 namespace {
-
-constexpr const char* kCapturedStep = "CapturedStep";
 
 std::vector<int64_t> versions_of(const std::vector<at::Tensor>& tensors) {
   std::vector<int64_t> versions;
@@ -31,9 +31,11 @@ std::vector<int64_t> versions_of(const std::vector<at::Tensor>& tensors) {
   return versions;
 }
 
-/// Errors of LibTorch may end without a full stop.
+/// Errors of LibTorch may end without a full stop, and those of CUDA go on with
+/// advice about other errors.
 std::string sentence_of(const std::exception& error) {
   std::string text = text_of(error);
+  text = text.substr(0, text.find('\n'));
   if (text.empty() || text.back() != '.') {
     text += '.';
   }
@@ -48,6 +50,9 @@ class HostGenerator {
     return !before_.equal(state());
   }
   void restore() const {
+    if (!has_moved()) {
+      return; // others may draw from it at the same time
+    }
     at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
     const std::scoped_lock lock(generator.mutex());
     generator.set_state(before_);
@@ -63,8 +68,7 @@ class HostGenerator {
   const at::Tensor before_;
 };
 
-} // namespace
-
+/// From now on on the current stream.
 void run_backwards_here(const StepParts& parts) {
   for (const auto& unit : parts.units) {
     unit->params().run_backward_on_current_stream();
@@ -75,8 +79,6 @@ void run_backwards_here(const StepParts& parts) {
     }
   }
 }
-
-namespace {
 
 /// What a recording uses is its own: nothing that was gathered or cast before
 /// it, and nothing of it is there afterwards.
@@ -95,9 +97,12 @@ void record_function(
     RecordedStep& recorded,
     HostParts& host_parts) {
   StepGraph& graph = *recorded.graph;
-  run_backwards_here(step.parts);
   let_go(step.parts);
-  const engine::RecordingScope scope(graph);
+  std::unordered_set<const void*> known;
+  for (const auto& unit : step.parts.units) {
+    known.insert(unit.get());
+  }
+  const engine::RecordingScope scope(graph, std::move(known));
   const auto keep = c10::make_scope_exit([&] { host_parts = scope.parts(); });
   for (ddp::Reducer* reducer : step.parts.reducers()) {
     engine::take_part_in_recording(reducer->host_part());
@@ -154,9 +159,26 @@ at::Tensor RecordedStep::replay(const std::vector<at::Tensor>& given) {
   return output.defined() ? output.clone() : at::Tensor();
 }
 
+void on_recording_stream(
+    GraphDevice& device,
+    const StepParts& parts,
+    const std::function<void()>& work) {
+  try {
+    device.on_recording_stream([&] {
+      run_backwards_here(parts);
+      work();
+    });
+  } catch (...) {
+    run_backwards_here(parts);
+    throw;
+  }
+  run_backwards_here(parts);
+}
+
 std::unique_ptr<RecordedStep> record_step(
     const StepToRecord& step,
     const std::vector<at::Tensor>& inputs,
+    const EffectsWatch& watch,
     HostParts& host_parts) {
   auto recorded = std::make_unique<RecordedStep>();
   for (const at::Tensor& input : inputs) {
@@ -169,20 +191,23 @@ std::unique_ptr<RecordedStep> record_step(
   }
   recorded->graph = step.device.make_graph();
   const HostGenerator host_generator;
-  const LastOperator last;
+  const OperatorWatch operators(watch.old_gradients());
+  std::string last; // before what follows a failure
   try {
     const DeviceRates::Scope on_device(step.rates);
-    step.device.on_recording_stream(
-        [&] { record_function(step, *recorded, host_parts); });
+    on_recording_stream(step.device, step.parts, [&] {
+      const auto keep = c10::make_scope_exit([&] { last = operators.last(); });
+      record_function(step, *recorded, host_parts);
+    });
   } catch (const std::exception& error) {
     host_generator.restore();
     raise(
         {.call = kCapturedStep},
-        last.name().empty() ? sentence_of(error)
-                            : fmt::format(
-                                  "{} The last operator that began is {}.",
-                                  sentence_of(error),
-                                  last.name()));
+        last.empty() ? sentence_of(error)
+                     : fmt::format(
+                           "{} The last operator that began is {}.",
+                           sentence_of(error),
+                           last));
   }
   if (!step.device.device().is_cpu() && host_generator.has_moved()) {
     host_generator.restore();
@@ -194,6 +219,7 @@ std::unique_ptr<RecordedStep> record_step(
     recorded->host_effects.push_back(entry.part.finish());
   }
   recorded->host_parts = host_parts;
+  recorded->effects = watch.finish(operators.first_user());
   return recorded;
 }
 

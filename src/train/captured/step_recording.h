@@ -32,7 +32,7 @@ struct RecordedStep {
   HostParts host_parts;
   std::vector<std::function<void()>> host_effects; // of these parts
   uint64_t collectives = 0; // see Recording
-  int64_t last_use = 0;
+  int64_t last_use = 0; // number of a call
 
   /// Whether all host parts live; if not, the step cannot be replayed.
   bool lives() const;
@@ -50,17 +50,22 @@ struct StepToRecord {
   const CapturedStep::Function& function;
 };
 
-/// Records the function over copies of the inputs. If it throws, the device and
-/// the generators are as before; the caller undoes the rest, and tells
-/// `host_parts`, who took part.
+/// Records the function over copies of the inputs, while `watch` looks at what
+/// it does. If it throws, the device and the generators are as before; the
+/// caller undoes the rest, and tells `host_parts`, who took part.
 std::unique_ptr<RecordedStep> record_step(
     const StepToRecord& step,
     const std::vector<at::Tensor>& inputs,
+    const EffectsWatch& watch,
     HostParts& host_parts);
 
-/// Autograd's nodes that live from step to step run where they were made: on
-/// the current stream from now on.
-void run_backwards_here(const StepParts& parts);
+/// Runs `work` on the recording stream, and the backwards in it. Autograd's
+/// nodes that live from step to step run where they were made, so they are
+/// moved there, and afterwards back to the caller's stream.
+void on_recording_stream(
+    GraphDevice& device,
+    const StepParts& parts,
+    const std::function<void()>& work);
 
 /// Without the backtrace that LibTorch adds.
 std::string text_of(const std::exception& error);

@@ -1,4 +1,4 @@
-#include "train/tape.h"
+#include "train/captured/tape.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Allocator.h>
