@@ -79,7 +79,7 @@ struct TESSERA_API UnitInfo {
 /// What to watch in a step beyond time and memory.
 struct TESSERA_API MonitorOptions {
   /// Collect spans. Costs several percent of a step, and waits for a GPU at
-  /// both ends of the step.
+  /// both ends of the step. A CapturedStep is eager meanwhile.
   TORCH_ARG(bool, timeline) = false;
 };
 

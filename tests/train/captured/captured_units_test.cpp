@@ -1,4 +1,5 @@
 // Captured steps of sharded models.
+#include <tessera/checkpoint/checkpoint.h>
 #include <tessera/fsdp/summon.h>
 #include <tessera/state/state_dict.h>
 
@@ -9,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "checkpoint/support.h"
 #include "train/captured/captured_steps.h"
 #include "train/warnings.h"
 
@@ -193,6 +195,42 @@ TEST_P(CapturedUnitsTest, SummonsAndSavesBetweenReplaysSeeTheNewValues) {
       EXPECT_EQ(diff_state_dicts(saved(captured), saved(eager)), "") << i;
     }
     EXPECT_EQ(step.num_graphs(), 1);
+  });
+}
+
+/// A save that goes on while steps are replayed has the values of its step. (A
+/// tape writes past the storages by which a save on the CPU holds its memory.)
+TEST_P(CapturedUnitsTest, ASaveDuringReplaysHasTheValuesOfItsStep) {
+  if (test_device().is_cpu()) {
+    GTEST_SKIP() << "this test wants a CUDA device";
+  }
+  on_ranks(1, [&](const Group& world) {
+    const TempFolder folder(world);
+    Trained<optim::AdamW> trained(GetParam());
+    CapturedStep step(trained.model, {*trained.optimizer}, step_of(trained));
+    const auto state = [&] {
+      const OptimizerRefs optimizers{*trained.optimizer};
+      return StateDict{
+          {"model", get_model_state_dict(trained.model)},
+          {"optimizer", get_optimizer_state_dict(trained.model, optimizers)}};
+    };
+    for (int i = 0; i < 6; ++i) {
+      step({tokens(0, i)});
+    }
+    for (int round = 0; round < 5; ++round) {
+      const StateDict expected = state().clone();
+      auto saving = checkpoint::async_save(
+          state(), folder / "c", checkpoint::SaveOptions().overwrite(true));
+      for (int i = 0; i < 6; ++i) {
+        step({tokens(0, i)});
+      }
+      saving.wait();
+      EXPECT_TRUE(step.was_replayed()) << step.eager_reason();
+      StateDict loaded = state().clone();
+      EXPECT_NE(diff_state_dicts(loaded, expected), "");
+      checkpoint::load(loaded, folder / "c");
+      EXPECT_EQ(diff_state_dicts(loaded, expected), "") << round;
+    }
   });
 }
 
