@@ -19,7 +19,7 @@ ExportedSpec::Size described_range(
     const Range& range,
     const Formula::Linear& linear) {
   const auto at = [&](int64_t value) {
-    return linear.factor * value + linear.offset;
+    return checked_add(checked_mul(linear.factor, value), linear.offset);
   };
   // Bounds that no size reaches stand for none.
   constexpr int64_t kLarge = int64_t{1} << 40;
@@ -60,6 +60,7 @@ ExportedSpec::Size described_size(
           range == program.ranges.end() ? Range() : range->second, *linear);
     }
   } catch (const UnknownFormula&) { // of a result: nothing depends on it
+  } catch (const c10::Error&) { // beyond 64 bits
   }
   return {0, kAny};
 }

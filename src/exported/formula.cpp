@@ -73,13 +73,14 @@ std::optional<Formula::Linear> Formula::try_linear() const {
   }
   Linear result{
       .symbol = symbols.front(),
-      .factor = second.toInt() - first.toInt(),
+      .factor = checked_sub(second.toInt(), first.toInt()),
       .offset = 0};
-  result.offset = first.toInt() - result.factor * 10000;
+  result.offset = checked_sub(first.toInt(), checked_mul(result.factor, 10000));
   const auto agrees = [&](int64_t value) {
     const c10::IValue found = at(value);
     return found.isInt() &&
-        found.toInt() == result.factor * value + result.offset;
+        found.toInt() ==
+        checked_add(checked_mul(result.factor, value), result.offset);
   };
   const bool is_linear = result.factor != 0 && agrees(7) && agrees(123456) &&
       agrees(3) && agrees(10002) && agrees(10007);

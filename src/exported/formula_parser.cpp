@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <utility>
 
 #include "exported/formula.h"
 
@@ -9,6 +10,9 @@ namespace {
 
 /// Deeper expressions are refused: no program that a person wrote has them.
 constexpr int kMaxDepth = 200;
+/// A sum of many terms nests too, to the left: each term takes a call of
+/// evaluate().
+constexpr size_t kMaxTokens = 10000;
 
 struct Token {
   enum class Kind : uint8_t { Number, Word, Text, Sign, End };
@@ -23,6 +27,11 @@ std::vector<Token> tokens_of(std::string_view text) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
   };
   while (at < text.size()) {
+    if (tokens.size() == kMaxTokens) {
+      throw UnknownFormula(
+          "it has more than " + std::to_string(kMaxTokens) +
+          " names, numbers and signs");
+    }
     const char c = text[at];
     const size_t begin = at;
     if (std::isspace(static_cast<unsigned char>(c)) != 0) {
@@ -142,6 +151,12 @@ class FormulaParser {
     }
     return result;
   }
+  static Formula call(const std::string& name, Formula left, Formula right) {
+    std::vector<Formula> arguments;
+    arguments.push_back(std::move(left));
+    arguments.push_back(std::move(right));
+    return call(name, std::move(arguments));
+  }
   static size_t needed_arguments(const std::string& name) {
     static constexpr std::string_view kUnary[] = {
         "Abs",        "abs",        "ToFloat",   "float",
@@ -163,7 +178,7 @@ class FormulaParser {
     Formula left = conjunction();
     while (is_next("or") || is_next("|")) {
       ++at_;
-      left = call("or", {left, conjunction()});
+      left = call("or", std::move(left), conjunction());
     }
     return left;
   }
@@ -171,7 +186,7 @@ class FormulaParser {
     Formula left = negation();
     while (is_next("and") || is_next("&")) {
       ++at_;
-      left = call("and", {left, negation()});
+      left = call("and", std::move(left), negation());
     }
     return left;
   }
@@ -189,17 +204,18 @@ class FormulaParser {
            is_next(">") || is_next(">=")) {
       const std::string sign = tokens_[at_++].text;
       Formula right = sum();
-      Formula holds = call(sign, {left, right});
-      all = all ? call("and", {*all, holds}) : holds;
-      left = right;
+      Formula holds = call(sign, std::move(left), right);
+      all = all ? call("and", std::move(*all), std::move(holds))
+                : std::move(holds);
+      left = std::move(right);
     }
-    return all ? *all : left;
+    return all ? std::move(*all) : left;
   }
   Formula sum() {
     Formula left = product();
     while (is_next("+") || is_next("-")) {
       const std::string sign = tokens_[at_++].text;
-      left = call(sign, {left, product()});
+      left = call(sign, std::move(left), product());
     }
     return left;
   }
@@ -207,7 +223,7 @@ class FormulaParser {
     Formula left = factor();
     while (is_next("*") || is_next("/") || is_next("//") || is_next("%")) {
       const std::string sign = tokens_[at_++].text;
-      left = call(sign, {left, factor()});
+      left = call(sign, std::move(left), factor());
     }
     return left;
   }
@@ -220,7 +236,7 @@ class FormulaParser {
       return factor();
     }
     Formula base = atom();
-    return accept("**") ? call("**", {base, factor()}) : base;
+    return accept("**") ? call("**", std::move(base), factor()) : base;
   }
 
   Formula atom() {

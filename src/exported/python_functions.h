@@ -38,6 +38,8 @@ IValue shift_right(Numbers args);
 // Choices and conversions.
 IValue maximum(Numbers args);
 IValue minimum(Numbers args);
+IValue sym_maximum(Numbers args);
+IValue sym_minimum(Numbers args);
 IValue absolute(Numbers args);
 IValue choose(Numbers args);
 IValue floor_to_int(Numbers args);

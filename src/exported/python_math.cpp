@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -29,16 +30,15 @@ int64_t as_int(const IValue& value) {
   raise({}, "a symbolic number is too large for 64 bits.");
 }
 
-IValue checked(bool overflowed, int64_t result) {
-  if (overflowed) {
-    refuse_overflow();
-  }
-  return result;
-}
-
 void refuse_zero(bool is_zero) {
   if (is_zero) {
     raise({}, "a symbolic number is divided by zero.");
+  }
+}
+
+void refuse_negative_shift(int64_t bits) {
+  if (bits < 0) {
+    raise({}, "a symbolic number is shifted by a negative number of bits.");
   }
 }
 
@@ -55,7 +55,39 @@ IValue to_int(double number) {
   return static_cast<int64_t>(number);
 }
 
+/// torch.sym_max(int, float) is a float; Python's max() is one of the two.
+IValue float_if_any(std::span<const IValue> args, const IValue& result) {
+  const bool any = std::any_of(args.begin(), args.end(), [](const IValue& arg) {
+    return arg.isDouble();
+  });
+  return any ? IValue(as_float(result)) : result;
+}
+
 } // namespace
+
+int64_t checked_add(int64_t a, int64_t b) {
+  int64_t result = 0;
+  if (__builtin_add_overflow(a, b, &result)) {
+    refuse_overflow();
+  }
+  return result;
+}
+
+int64_t checked_sub(int64_t a, int64_t b) {
+  int64_t result = 0;
+  if (__builtin_sub_overflow(a, b, &result)) {
+    refuse_overflow();
+  }
+  return result;
+}
+
+int64_t checked_mul(int64_t a, int64_t b) {
+  int64_t result = 0;
+  if (__builtin_mul_overflow(a, b, &result)) {
+    refuse_overflow();
+  }
+  return result;
+}
 
 double as_float(const IValue& number) {
   if (number.isDouble()) {
@@ -90,10 +122,7 @@ IValue add(Numbers args) {
   IValue sum = args[0];
   for (const IValue& next : args.subspan(1)) {
     if (is_int(sum) && is_int(next)) {
-      int64_t result = 0;
-      const bool over =
-          __builtin_add_overflow(as_int(sum), as_int(next), &result);
-      sum = checked(over, result);
+      sum = checked_add(as_int(sum), as_int(next));
     } else {
       sum = as_float(sum) + as_float(next);
     }
@@ -105,10 +134,7 @@ IValue mul(Numbers args) {
   IValue product = args[0];
   for (const IValue& next : args.subspan(1)) {
     if (is_int(product) && is_int(next)) {
-      int64_t result = 0;
-      const bool over =
-          __builtin_mul_overflow(as_int(product), as_int(next), &result);
-      product = checked(over, result);
+      product = checked_mul(as_int(product), as_int(next));
     } else {
       product = as_float(product) * as_float(next);
     }
@@ -118,16 +144,14 @@ IValue mul(Numbers args) {
 
 IValue sub(Numbers args) {
   if (is_int(args[0]) && is_int(args[1])) {
-    int64_t result = 0;
-    const bool over =
-        __builtin_sub_overflow(as_int(args[0]), as_int(args[1]), &result);
-    return checked(over, result);
+    return checked_sub(as_int(args[0]), as_int(args[1]));
   }
   return as_float(args[0]) - as_float(args[1]);
 }
 
 IValue neg(Numbers args) {
-  return is_int(args[0]) ? IValue(-as_int(args[0])) : -as_float(args[0]);
+  return is_int(args[0]) ? IValue(checked_sub(0, as_int(args[0])))
+                         : -as_float(args[0]);
 }
 
 IValue pos(Numbers args) {
@@ -174,14 +198,12 @@ IValue power(Numbers args) {
   if (is_int(args[0]) && is_int(args[1]) && as_int(args[1]) >= 0) {
     const int64_t base = as_int(args[0]);
     const int64_t exponent = as_int(args[1]);
-    if (std::abs(base) == 1) {
+    if (base == 1 || base == -1) {
       return exponent % 2 == 0 ? int64_t{1} : base;
     }
     int64_t result = 1;
     for (int64_t i = 0; i < exponent && result != 0; ++i) {
-      if (__builtin_mul_overflow(result, base, &result)) {
-        refuse_overflow();
-      }
+      result = checked_mul(result, base);
     }
     return result;
   }
@@ -246,13 +268,15 @@ IValue logical_not(Numbers args) {
 }
 
 IValue shift_left(Numbers args) {
+  refuse_negative_shift(as_int(args[1]));
   const IValue two_to[] = {int64_t{2}, args[1]};
   const IValue pair[] = {args[0], power(two_to)};
   return mul(pair);
 }
 
 IValue shift_right(Numbers args) {
-  return as_int(args[0]) >> as_int(args[1]);
+  refuse_negative_shift(as_int(args[1]));
+  return as_int(args[0]) >> std::min(as_int(args[1]), int64_t{63});
 }
 
 IValue maximum(Numbers args) {
@@ -273,9 +297,20 @@ IValue minimum(Numbers args) {
   return best;
 }
 
+IValue sym_maximum(Numbers args) {
+  return float_if_any(args, maximum(args));
+}
+
+IValue sym_minimum(Numbers args) {
+  return float_if_any(args, minimum(args));
+}
+
 IValue absolute(Numbers args) {
-  return is_int(args[0]) ? IValue(std::abs(as_int(args[0])))
-                         : std::abs(as_float(args[0]));
+  if (!is_int(args[0])) {
+    return std::abs(as_float(args[0]));
+  }
+  const int64_t number = as_int(args[0]);
+  return number < 0 ? checked_sub(0, number) : number;
 }
 
 IValue choose(Numbers args) {

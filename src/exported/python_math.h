@@ -3,6 +3,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <cstdint>
 #include <span>
 #include <string_view>
 
@@ -22,6 +23,12 @@ size_t num_operands(std::string_view target);
 /// The function that an expression of a shape or a guard names: "Mul",
 /// "FloorDiv", "Max". Null if there is none.
 PythonFunction find_formula_function(std::string_view name);
+
+/// Sums, differences and products of ints. Throw c10::Error if they leave 64
+/// bits.
+int64_t checked_add(int64_t a, int64_t b);
+int64_t checked_sub(int64_t a, int64_t b);
+int64_t checked_mul(int64_t a, int64_t b);
 
 /// A number as a float. Throws c10::Error if it is none.
 double as_float(const c10::IValue& number);
