@@ -6,6 +6,7 @@
 
 #include <map>
 #include <optional>
+#include <string_view>
 
 namespace tessera::exported {
 namespace {
@@ -20,6 +21,13 @@ std::optional<T> find_argument(const Node& node, std::string_view name) {
     }
   }
   return std::nullopt;
+}
+
+/// A number that may be written as an int.
+double number_or_zero(const Node& node, std::string_view name) {
+  const auto whole = find_argument<int64_t>(node, name);
+  return whole ? static_cast<double>(*whole)
+               : find_argument<double>(node, name).value_or(0);
 }
 
 /// aten::dropout, of "torch.ops.aten.dropout.default".
@@ -52,31 +60,36 @@ void FrozenMode::read(const Node& node) {
     return;
   }
   const std::string name = short_name(node.target);
-  if (name == "_native_batch_norm_legit_no_training") {
+  if (name == "_native_batch_norm_legit_no_training" ||
+      name == "_batch_norm_no_update") {
     in_evaluation_.push_back(name);
     return;
   }
-  if (name == "scaled_dot_product_attention") {
-    if (find_argument<double>(node, "dropout_p").value_or(0) > 0) {
-      in_training_.push_back(name);
-    }
+  // Attention has no other sign of the mode: without dropout it tells nothing.
+  if (name.starts_with("_batch_norm_with_update") ||
+      number_or_zero(node, "dropout_p") > 0) {
+    in_training_.push_back(name);
     return;
   }
   // A dropout of nothing is the same in both modes.
   const bool is_dropout = name.find("dropout") != name.npos;
   const bool is_recurrent = name == "lstm" || name == "gru" ||
       name == "rnn_tanh" || name == "rnn_relu";
-  const auto p = find_argument<double>(node, is_recurrent ? "dropout" : "p");
-  const auto whole = find_argument<int64_t>(node, "p");
-  if ((is_dropout || is_recurrent) && p.value_or(0) == 0 &&
-      whole.value_or(0) == 0) {
+  if ((is_dropout || is_recurrent) &&
+      number_or_zero(node, is_recurrent ? "dropout" : "p") == 0) {
     return;
   }
-  if (find_argument<None>(node, "running_mean")) {
-    return; // batch norm without statistics is the same in both modes
+  if (find_argument<None>(node, "running_mean") ||
+      node.target.ends_with(".no_stats")) {
+    return; // a norm without statistics is the same in both modes
   }
-  auto mode = find_argument<bool>(node, "train");
-  mode = mode ? mode : find_argument<bool>(node, "training");
+  std::optional<bool> mode;
+  for (const char* argument : {"train", "training", "use_input_stats"}) {
+    mode = mode ? mode : find_argument<bool>(node, argument);
+  }
+  if (!mode && (name == "native_dropout" || name == "_fused_dropout")) {
+    mode = true; // which None means
+  }
   if (mode) {
     (*mode ? in_training_ : in_evaluation_).push_back(name);
   }
