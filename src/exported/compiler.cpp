@@ -13,7 +13,6 @@
 #include "exported/overloaded.h"
 
 namespace tessera::exported {
-namespace {
 
 void refuse_all(const Refusals& refusals, const std::string& path) {
   std::string text;
@@ -22,7 +21,7 @@ void refuse_all(const Refusals& refusals, const std::string& path) {
         "this LibTorch has no operator {}. Export the model with an older version of torch, or load the library that registers the operator.",
         fmt::join(refusals.missing, ", "));
   }
-  for (const std::string& node : refusals.nodes) {
+  for (const std::string& node : refusals.others) {
     text += (text.empty() ? "" : "\n  ") + node;
   }
   if (!text.empty()) {
@@ -31,14 +30,11 @@ void refuse_all(const Refusals& refusals, const std::string& path) {
   }
 }
 
-} // namespace
-
 Code compile(
     const Program& program,
     const WeightNumbers& weights,
     const Placement& placement,
-    const std::string& path) {
-  Refusals refusals;
+    Refusals& refusals) {
   GraphCompiler compiler(program.graph, placement, refusals);
   for (const InputSpec& input : program.inputs) {
     std::visit(
@@ -46,12 +42,12 @@ Code compile(
             [&](const UserInput& user) { compiler.add_input(user.argument); },
             [&](const WrittenInput&) { compiler.skip_input(); },
             [&](const TokenInput& token) {
-              refusals.nodes.insert(
+              refusals.others.insert(
                   "the input \"" + token.name +
                   "\" is a token that orders side effects, which is not supported.");
             },
             [&](const ObjectInput& object) {
-              refusals.nodes.insert(fmt::format(
+              refusals.others.insert(fmt::format(
                   "\"{}\" is an object of class {}, which is never opened. Export the model without it.",
                   object.path,
                   object.object.class_name));
@@ -62,9 +58,7 @@ Code compile(
             }},
         input);
   }
-  Code code = compiler.compile();
-  refuse_all(refusals, path);
-  return code;
+  return compiler.compile();
 }
 
 } // namespace tessera::exported

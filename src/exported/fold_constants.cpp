@@ -28,15 +28,14 @@ using c10::IValue;
 using Values = std::vector<IValue>;
 
 /// Whether the operator gives the same for the same arguments, and does nothing
-/// else. (One maps a file, and may make it.)
+/// else.
 bool is_pure(const c10::OperatorHandle& op) {
   const std::string& name = op.schema().name();
   const auto begins_with = [&](std::string_view start) {
     return std::string_view(name).starts_with(start);
   };
   const bool is_excepted = begins_with("aten::empty") ||
-      begins_with("aten::new_empty") || begins_with("aten::_empty") ||
-      name == "aten::from_file";
+      begins_with("aten::new_empty") || begins_with("aten::_empty");
   return begins_with("aten::") && !is_excepted &&
       !op.hasTag(at::Tag::nondeterministic_seeded);
 }

@@ -152,7 +152,7 @@ Code GraphCompiler::compile() {
     try {
       add_node(node);
     } catch (const RefusedNode& refused) {
-      refusals_.nodes.insert(fmt::format(
+      refusals_.others.insert(fmt::format(
           "{} {}, which is not supported ({}).",
           node.target,
           refused.what(),
@@ -167,7 +167,7 @@ Code GraphCompiler::compile() {
       code_.outputs.push_back(arguments_.operand(output));
     }
   } catch (const RefusedNode& refused) {
-    refusals_.nodes.insert(
+    refusals_.others.insert(
         fmt::format("the end of a graph {}.", refused.what()));
   }
   mark_last_uses(code_);
@@ -206,6 +206,9 @@ std::unique_ptr<Step> GraphCompiler::make_function(const Node& node) {
     step->operands.push_back(arguments_.operand(input.argument));
   }
   if (node.outputs.size() != 1 ||
+      if (is_list(output)) {
+        throw RefusedNode("gives a list in place of single values");
+      }
       step->operands.size() < num_operands(node.target)) {
     throw RefusedNode("has another number of arguments or results");
   }
@@ -255,6 +258,10 @@ std::unique_ptr<Step> GraphCompiler::make_operator(const Node& node) {
     throw RefusedNode("has an argument that this LibTorch's operator lacks");
   }
   if (!node.outputs.empty() && node.outputs.size() != schema.returns().size()) {
+  if (!may_be_called(node.target)) {
+    throw RefusedNode(
+        "is an operator that no model may call: it opens files, sends to other ranks or looks at memory by address");
+  }
     throw RefusedNode("gives another number of results in this LibTorch");
   }
   return step;

@@ -9,16 +9,11 @@
 
 #include "exported/arguments.h"
 #include "exported/code.h"
+#include "exported/compiler.h"
 #include "exported/format/program.h"
 #include "exported/placement.h"
 
 namespace tessera::exported {
-
-/// What stands in the way of running a program, all of it.
-struct Refusals {
-  std::set<std::string> missing; // operators
-  std::set<std::string> nodes; // sentences
-};
 
 class GraphCompiler {
  public:

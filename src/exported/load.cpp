@@ -5,6 +5,7 @@
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <set>
 #include <utility>
@@ -32,13 +33,26 @@ std::shared_ptr<ModelFile> read_file(const std::filesystem::path& path) {
 }
 
 /// The programs for training and for evaluation, by name.
-std::vector<std::string> program_names(const Archive& archive) {
-  if (archive.programs.contains("model") && archive.programs.contains("eval")) {
-    return {"model", "eval"};
+std::vector<std::string> program_names(
+    const Archive& archive,
+    const std::filesystem::path& path) {
+  if (archive.programs.contains("model")) {
+    return archive.programs.contains("eval")
+        ? std::vector<std::string>{"model", "eval"}
+        : std::vector<std::string>{"model"};
   }
-  return {
-      archive.programs.contains("model") ? "model"
-                                         : archive.programs.begin()->first};
+  std::vector<std::string> names;
+  for (const auto& entry : archive.programs) {
+    names.push_back(entry.first);
+  }
+  if (names.size() > 1) {
+    raise<c10::NotImplementedError>(
+        {.call = kLoadCall, .path = path.native()},
+        fmt::format(
+            "the archive has the programs \"{}\" and none is called \"model\", so it is not clear which to run. Call the one for training \"model\" and the one for evaluation \"eval\".",
+            fmt::join(names, "\", \"")));
+  }
+  return names;
 }
 
 /// Lists the weights of all programs and numbers them.
@@ -127,11 +141,38 @@ class WeightList {
   std::map<std::pair<std::string, std::string>, size_t> constants_;
 };
 
+/// Throws c10::NotImplementedError, with the operators that are missing
+/// besides, if the inputs of a program cannot be checked.
+Model::Programs make_programs(
+    const ModelFile& file,
+    const std::vector<std::string>& names,
+    const WeightList& weights) {
+  Model::Programs programs;
+  Refusals refusals;
+  for (const std::string& name : names) {
+    const Program& program = file.archive.programs.at(name);
+    try {
+      programs.push_back(std::make_shared<ModelProgram>(
+          program, weights.numbers(program, name)));
+    } catch (const RefusedSignature& refused) {
+      refusals.others.insert(refused.what());
+    }
+  }
+  if (!refusals.others.empty()) {
+    for (const std::string& name : names) {
+      const Program& program = file.archive.programs.at(name);
+      compile(program, weights.numbers(program, name), Placement(), refusals);
+    }
+  }
+  refuse_all(refusals, file.path.native());
+  return programs;
+}
+
 std::unique_ptr<Model> load(
     const std::filesystem::path& path,
     const ExportedOptions& options) {
   const auto file = read_file(path);
-  const auto names = program_names(file->archive);
+  const auto names = program_names(file->archive, file->path);
   WeightList list(*file);
   for (const std::string& name : names) {
     list.add_registered(file->archive.programs.at(name), name);
@@ -139,13 +180,7 @@ std::unique_ptr<Model> load(
   for (const std::string& name : names) {
     list.add_constants(file->archive.programs.at(name), name);
   }
-  Model::Programs programs;
-  for (const std::string& name : names) {
-    const Program& program = file->archive.programs.at(name);
-    auto made = std::make_shared<ModelProgram>(program, file->path.native());
-    made->weights = list.numbers(program, name);
-    programs.push_back(std::move(made));
-  }
+  auto programs = make_programs(*file, names, list);
   auto model = std::make_unique<Model>(
       file,
       std::move(programs),

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "exported/code.h"
@@ -50,8 +51,11 @@ struct ReadyProgram {
 
 /// A program with what does not depend on the placement.
 struct ModelProgram {
-  ModelProgram(const Program& made_of, const std::string& path)
-      : program(made_of), signature(made_of, path), frozen(made_of) {}
+  ModelProgram(const Program& made_of, WeightNumbers numbers)
+      : program(made_of),
+        signature(made_of),
+        frozen(made_of),
+        weights(std::move(numbers)) {}
 
   const Program& program;
   Signature signature;
@@ -126,6 +130,9 @@ class Model {
       const std::vector<c10::IValue>& outputs) const;
 
   std::shared_ptr<const ModelFile> file_;
+  std::shared_ptr<ReadyProgram> compiled(
+      const ModelProgram& program,
+      Refusals& refusals) const;
   Programs programs_;
   std::shared_ptr<const std::vector<at::Tensor>> weights_;
   std::vector<bool> is_fixed_; // by weight; see fixed_weights()

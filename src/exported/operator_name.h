@@ -11,6 +11,11 @@
 
 namespace tessera::exported {
 
+/// Whether a program may call the operator. The operators of LibTorch and of
+/// Tessera that open files, send to other ranks or look at memory by address
+/// are no part of a model; those of other libraries are their authors' affair.
+bool may_be_called(const std::string& target);
+
 /// "torch.ops.aten.add.Tensor" is the operator aten::add of overload Tensor.
 std::optional<c10::OperatorHandle> find_operator(const std::string& target);
 

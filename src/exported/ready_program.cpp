@@ -76,12 +76,13 @@ std::set<std::string> modules_of(const Code& code) {
 
 } // namespace
 
-/// The program as it stands in the file.
 std::shared_ptr<ReadyProgram> Model::compiled(
     const ModelProgram& program) const {
   auto made = std::make_shared<ReadyProgram>();
-  made->code = compile(
-      program.program, program.weights, placement_, file_->path.native());
+  made->code = compile(program.program, program.weights, placement_, refusals);
+  if (!refusals.missing.empty() || !refusals.others.empty()) {
+    return made;
+  }
   made->outputs = outputs_of(program, *file_);
   if (made->outputs.size() != made->code.outputs.size()) {
     raise<c10::NotImplementedError>(
@@ -98,6 +99,16 @@ std::shared_ptr<const ReadyProgram> Model::make_ready(
     const ModelProgram& program,
     const RecomputedModules& recomputed) const {
   Code& code = compiled->code;
+  Refusals refusals;
+  auto made = compiled(program, refusals);
+  refuse_all(refusals, file_->path.native());
+  return made;
+}
+
+/// The program as it stands in the file.
+std::shared_ptr<ReadyProgram> Model::compiled(
+    const ModelProgram& program,
+    Refusals& refusals) const {
   fold_constants(
       code, program.program.graph, {weights_, is_fixed_, placement_.device});
   const Writes writes = writes_of(code);
@@ -243,10 +254,12 @@ void Model::prepare() {
   std::vector<const Code*> codes;
   for (const auto& program : programs_) {
     auto& made = compiled_[program.get()];
-    made = compiled(*program);
+    made = compiled(*program, refusals);
     codes.push_back(&made->code);
   }
   is_fixed_ = fixed_weights(file_->weights, *weights_, codes);
 }
 
 } // namespace tessera::exported
+  Refusals refusals; // of all programs
+  refuse_all(refusals, file_->path.native());

@@ -50,8 +50,7 @@ size_t num_user_outputs(const Program& program) {
 
 } // namespace
 
-Signature::Signature(const Program& program, const std::string& path)
-    : path_(path) {
+Signature::Signature(const Program& program) {
   for (const InputSpec& input : program.inputs) {
     add_leaf(program, input);
   }
@@ -69,8 +68,7 @@ Signature::Signature(const Program& program, const std::string& path)
   if (inputs_.children.size() != 2 ||
       inputs_.num_leaves() != static_cast<int64_t>(leaves_.size()) ||
       outputs_.num_leaves() != static_cast<int64_t>(results)) {
-    raise<c10::NotImplementedError>(
-        {.call = "load_exported", .path = path_},
+    throw RefusedSignature(
         "the form of the model's inputs or results does not fit its graph. Export the model again.");
   }
   name_leaves(program);
@@ -121,11 +119,9 @@ void Signature::add_leaf(const Program& program, const InputSpec& input) {
             [&](const std::string& value) { leaf.fixed = value; },
             [&](const None&) {},
             [&](const auto&) {
-              raise<c10::NotImplementedError>(
-                  {.call = "load_exported", .path = path_},
-                  fmt::format(
-                      "input {} of the program is of a kind that is not supported.",
-                      leaves_.size()));
+              throw RefusedSignature(fmt::format(
+                  "input {} of the program is of a kind that is not supported.",
+                  leaves_.size()));
             }},
         user->argument.value);
   }
@@ -170,7 +166,9 @@ std::vector<IValue> Signature::flatten(
             args.positional().size(),
             count));
   }
-  for (size_t i = 0; i < args.positional().size(); ++i) {
+  const size_t num_in_order =
+      std::min(args.positional().size(), num_positional);
+  for (size_t i = 0; i < num_in_order; ++i) {
     given[i] = &args.positional()[i];
   }
   for (const auto& [name, value] : args.keyword()) {
@@ -194,6 +192,9 @@ std::vector<IValue> Signature::flatten(
               : fmt::format("the input \"{}\" was given twice.", name));
     }
     given[at] = &value;
+  }
+  if (args.positional().size() > num_positional) {
+    given[only_keyword(args, given)] = &args.positional().back();
   }
   std::vector<IValue> values;
   for (size_t i = 0; i < count; ++i) {
@@ -246,6 +247,43 @@ std::vector<IValue> Signature::flatten(
     }
   }
   return values;
+}
+
+/// The keyword input that one positional argument too many can stand for: the
+/// only one that is missing. The file does not tell in which order Python's
+/// forward() takes several.
+size_t Signature::only_keyword(
+    const ExportedArgs& args,
+    const std::vector<const ExportedValue*>& given) const {
+  const size_t num_positional = inputs_.children[0].children.size();
+  const TreeSpec& keyword = inputs_.children[1];
+  auto first = leaves_.begin() + inputs_.children[0].num_leaves();
+  std::vector<size_t> missing;
+  std::vector<std::string> names;
+  for (size_t i = 0; i < keyword.children.size(); ++i) {
+    const auto end = first + keyword.children[i].num_leaves();
+    const bool is_fixed = std::all_of(first, end, [](const Leaf& leaf) {
+      return leaf.kind == Leaf::Kind::Fixed;
+    });
+    first = end;
+    if (!is_fixed && given[num_positional + i] == nullptr) {
+      missing.push_back(num_positional + i);
+      names.push_back('"' + keyword.keys.at(i) + '"');
+    }
+  }
+  if (args.positional().size() != num_positional + 1 || missing.size() != 1) {
+    raise<c10::ValueError>(
+        {.call = "forward"},
+        fmt::format(
+            "{} positional arguments were given, but the model was exported with {}{}. Give the other inputs by name: ExportedArgs().set(NAME, VALUE).",
+            args.positional().size(),
+            num_positional,
+            names.empty()
+                ? ""
+                : fmt::format(
+                      "; it takes {} by name", fmt::join(names, ", "))));
+  }
+  return missing.front();
 }
 
 ExportedValue Signature::unflatten(const std::vector<IValue>& results) const {

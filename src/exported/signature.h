@@ -7,6 +7,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -34,13 +35,17 @@ struct Leaf {
   c10::IValue fixed; // the value that it had at export
 };
 
+/// Inputs that cannot be checked; what() is a sentence.
+struct RefusedSignature : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 /// Checks arguments against what was exported and takes them apart; puts
 /// results together.
 class Signature {
  public:
-  /// Throws c10::NotImplementedError if a range or a guard is not understood;
-  /// `path` is the file's.
-  Signature(const Program& program, const std::string& path);
+  /// Throws RefusedSignature if a range or a guard is not understood.
+  explicit Signature(const Program& program);
 
   /// One value for each leaf. Floating tensors may have `dtype` in place of
   /// the exported one. Throws c10::ValueError, or c10::TypeError for a value of
@@ -81,6 +86,10 @@ class Signature {
   void read_guards(const Program& program);
   size_t symbol(const std::string& name);
 
+  size_t only_keyword(
+      const ExportedArgs& args,
+      const std::vector<const ExportedValue*>& given) const;
+  std::optional<size_t> guarded_leaf(const std::string& path) const;
   std::vector<int64_t> solve(const std::vector<c10::IValue>& values) const;
   void check_kind(
       const Leaf& leaf,
@@ -89,7 +98,6 @@ class Signature {
   std::string expected_shape(const Leaf& leaf) const;
   std::string expected(const Extent& extent) const;
 
-  std::string path_;
   TreeSpec inputs_;
   TreeSpec outputs_;
   std::vector<std::string> input_names_;

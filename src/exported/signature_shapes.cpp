@@ -5,9 +5,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "exported/node_text.h"
 #include "exported/overloaded.h"
+#include "exported/python_functions.h"
 #include "exported/pytree.h"
 #include "exported/signature.h"
 
@@ -17,13 +19,10 @@ namespace {
 using c10::IValue;
 
 [[noreturn]] void refuse_formula(
-    const std::string& path,
     const std::string& text,
     const UnknownFormula& why) {
-  raise<c10::NotImplementedError>(
-      {.call = "load_exported", .path = path},
-      fmt::format(
-          "the expression \"{}\" is not understood: {}.", text, why.what()));
+  throw RefusedSignature(fmt::format(
+      "the expression \"{}\" is not understood: {}.", text, why.what()));
 }
 
 std::string range_text(const Range& range) {
@@ -66,7 +65,7 @@ Extent Signature::extent(const std::variant<std::string, int64_t>& written) {
              },
          .input = {}});
   } catch (const UnknownFormula& why) {
-    refuse_formula(path_, result.text, why);
+    refuse_formula(result.text, why);
   }
   result.linear = result.formula->linear();
   return result;
@@ -95,10 +94,8 @@ void Signature::read_extents(const Program& program) {
   }
   for (const Symbol& each : symbols_) {
     if (each.input.empty()) {
-      raise<c10::NotImplementedError>(
-          {.call = "load_exported", .path = path_},
-          fmt::format(
-              "no input tells the value of the size \"{}\".", each.name));
+      throw RefusedSignature(fmt::format(
+          "no input tells the value of the size \"{}\".", each.name));
     }
   }
 }
@@ -143,10 +140,46 @@ void Signature::read_ranges(const Program& program) {
       bound(range.max, "<=");
     } catch (const UnknownFormula& why) {
       if (is_of_inputs) {
-        refuse_formula(path_, text, why);
+        refuse_formula(text, why);
       }
     }
   }
+}
+
+/// The input that a guard names. Python's forward(*args, **kwargs) has
+/// `args[0]` and `kwargs['x']`, which are `args_0` and `x` here, and an export
+/// with strict=True numbers all of them: `flat_args[0]`.
+std::optional<size_t> Signature::guarded_leaf(const std::string& path) const {
+  const auto find = [&](const std::string& name) -> std::optional<size_t> {
+    for (size_t i = 0; i < leaves_.size(); ++i) {
+      if (leaves_[i].name == name) {
+        return i;
+      }
+    }
+    return std::nullopt;
+  };
+  if (const auto found = find(path)) {
+    return found;
+  }
+  const size_t open = path.find('[');
+  const size_t close = path.find(']', open);
+  if (open == path.npos || close == path.npos) {
+    return std::nullopt;
+  }
+  const std::string name = path.substr(0, open);
+  const std::string key = path.substr(open + 1, close - open - 1);
+  const std::string rest = path.substr(close + 1);
+  if (key.starts_with('\'')) {
+    return find(key.substr(1, key.size() - 2) + rest);
+  }
+  size_t number = 0;
+  const auto [end, error] =
+      std::from_chars(key.data(), key.data() + key.size(), number);
+  if (name == "flat_args" && rest.empty() && error == std::errc() &&
+      end == key.data() + key.size() && number < leaves_.size()) {
+    return number;
+  }
+  return find(name + "_" + key + rest);
 }
 
 void Signature::read_guards(const Program& program) {
@@ -159,19 +192,12 @@ void Signature::read_guards(const Program& program) {
         }
         return std::nullopt;
       },
-      .input = [&](const std::string& name) -> std::optional<size_t> {
-        for (size_t i = 0; i < leaves_.size(); ++i) {
-          if (leaves_[i].name == name) {
-            return i;
-          }
-        }
-        return std::nullopt;
-      }};
+      .input = [&](const std::string& path) { return guarded_leaf(path); }};
   for (const std::string& text : program.guards) {
     try {
       guards_.push_back({Formula::parse(text, names), text});
     } catch (const UnknownFormula& why) {
-      refuse_formula(path_, text, why);
+      refuse_formula(text, why);
     }
   }
 }
@@ -301,11 +327,13 @@ std::vector<int64_t> Signature::solve(const std::vector<IValue>& values) const {
     if (!linear || known[linear->symbol]) {
       return;
     }
-    const int64_t rest = size - linear->offset;
-    if (rest % linear->factor != 0) {
+    const int64_t rest = checked_sub(size, linear->offset);
+    // By Python's functions: the quotient of the least int and -1 overflows.
+    const c10::IValue both[] = {rest, linear->factor};
+    if (python::mod(both).toInt() != 0) {
       refuse(leaf, "");
     }
-    symbols[linear->symbol] = rest / linear->factor;
+    symbols[linear->symbol] = python::floor_div(both).toInt();
     known[linear->symbol] = true;
     if (!is_within(symbols_[linear->symbol].range, symbols[linear->symbol])) {
       refuse(leaf, "");

@@ -19,7 +19,8 @@ import zipfile
 
 FOLDER = pathlib.Path(sys.argv[1])
 PYTHON = pathlib.Path(__file__).parents[2] / "python"
-SOURCES = [pathlib.Path(__file__), pathlib.Path(__file__).with_name("fold_cases.py"), PYTHON / "tessera_export.py"]
+HERE = pathlib.Path(__file__)
+SOURCES = [HERE, HERE.with_name("fold_cases.py"), HERE.with_name("state_cases.py"), PYTHON / "tessera_export.py"]
 STAMP = hashlib.sha256(b"".join(each.read_bytes() for each in SOURCES) + sys.version.encode()).hexdigest()
 if (FOLDER / "stamp").exists() and (FOLDER / "stamp").read_text() == STAMP:
     sys.exit(0)
@@ -27,6 +28,7 @@ if (FOLDER / "stamp").exists() and (FOLDER / "stamp").read_text() == STAMP:
 sys.path.append(str(PYTHON))
 
 import fold_cases  # noqa: E402
+import state_cases  # noqa: E402
 import tessera_export  # noqa: E402
 import torch  # noqa: E402: a run with nothing to do takes no time
 import torch.nn as nn  # noqa: E402
@@ -347,6 +349,7 @@ def cases():
     yield "interleaved_hidden", InterleavedHidden(), (torch.randn(3, 4),), {}, None, False
     yield "views", Views(), (torch.randn(4, 6),), {}, None, False
     yield from fold_cases.cases()
+    yield from state_cases.cases()
 
 
 def leaves(value):
@@ -565,7 +568,9 @@ def main():
         write_steps(*case)
     for name, change in fold_cases.changes():
         change_program(name, change)
+    state_cases.write_guarded(FOLDER)
     write_both_modes()
+    state_cases.write_changed(FOLDER)
     export_both_modes("phases", fold_cases.Phases(), torch.randn(3))
     write_missing()
     write_bfloat16()

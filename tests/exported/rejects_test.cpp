@@ -23,6 +23,10 @@ std::string error_of(const F& call) {
   return "no error";
 }
 
+std::string load_error(const char* name) {
+  return error_of([&] { load_exported(exported_case(name)); });
+}
+
 std::string forward_error(const char* name, const ExportedArgs& args) {
   auto model = load_exported(exported_case(name));
   return error_of([&] { model->forward(args); });
@@ -135,6 +139,17 @@ TEST_F(ExportedRejectsTest, InputsThatBreakAGuard) {
       "no error");
 }
 
+TEST_F(ExportedRejectsTest, GuardsOnInputsWithoutNames) {
+  for (const char* name : {"guard_args", "guard_strict"}) {
+    SCOPED_TRACE(name);
+    EXPECT_THAT(
+        forward_error(name, {torch::randn({7, 3})}),
+        HasSubstr(
+            "the inputs do not fulfil a condition of the exported program"));
+    EXPECT_EQ(forward_error(name, {torch::randn({6, 3})}), "no error");
+  }
+}
+
 TEST_F(ExportedRejectsTest, AGuardThatIsNotUnderstood) {
   const auto path = with_text("even", " % 2) == 0", " @ 2) == 0");
   const auto error = error_of([&] { load_exported(path); });
@@ -208,8 +223,47 @@ TEST_F(ExportedRejectsTest, AllOperatorsThatAreMissing) {
   EXPECT_THAT(second, HasSubstr("this LibTorch has no operator aten::geluu"));
 }
 
+TEST_F(ExportedRejectsTest, OperatorsAreNamedForAllProgramsAndBesideGuards) {
+  EXPECT_THAT(
+      load_error("refused_missing"),
+      HasSubstr("this LibTorch has no operator aten::one, aten::other."));
+  EXPECT_THAT(
+      load_error("refused_guarded"),
+      ::testing::AllOf(
+          HasSubstr("this LibTorch has no operator aten::one, aten::other."),
+          HasSubstr("the expression \"odd(1)\" is not understood")));
+}
+
+TEST_F(ExportedRejectsTest, OperatorsThatAreNoPartOfAModel) {
+  const std::string error = load_error("refused_closed");
+  for (const char* name :
+       {"aten.from_file", "tessera.read_exported", "c10d.barrier"}) {
+    EXPECT_THAT(
+        error,
+        HasSubstr(
+            std::string("torch.ops.") + name +
+            ".default is an operator that no model may call"));
+  }
+}
+
+TEST_F(ExportedRejectsTest, AListThatAGraphReturns) {
+  for (const char* name : {"refused_list", "refused_nested_list"}) {
+    EXPECT_THAT(
+        load_error(name),
+        HasSubstr("the end of a graph gives a list in place of single values."))
+        << name;
+  }
+}
+
+TEST_F(ExportedRejectsTest, ProgramsOfWhichNoneIsForTraining) {
+  EXPECT_THAT(
+      load_error("refused_nameless"),
+      HasSubstr(
+          "the archive has the programs \"eval\", \"train\" and none is called \"model\""));
+}
+
 TEST_F(ExportedRejectsTest, ProgramsThatDoNotFitTogether) {
-  const auto load_error =
+  const auto changed_error =
       [](const char* name, const std::string& from, const std::string& to) {
         const auto path = with_text(name, from, to);
         const auto error = error_of([&] { load_exported(path); });
@@ -217,14 +271,15 @@ TEST_F(ExportedRejectsTest, ProgramsThatDoNotFitTogether) {
         return error;
       };
   EXPECT_THAT(
-      load_error("cond_left", "higher_order.cond", "higher_order.conf"),
+      changed_error("cond_left", "higher_order.cond", "higher_order.conf"),
       HasSubstr(
           "torch.ops.higher_order.conf is a higher-order operator, which is not supported"));
   EXPECT_THAT(
-      load_error("loops", "higher_order.while_loop", "higher_order.cond______"),
+      changed_error(
+          "loops", "higher_order.while_loop", "higher_order.cond______"),
       HasSubstr("not supported"));
   EXPECT_THAT(
-      load_error("symbolic", "_operator.floordiv", "torch.sym_ite     "),
+      changed_error("symbolic", "_operator.floordiv", "torch.sym_ite     "),
       HasSubstr("torch.sym_ite"));
 }
 

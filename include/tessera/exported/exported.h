@@ -110,9 +110,9 @@ class TESSERA_API ExportedImpl : public ExportedModule,
   explicit ExportedImpl(std::unique_ptr<exported::Model> model);
   ~ExportedImpl() override;
 
-  /// Runs the model on tensors, given in the order of Python's arguments, and
-  /// returns the tensor that it gives. If it gives something else, or several,
-  /// this throws c10::TypeError: use the form below.
+  /// Runs the model on tensors, given in the order of the positional arguments
+  /// of the export, and returns the tensor that it gives. If it gives something
+  /// else, or several, this throws c10::TypeError: use the form below.
   at::Tensor forward(const at::Tensor& input);
   template <std::convertible_to<at::Tensor>... Tensors>
   at::Tensor forward(
@@ -123,7 +123,8 @@ class TESSERA_API ExportedImpl : public ExportedModule,
   }
   /// Runs the model on any arguments and returns what Python's forward() does.
   /// Arguments whose value was fixed at export (numbers, None, strings) may be
-  /// left out.
+  /// left out. Inputs that were given by name at the export are given by name
+  /// here too; one that alone is missing may be the last positional argument.
   ///
   /// Throws, with nothing run, c10::ValueError or c10::TypeError that names the
   /// input if an argument does not fit: its form, dtype, shape, or the range
