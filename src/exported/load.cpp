@@ -180,6 +180,7 @@ std::unique_ptr<Model> load(
   for (const std::string& name : names) {
     list.add_constants(file->archive.programs.at(name), name);
   }
+  file->shared = shared_memory(file->weights, file->archive.names_missing);
   auto programs = make_programs(*file, names, list);
   auto model = std::make_unique<Model>(
       file,

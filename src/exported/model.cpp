@@ -8,9 +8,11 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <set>
 #include <unordered_map>
 #include <utility>
 
+#include "exported/operator_name.h"
 #include "exported/payload_file.h"
 
 namespace tessera::exported {
@@ -128,7 +130,47 @@ Model::Forward Model::begin(const ExportedArgs& args, bool is_training) {
         {.call = "forward", .path = file_->path.native()},
         "the parameters have no values yet. Call fully_shard() or materialize() on the model first.");
   }
+  check_shared();
   return {&program, ready(program), program.signature.flatten(args, dtype_)};
+}
+
+/// Whether two tensors still have in common what they had in the file.
+bool Model::still_share(const SharedMemory& shared) const {
+  const at::Tensor& one = (*weights_)[shared.one];
+  const at::Tensor& other = (*weights_)[shared.other];
+  // storage() refuses a sharded parameter.
+  const auto memory_of = [](const at::Tensor& tensor) {
+    return tensor.unsafeGetTensorImpl()
+        ->unsafe_storage()
+        .unsafeGetStorageImpl();
+  };
+  const auto first_byte = [](const at::Tensor& tensor) {
+    return tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize());
+  };
+  const auto written_byte = [&](size_t weight) {
+    const TensorMeta& meta = file_->weights[weight].payload->meta;
+    return std::get<int64_t>(meta.storage_offset.value) *
+        static_cast<int64_t>(c10::elementSize(to_scalar_type(meta.dtype)));
+  };
+  return one.has_storage() && other.has_storage() &&
+      memory_of(one) == memory_of(other) &&
+      first_byte(one) - first_byte(other) ==
+      written_byte(shared.one) - written_byte(shared.other);
+}
+
+/// A step of an optimizer must change both.
+void Model::check_shared() const {
+  for (const SharedMemory& shared : file_->shared) {
+    const bool learns = is_trained(file_->weights[shared.one]) ||
+        is_trained(file_->weights[shared.other]);
+    if (learns && !still_share(shared)) {
+      raise(
+          {.call = "forward", .path = file_->path.native()},
+          fmt::format(
+              "{} shared their memory at the export, so that a step changed both, and do not any more: sharding, to() and set_data() gave them memory of their own. Compute the one from the other in Python's forward(), or leave the model as it was loaded.",
+              describe(shared, file_->weights)));
+    }
+  }
 }
 
 ExportedValue Model::run(const Forward& forward) const {
@@ -167,13 +209,21 @@ std::unique_ptr<Model> Model::copy(
     const std::optional<at::Device>& device) const {
   const at::NoGradGuard no_grad;
   std::unordered_map<const c10::TensorImpl*, at::Tensor> copies;
-  MemoryCopies constants(device);
+  MemoryCopies memory(device);
+  std::set<size_t> together;
+  for (const SharedMemory& shared : file_->shared) {
+    if (still_share(shared)) {
+      together.insert({shared.one, shared.other});
+    }
+  }
   std::vector<at::Tensor> weights;
   for (size_t i = 0; i < weights_->size(); ++i) {
     const at::Tensor& weight = (*weights_)[i];
     at::Tensor& made = copies[weight.unsafeGetTensorImpl()];
     if (file_->weights[i].kind == WeightSpec::Kind::Constant) {
-      made = constants.copy(weight);
+      made = memory.copy(weight);
+    } else if (!made.defined() && together.contains(i)) {
+      made = memory.copy(weight);
     } else if (!made.defined()) {
       made = weight.detach().clone();
       made = device ? made.to(*device) : made;

@@ -32,6 +32,7 @@ struct ModelFile {
   /// Of all programs: parameters and buffers, then constants.
   std::vector<WeightSpec> weights;
   size_t num_constants = 0;
+  std::vector<SharedMemory> shared;
 };
 
 /// A program that is ready to run on one placement.
@@ -141,6 +142,8 @@ class Model {
 
   std::mutex mutex_; // guards those below
   Placement placement_; // of compiled_ and ready_
+  bool still_share(const SharedMemory& shared) const;
+  void check_shared() const;
   /// Those that were not used since prepare().
   std::map<const ModelProgram*, std::shared_ptr<ReadyProgram>> compiled_;
   std::map<const ModelProgram*, std::shared_ptr<const ReadyProgram>> ready_;

@@ -9,8 +9,10 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <map>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -39,6 +41,107 @@ at::Tensor unfilled(const TensorMeta& meta, std::optional<at::Device> device) {
   return result;
 }
 
+/// Where the elements of a tensor are in its payload.
+class Elements {
+ public:
+  explicit Elements(const Payload& payload)
+      : dtype_(to_scalar_type(payload.meta.dtype)),
+        sizes_(written_numbers(payload.meta.sizes)),
+        strides_(written_numbers(payload.meta.strides)),
+        first_(std::get<int64_t>(payload.meta.storage_offset.value)),
+        end_(first_ + 1) {
+    for (size_t dim = 0; dim < sizes_.size(); ++dim) {
+      if (strides_[dim] == 0) { // all of them are one
+        sizes_[dim] = std::min(sizes_[dim], int64_t{1});
+      }
+      count_ *= sizes_[dim];
+      end_ += (sizes_[dim] - 1) * strides_[dim];
+    }
+  }
+
+  /// Whether two tensors have bytes in common.
+  bool overlap(const Elements& other) const {
+    if (count_ == 0 || other.count_ == 0) {
+      return false;
+    }
+    if (dtype_ != other.dtype_) {
+      return bytes(first_) < other.bytes(other.end_) &&
+          other.bytes(other.first_) < bytes(end_);
+    }
+    if (end_ <= other.first_ || other.end_ <= first_) {
+      return false;
+    }
+    if (count_ > end_ - first_ || other.count_ > other.end_ - other.first_) {
+      return true; // each has elements twice
+    }
+    // One may hold what lies between the elements of the other.
+    std::vector<bool> mine(static_cast<size_t>(std::max(end_, other.end_)));
+    each(0, first_, [&](size_t element) { mine[element] = true; });
+    bool found = false;
+    other.each(0, other.first_, [&](size_t element) {
+      found = found || mine[element];
+    });
+    return found;
+  }
+
+ private:
+  int64_t bytes(int64_t element) const {
+    return element * static_cast<int64_t>(c10::elementSize(dtype_));
+  }
+  template <class Use>
+  void each(size_t dim, int64_t at, const Use& use) const {
+    if (dim == sizes_.size()) {
+      use(static_cast<size_t>(at));
+      return;
+    }
+    for (int64_t i = 0; i < sizes_[dim]; ++i) {
+      each(dim + 1, at + i * strides_[dim], use);
+    }
+  }
+
+  at::ScalarType dtype_;
+  std::vector<int64_t> sizes_;
+  std::vector<int64_t> strides_;
+  int64_t first_ = 0;
+  int64_t end_ = 0;
+  int64_t count_ = 1;
+};
+
+std::string_view kind_text(const WeightSpec& spec) {
+  switch (spec.kind) {
+    case WeightSpec::Kind::Parameter:
+      return "parameter";
+    case WeightSpec::Kind::Buffer:
+      return "buffer";
+    case WeightSpec::Kind::Constant:
+      return "constant";
+  }
+  return "";
+}
+
+/// What tells a tensor from the others.
+using WeightKey = std::
+    tuple<uint64_t, DType, Numbers, Numbers, int64_t, WeightSpec::Kind, bool>;
+
+WeightKey key_of(const WeightSpec& spec) {
+  const Payload& payload = *spec.payload;
+  return {
+      payload.offset,
+      payload.meta.dtype,
+      written_numbers(payload.meta.sizes),
+      written_numbers(payload.meta.strides),
+      std::get<int64_t>(payload.meta.storage_offset.value),
+      spec.kind,
+      is_trained(spec)};
+}
+
+/// Whether they differ at most in what they are for.
+bool is_same_view(WeightKey one, const WeightKey& other) {
+  std::get<WeightSpec::Kind>(one) = std::get<WeightSpec::Kind>(other);
+  std::get<bool>(one) = std::get<bool>(other);
+  return one == other;
+}
+
 /// Reads payloads, each once.
 class WeightReader {
  public:
@@ -48,8 +151,9 @@ class WeightReader {
       std::optional<at::Device> device)
       : file_(path), names_missing_(names_missing), device_(device) {}
 
-  at::Tensor read(const Payload& payload) {
-    const Key key = key_of(payload);
+  at::Tensor read(const WeightSpec& spec) {
+    const Payload& payload = *spec.payload;
+    const WeightKey key = key_of(spec);
     const auto found = tensors_.find(key);
     if (found != tensors_.end()) {
       return found->second;
@@ -62,38 +166,28 @@ class WeightReader {
   }
 
   /// The same under a DeferredInit. See [Note: deferred weights].
-  at::Tensor defer(const std::filesystem::path& path, const Payload& payload) {
-    at::Tensor& tensor = tensors_[key_of(payload)];
-    if (!tensor.defined() || payload.size == 0) {
-      tensor = read_by_operator(path, payload, device_.value_or(at::kCPU));
+  at::Tensor defer(const std::filesystem::path& path, const WeightSpec& spec) {
+    at::Tensor& tensor = tensors_[key_of(spec)];
+    if (!tensor.defined() || spec.payload->size == 0) {
+      tensor =
+          read_by_operator(path, *spec.payload, device_.value_or(at::kCPU));
     }
     return tensor;
   }
 
   /// A tensor whose bytes the archive lacks.
-  at::Tensor unfilled(const Payload& payload) {
+  at::Tensor unfilled(const WeightSpec& spec) {
     if (!names_missing_) {
-      return exported::unfilled(payload.meta, device_);
+      return exported::unfilled(spec.payload->meta, device_);
     }
-    at::Tensor& tensor = tensors_[key_of(payload)];
+    at::Tensor& tensor = tensors_[key_of(spec)];
     if (!tensor.defined()) {
-      tensor = exported::unfilled(payload.meta, device_);
+      tensor = exported::unfilled(spec.payload->meta, device_);
     }
     return tensor;
   }
 
  private:
-  using Key = std::tuple<uint64_t, DType, Numbers, Numbers, int64_t>;
-
-  static Key key_of(const Payload& payload) {
-    return {
-        payload.offset,
-        payload.meta.dtype,
-        written_numbers(payload.meta.sizes),
-        written_numbers(payload.meta.strides),
-        std::get<int64_t>(payload.meta.storage_offset.value)};
-  }
-
   /// All bytes of a payload, on the device.
   at::Tensor storage(const Payload& payload) {
     const auto found = storages_.find(payload.offset);
@@ -121,16 +215,78 @@ class WeightReader {
   bool names_missing_;
   std::optional<at::Device> device_;
   std::map<uint64_t, at::Tensor> storages_;
-  std::map<Key, at::Tensor> tensors_;
+  std::map<WeightKey, at::Tensor> tensors_;
 };
 
 /// Constants of a program have memory, also under a DeferredInit.
-at::Tensor read_now(WeightReader& reader, const Payload& payload) {
+at::Tensor read_now(WeightReader& reader, const WeightSpec& spec) {
   const c10::impl::ExcludeDispatchKeyGuard not_recorded(engine::kDeferredKey);
-  return reader.read(payload);
+  return reader.read(spec);
+}
+
+void refuse_separation(
+    const std::filesystem::path& path,
+    const std::vector<WeightSpec>& specs,
+    bool names_missing) {
+  for (const SharedMemory& shared : shared_memory(specs, names_missing)) {
+    if (is_trained(specs[shared.one]) || is_trained(specs[shared.other])) {
+      raise<c10::NotImplementedError>(
+          {.call = "load_exported", .path = path.native()},
+          fmt::format(
+              "{} share their memory, and deferred tensors have memory of their own, so a step would change only one of them. Load the model without deferring, or compute the one from the other in forward().",
+              describe(shared, specs)));
+    }
+  }
 }
 
 } // namespace
+
+bool is_trained(const WeightSpec& spec) {
+  return spec.kind == WeightSpec::Kind::Parameter &&
+      spec.payload->meta.requires_grad;
+}
+
+std::vector<SharedMemory> shared_memory(
+    const std::vector<WeightSpec>& specs,
+    bool names_missing) {
+  std::map<uint64_t, std::vector<size_t>> by_payload;
+  for (size_t i = 0; i < specs.size(); ++i) {
+    const Payload& payload = *specs[i].payload;
+    if (payload.is_missing ? names_missing : payload.size > 0) {
+      by_payload[payload.offset].push_back(i);
+    }
+  }
+  std::vector<SharedMemory> result;
+  for (const auto& entry : by_payload) {
+    const std::vector<size_t>& weights = entry.second;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      for (size_t k = i + 1; k < weights.size(); ++k) {
+        const WeightSpec& one = specs[weights[i]];
+        const WeightSpec& other = specs[weights[k]];
+        const bool overlap = one.payload->is_missing
+            ? is_same_view(key_of(one), key_of(other))
+            : Elements(*one.payload).overlap(Elements(*other.payload));
+        if (overlap && key_of(one) != key_of(other)) {
+          result.push_back({weights[i], weights[k]});
+        }
+      }
+    }
+  }
+  return result;
+}
+
+std::string describe(
+    const SharedMemory& shared,
+    const std::vector<WeightSpec>& specs) {
+  const WeightSpec& one = specs[shared.one];
+  const WeightSpec& other = specs[shared.other];
+  return fmt::format(
+      "the {} \"{}\" and the {} \"{}\"",
+      kind_text(one),
+      one.path,
+      kind_text(other),
+      other.path);
+}
 
 std::vector<at::Tensor> read_weights(
     const std::filesystem::path& path,
@@ -142,6 +298,7 @@ std::vector<at::Tensor> read_weights(
       c10::impl::tls_is_dispatch_key_included(engine::kDeferredKey);
   std::optional<DeferredInit> deferred;
   if (defers) {
+    refuse_separation(path, specs, names_missing);
     deferred.emplace();
   }
   std::vector<at::Tensor> result;
@@ -149,10 +306,10 @@ std::vector<at::Tensor> read_weights(
     if (!spec.payload->is_missing) {
       const bool is_registered = spec.kind != WeightSpec::Kind::Constant;
       result.push_back(
-          defers && is_registered ? reader.defer(path, *spec.payload)
-                                  : read_now(reader, *spec.payload));
+          defers && is_registered ? reader.defer(path, spec)
+                                  : read_now(reader, spec));
     } else if (options.allow_missing()) {
-      result.push_back(reader.unfilled(*spec.payload));
+      result.push_back(reader.unfilled(spec));
     } else {
       raise<c10::ValueError>(
           {.call = "load_exported",

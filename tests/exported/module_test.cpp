@@ -63,6 +63,81 @@ TEST_F(ExportedModuleTest, FrozenParametersStayFrozen) {
   EXPECT_FALSE(copy->named_parameters()["frozen"].requires_grad());
 }
 
+TEST_F(ExportedModuleTest, ABufferOfAParametersMemoryIsATensorOfItsOwn) {
+  for (const bool clones : {false, true}) {
+    SCOPED_TRACE(clones);
+    auto model = load_exported(exported_case("anchor"));
+    if (clones) {
+      model = Exported(std::dynamic_pointer_cast<ExportedImpl>(model->clone()));
+    }
+    at::Tensor weight = model->named_parameters()["fc.weight"];
+    const at::Tensor anchor = model->named_buffers()["anchor"];
+    EXPECT_FALSE(weight.is_same(anchor));
+    EXPECT_FALSE(anchor.requires_grad());
+    {
+      const torch::NoGradGuard no_grad;
+      weight.add_(1); // as a step does
+    }
+    EXPECT_TRUE(torch::equal(weight, anchor));
+  }
+}
+
+TEST_F(ExportedModuleTest, AFrozenCopyDoesNotFreezeTheParameter) {
+  auto model = load_exported(exported_case("frozen_copy"));
+  const auto named = model->named_parameters();
+  EXPECT_TRUE(named["fc.weight"].requires_grad());
+  EXPECT_FALSE(named["copy.weight"].requires_grad());
+  EXPECT_TRUE(named["fc.weight"].is_alias_of(named["copy.weight"]));
+}
+
+TEST_F(ExportedModuleTest, ACloneOfOverlappingBuffersOverlapsToo) {
+  auto model = load_exported(exported_case("overlapping"));
+  Exported copy(std::dynamic_pointer_cast<ExportedImpl>(model->clone()));
+  const at::Tensor late = copy->named_buffers()["late"].clone();
+  copy->named_buffers()["early"].add_(1);
+  EXPECT_FALSE(torch::equal(copy->named_buffers()["late"], late));
+  EXPECT_TRUE(torch::equal(model->named_buffers()["late"], late));
+}
+
+TEST_F(ExportedModuleTest, MemoryThatAParameterSharesIsNotSeparated) {
+  constexpr const char* kPair =
+      "the parameter \"fc.weight\" and the buffer \"anchor\" share";
+  const torch::Tensor x = torch::ones({3, 4});
+  EXPECT_THAT(
+      [] {
+        load_exported(
+            exported_case("anchor"), ExportedOptions().deferred(true));
+      },
+      ::testing::ThrowsMessage<c10::NotImplementedError>(HasSubstr(kPair)));
+  auto converted = load_exported(exported_case("anchor"));
+  converted->to(torch::kDouble);
+  EXPECT_THAT(
+      [&] { converted->forward(x.to(torch::kDouble)); },
+      ::testing::ThrowsMessage<c10::Error>(HasSubstr(kPair)));
+  on_ranks(2, [&](const Group&) {
+    auto model = load_exported(exported_case("anchor"));
+    fully_shard(model);
+    EXPECT_THAT(
+        [&] { model->forward(x); },
+        ::testing::ThrowsMessage<c10::Error>(HasSubstr(kPair)));
+  });
+}
+
+TEST_F(ExportedModuleTest, ParametersInOneMemoryWithoutACommonElementAreFree) {
+  const Reference reference("columns");
+  for (const bool defers : {false, true}) {
+    on_ranks(2, [&](const Group&) {
+      torch::set_num_threads(1);
+      auto model = load_exported(
+          exported_case("columns"), ExportedOptions().deferred(defers));
+      fully_shard(model);
+      EXPECT_TRUE(torch::allclose(
+          model->forward(reference["args"][0].tensor()),
+          reference["leaves"][0].tensor()));
+    });
+  }
+}
+
 TEST_F(ExportedModuleTest, ModulesHavePythonsClasses) {
   auto model = load_exported(exported_case("rotary"));
   EXPECT_EQ(
