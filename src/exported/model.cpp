@@ -65,6 +65,7 @@ void Model::build(ExportedImpl& root) const {
     collect_classes(program->program.graph, classes);
   }
   root.class_name_ = classes[""];
+  root.mode_was_set_ = std::make_shared<std::atomic<bool>>(false);
   std::unordered_map<std::string, ExportedModule*> modules{{"", &root}};
   const auto module_at = [&](const auto& self,
                              const std::string& path) -> ExportedModule& {
@@ -74,6 +75,7 @@ void Model::build(ExportedImpl& root) const {
     }
     const auto [parent, name] = split_path(path);
     const auto made = std::make_shared<ExportedModule>(path, classes[path]);
+    made->mode_was_set_ = root.mode_was_set_;
     self(self, parent).register_module(name, made);
     modules[path] = made.get();
     return *made;

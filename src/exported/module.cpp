@@ -4,6 +4,7 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <atomic>
 #include <utility>
 
 #include "exported/model.h"
@@ -16,6 +17,13 @@ ExportedModule::ExportedModule(std::string path, std::string class_name)
     : torch::nn::Module(path.empty() ? "Exported" : path),
       path_(std::move(path)),
       class_name_(std::move(class_name)) {}
+
+void ExportedModule::train(bool on) {
+  torch::nn::Module::train(on);
+  if (mode_was_set_ != nullptr) {
+    *mode_was_set_ = true;
+  }
+}
 
 void ExportedModule::to(
     at::Device device,
@@ -73,6 +81,7 @@ ExportedImpl::ExportedImpl(std::unique_ptr<exported::Model> model)
     : ExportedModule("", ""), model_(std::move(model)) {
   model_->build(*this);
   torch::nn::Module::train(model_->begins_in_training());
+  *mode_was_set_ = false;
 }
 
 ExportedImpl::~ExportedImpl() = default;
@@ -89,6 +98,7 @@ ExportedValue ExportedImpl::run(const ExportedArgs& args) {
   const int64_t number = ++num_forwards_;
   exported::Model::Forward forward;
   try {
+    check_modes();
     forward = model_->begin(args, is_training());
   } catch (c10::Error& error) {
     exported::refuse_together(*this, number, error);
@@ -109,7 +119,28 @@ std::shared_ptr<torch::nn::Module> ExportedImpl::clone(
 }
 
 void ExportedImpl::train(bool on) {
-  torch::nn::Module::train(on);
+  ExportedModule::train(on);
+}
+
+/// Looks only if a mode was set: a model may have thousands of modules.
+void ExportedImpl::check_modes() {
+  if (!*mode_was_set_) {
+    return;
+  }
+  for (const auto& module : modules(/*include_self=*/false)) {
+    const auto* part = dynamic_cast<const ExportedModule*>(module.get());
+    if (part != nullptr && part->is_training() != is_training()) {
+      raise<c10::ValueError>(
+          {.call = "forward", .path = model_->path().native()},
+          fmt::format(
+              "module \"{}\" is in {} mode and the model in {} mode, but a program has one mode for the whole model. Call {} on the model, or export it with the module in that mode.",
+              part->path(),
+              part->is_training() ? "training" : "evaluation",
+              is_training() ? "training" : "evaluation",
+              is_training() ? "train()" : "eval()"));
+    }
+  }
+  *mode_was_set_ = false;
 }
 
 void ExportedImpl::recompute_submodules(

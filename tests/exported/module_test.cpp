@@ -178,6 +178,59 @@ TEST_F(ExportedModuleTest, InputsMayBeGivenByNameAndFixedOnesLeftOut) {
   EXPECT_TRUE(named["parts"][1][1].is_none());
 }
 
+TEST_F(ExportedModuleTest, InputsWithNamesHaveNoOrder) {
+  const Reference reference("two_named"); // forward(ids, mask), as mask, ids
+  auto model = load_exported(exported_case("two_named"));
+  const at::Tensor ids = reference["kwargs"]["ids"].tensor();
+  const at::Tensor mask = reference["kwargs"]["mask"].tensor();
+  EXPECT_THAT(
+      [&] { model->forward(ids, mask); },
+      ::testing::ThrowsMessage<c10::ValueError>(HasSubstr(
+          "2 positional arguments were given, but the model was exported with 0; it takes \"mask\", \"ids\" by name. Give the other inputs by name: ExportedArgs().set(NAME, VALUE).")));
+  EXPECT_THAT(
+      [&] { model->forward(ids); },
+      ::testing::ThrowsMessage<c10::ValueError>(
+          HasSubstr("1 positional arguments were given")));
+  const at::Tensor wanted = reference["leaves"][0].tensor();
+  const auto result =
+      model->forward(ExportedArgs().set("ids", ids).set("mask", mask));
+  EXPECT_TRUE(torch::equal(result.tensor(), wanted));
+  // One that alone is missing may be meant.
+  EXPECT_TRUE(torch::equal(
+      model->forward(ExportedArgs{ids}.set("mask", mask)).tensor(), wanted));
+  auto other = load_exported(exported_case("one_named"));
+  EXPECT_TRUE(torch::equal(
+      other->forward(
+          Reference("one_named")["args"][0].tensor(),
+          Reference("one_named")["kwargs"]["mask"].tensor()),
+      Reference("one_named")["leaves"][0].tensor()));
+}
+
+TEST_F(ExportedModuleTest, AModeOfAPartIsRefused) {
+  auto model = load_exported(exported_case("both_modes"));
+  const at::Tensor x = Reference("both_modes")["args"][0].tensor();
+  const auto refused = ::testing::ThrowsMessage<c10::ValueError>(HasSubstr(
+      "module \"drop\" is in evaluation mode and the model in training mode, but a program has one mode for the whole model."));
+  model->module_at("drop")->eval();
+  for (int time = 0; time < 2; ++time) {
+    EXPECT_THAT([&] { model->forward(x); }, refused);
+  }
+  model->train();
+  model->forward(x);
+  model->forward(x);
+  model->module_at("drop")->eval();
+  EXPECT_THAT([&] { model->forward(x); }, refused);
+}
+
+TEST_F(ExportedModuleTest, ReplacingAModuleDoesNotReachTheProgram) {
+  const Reference reference("mlp");
+  auto model = load_exported(exported_case("mlp"));
+  model->replace_module("fc1", torch::nn::Linear(6, 16));
+  EXPECT_TRUE(torch::equal(
+      model->forward(reference["args"][0].tensor()),
+      reference["leaves"][0].tensor()));
+}
+
 TEST_F(ExportedModuleTest, TheModeChoosesTheProgram) {
   const Reference reference("both_modes");
   const at::Tensor x = reference["args"][0].tensor();
@@ -236,6 +289,26 @@ TEST_F(ExportedModuleTest, AModelInBFloat16IsComputedFromFloat32Shards) {
     const at::Tensor loss = loss_of(logits);
     EXPECT_TRUE(torch::equal(loss, reference["loss"].tensor()));
     loss.backward();
+    expect_bfloat16_grads(model, reference["grads"]);
+  });
+}
+
+TEST_F(ExportedModuleTest, APartIsGatheredInTheDtypeThatItWasExportedIn) {
+  const Reference reference("two_dtypes");
+  on_ranks(2, [&](const Group&) {
+    torch::set_num_threads(1);
+    auto model = load_exported(exported_case("two_dtypes"));
+    for (at::Tensor& parameter : model->module_at("low")->parameters()) {
+      parameter.set_data(parameter.to(torch::kFloat));
+    }
+    fully_shard(
+        model->module_at("low"),
+        FullyShardOptions().mp_policy(
+            MixedPrecisionPolicy().param_dtype(torch::kBFloat16)));
+    fully_shard(model);
+    const at::Tensor result = model->forward(reference["args"][0].tensor());
+    EXPECT_TRUE(torch::equal(result, reference["leaves"][0].tensor()));
+    loss_of(result).backward();
     expect_bfloat16_grads(model, reference["grads"]);
   });
 }

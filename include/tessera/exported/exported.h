@@ -52,6 +52,10 @@ class TESSERA_API ExportedModule : public torch::nn::Module,
     return !transient_.contains(buffer);
   }
 
+  /// A program has one mode. So a mode that only a part of the model is in is
+  /// an error of the next forward().
+  void train(bool on = true) override;
+
   /// Converts floating parameters and buffers only: an index stays one.
   void to(at::Device device, at::ScalarType dtype, bool non_blocking = false)
       override;
@@ -66,11 +70,14 @@ class TESSERA_API ExportedModule : public torch::nn::Module,
       bool non_blocking);
 
  private:
+  friend class ExportedImpl;
   friend class exported::Model;
 
   std::string path_;
   std::string class_name_;
   std::set<std::string> transient_; // buffers
+  /// Whether a mode was set since the last forward; the model has it too.
+  std::shared_ptr<std::atomic<bool>> mode_was_set_;
 };
 
 /// An input that an exported model takes, or a tensor that it returns, as its
@@ -142,7 +149,8 @@ class TESSERA_API ExportedImpl : public ExportedModule,
   /// Chooses the program: a file of tessera_export.py has one for training and
   /// one for evaluation. A file of plain torch.export.save has one, in which
   /// dropout and batch norm do as they did when it was exported: forward()
-  /// throws in the other mode, if such operators are in it.
+  /// throws in the other mode, if such operators are in it. It also throws if a
+  /// submodule was put into another mode than the model.
   void train(bool on = true) override;
 
   /// For apply_activation_checkpointing(): each call of these submodules is
@@ -178,6 +186,7 @@ class TESSERA_API ExportedImpl : public ExportedModule,
 
  private:
   ExportedValue run(const ExportedArgs& args);
+  void check_modes();
 
   std::unique_ptr<exported::Model> model_;
   std::atomic<int64_t> num_forwards_ = 0; // those that were refused, too
