@@ -86,6 +86,10 @@ struct Step {
   /// share.
   std::vector<size_t> written;
   std::vector<size_t> shared;
+  /// Operands on which nothing depends but what the step writes to them, or
+  /// gives as their new value: what is changed in place, and the statistics of
+  /// a batch norm that computes with those of its input.
+  std::vector<size_t> unread;
   /// The node that it stands for; the program lives as long as the Code.
   const Node* node = nullptr;
 };

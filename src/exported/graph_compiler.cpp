@@ -3,6 +3,8 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -28,16 +30,56 @@ T literal(const Node& node, size_t index) {
   throw RefusedNode(fmt::format("has no fixed value as argument {}", index));
 }
 
-/// Batch norm writes its statistics, although its schema does not say so.
-bool is_written(
-    const c10::FunctionSchema& schema,
-    const c10::Argument& formal) {
-  const bool is_statistic =
-      formal.name() == "running_mean" || formal.name() == "running_var";
-  return (formal.alias_info() != nullptr && formal.alias_info()->isWrite()) ||
-      (is_statistic && !schema.name().ends_with("_functional") &&
-       !schema.name().ends_with("_no_training"));
-}
+/// What a node does with its arguments, beyond what the schema says: batch norm
+/// in training writes its statistics and does not compute with them.
+class ArgumentUse {
+ public:
+  ArgumentUse(const c10::FunctionSchema& schema, const Node& node)
+      : schema_(schema), in_training_(in_training(schema, node)) {
+    const auto& returns = schema.returns();
+    returns_arguments_ =
+        std::all_of(returns.begin(), returns.end(), [](const auto& each) {
+          return each.alias_info() != nullptr;
+        });
+  }
+
+  bool is_written(const c10::Argument& formal) const {
+    return is_changed(formal) ||
+        (is_statistic(formal) && in_training_.value_or(true) &&
+         !schema_.name().ends_with("_functional"));
+  }
+  /// See Step::unread.
+  bool is_unread(const c10::Argument& formal) const {
+    return is_statistic(formal) ? in_training_.value_or(false)
+                                : is_changed(formal) && returns_arguments_;
+  }
+
+ private:
+  static bool is_changed(const c10::Argument& formal) {
+    return formal.alias_info() != nullptr && formal.alias_info()->isWrite();
+  }
+  static bool is_statistic(const c10::Argument& formal) {
+    return formal.name() == "running_mean" || formal.name() == "running_var";
+  }
+  /// None if the mode is computed by a node.
+  static std::optional<bool> in_training(
+      const c10::FunctionSchema& schema,
+      const Node& node) {
+    for (const NamedArgument& input : node.inputs) {
+      if (input.name == "training" || input.name == "train" ||
+          input.name == "use_input_stats") {
+        const bool* mode = std::get_if<bool>(&input.argument.value);
+        return mode != nullptr ? std::optional(*mode) : std::nullopt;
+      }
+    }
+    return !schema.name().ends_with("_no_training") &&
+        !schema.name().ends_with("_no_update");
+  }
+
+  const c10::FunctionSchema& schema_;
+  std::optional<bool> in_training_;
+  bool returns_arguments_ = false;
+};
 
 size_t num_values(const Operand& operand) {
   return operand.form < Operand::Form::Tensors ? 1 : operand.elements.size();
@@ -164,6 +206,9 @@ Code GraphCompiler::compile() {
   }
   try {
     for (const Argument& output : graph_.outputs) {
+      if (is_list(output)) {
+        throw RefusedNode("gives a list in place of single values");
+      }
       code_.outputs.push_back(arguments_.operand(output));
     }
   } catch (const RefusedNode& refused) {
@@ -206,9 +251,6 @@ std::unique_ptr<Step> GraphCompiler::make_function(const Node& node) {
     step->operands.push_back(arguments_.operand(input.argument));
   }
   if (node.outputs.size() != 1 ||
-      if (is_list(output)) {
-        throw RefusedNode("gives a list in place of single values");
-      }
       step->operands.size() < num_operands(node.target)) {
     throw RefusedNode("has another number of arguments or results");
   }
@@ -216,6 +258,10 @@ std::unique_ptr<Step> GraphCompiler::make_function(const Node& node) {
 }
 
 std::unique_ptr<Step> GraphCompiler::make_operator(const Node& node) {
+  if (!may_be_called(node.target)) {
+    throw RefusedNode(
+        "is an operator that no model may call: it opens files, sends to other ranks or looks at memory by address");
+  }
   const auto op = find_operator(node.target);
   if (!op) {
     refusals_.missing.insert(operator_text(node.target));
@@ -223,6 +269,7 @@ std::unique_ptr<Step> GraphCompiler::make_operator(const Node& node) {
   }
   auto step = std::make_unique<OperatorStep>(*op);
   const c10::FunctionSchema& schema = op->schema();
+  const ArgumentUse use(schema, node);
   const bool drops_dtype = placement_.dtype &&
       node.target == "torch.ops.aten._assert_tensor_metadata.default";
   size_t used = 0;
@@ -243,8 +290,11 @@ std::unique_ptr<Step> GraphCompiler::make_operator(const Node& node) {
     if (formal.alias_info() != nullptr) {
       step->shared.push_back(step->operands.size());
     }
-    if (is_written(schema, formal)) {
+    if (use.is_written(formal)) {
       step->written.push_back(step->operands.size());
+    }
+    if (use.is_unread(formal)) {
+      step->unread.push_back(step->operands.size());
     }
     step->operands.push_back(
         given != nullptr
@@ -258,10 +308,6 @@ std::unique_ptr<Step> GraphCompiler::make_operator(const Node& node) {
     throw RefusedNode("has an argument that this LibTorch's operator lacks");
   }
   if (!node.outputs.empty() && node.outputs.size() != schema.returns().size()) {
-  if (!may_be_called(node.target)) {
-    throw RefusedNode(
-        "is an operator that no model may call: it opens files, sends to other ranks or looks at memory by address");
-  }
     throw RefusedNode("gives another number of results in this LibTorch");
   }
   return step;

@@ -18,19 +18,6 @@ constexpr std::array<std::string_view, 4> kHiddenViews{
     "aten::unsafe_split",
     "aten::unsafe_split_with_sizes"};
 
-/// Whether results may share memory with arguments although the schema does not
-/// say so: operators that are made of others return what those return.
-bool hides_views(const Step& step) {
-  const auto* call = dynamic_cast<const OperatorStep*>(&step);
-  return call != nullptr &&
-      (call->op.hasKernelForDispatchKey(
-           c10::DispatchKey::CompositeImplicitAutograd) ||
-       std::find(
-           kHiddenViews.begin(),
-           kHiddenViews.end(),
-           call->op.schema().name()) != kHiddenViews.end());
-}
-
 /// Operands whose memory a result may share.
 std::vector<const Operand*> shared_operands(Step& step) {
   std::vector<const Operand*> result;
@@ -54,6 +41,17 @@ bool graphs_write_inputs(Step& step) {
 }
 
 } // namespace
+
+bool hides_views(const Step& step) {
+  const auto* call = dynamic_cast<const OperatorStep*>(&step);
+  return call != nullptr &&
+      (call->op.hasKernelForDispatchKey(
+           c10::DispatchKey::CompositeImplicitAutograd) ||
+       std::find(
+           kHiddenViews.begin(),
+           kHiddenViews.end(),
+           call->op.schema().name()) != kHiddenViews.end());
+}
 
 bool writes_values(const Step& step) {
   const auto* call = dynamic_cast<const OperatorStep*>(&step);

@@ -65,6 +65,11 @@ std::vector<bool> fixed_weights(
     const std::vector<at::Tensor>& weights,
     const std::vector<const Code*>& codes);
 
+/// Whether results of the step may share memory with its operands although the
+/// schema does not say so: operators that are made of others return what those
+/// return.
+bool hides_views(const Step& step);
+
 /// Whether the step changes values in place. torch.tensor() in Python's forward
 /// ends in a detach_(), which is in place and changes none.
 bool writes_values(const Step& step);

@@ -175,10 +175,10 @@ void Model::check_shared() const {
   }
 }
 
-ExportedValue Model::run(const Forward& forward) const {
+ExportedValue Model::run(const Forward& forward) {
   const ReadyProgram& ready = *forward.ready;
   const std::vector<c10::IValue> outputs =
-      exported::run(ready.code, scope(forward.ready), forward.inputs);
+      exported::run(ready.code, scope(forward), forward.inputs);
   std::vector<c10::IValue> results;
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (ready.outputs[i].kind == OutputSpec::Kind::User) {

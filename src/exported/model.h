@@ -47,6 +47,9 @@ struct ReadyProgram {
   std::vector<Output> outputs;
   std::vector<uint32_t> written_weights; // by nodes, in place
   std::vector<uint32_t> replaced_weights; // by outputs, after the run
+  /// Those of both that results depend on: a counter that is added to them.
+  std::vector<uint32_t> state_weights;
+  bool writes_parameters = false; // by nodes; they are not among those above
   std::set<std::string> modules; // that have nodes, those that were folded too
 };
 
@@ -62,6 +65,17 @@ struct ModelProgram {
   Signature signature;
   FrozenMode frozen;
   WeightNumbers weights;
+};
+
+/// The buffers that results depend on, as they were before the last run that
+/// backward follows: see Model::scope().
+struct StateBefore {
+  std::vector<at::Tensor> values; // of the program's state_weights
+  /// The memory of the inputs, to know the second run by. It is compared only.
+  std::vector<const void*> inputs;
+  bool was_used = false;
+  /// Whether an earlier run had the same inputs and may be run again yet.
+  bool is_unsure = false;
 };
 
 /// The inside of ExportedImpl.
@@ -90,7 +104,7 @@ class Model {
   };
   /// Chooses the program and checks the arguments, with nothing run.
   Forward begin(const ExportedArgs& args, bool is_training);
-  ExportedValue run(const Forward& forward) const;
+  ExportedValue run(const Forward& forward);
 
   /// A model of the same file with copies of the tensors; those that are tied
   /// are tied again.
@@ -116,14 +130,20 @@ class Model {
  private:
   const ModelProgram& program_for(bool is_training) const;
   std::shared_ptr<const ReadyProgram> ready(const ModelProgram& program);
+  std::shared_ptr<ReadyProgram> compiled(
+      const ModelProgram& program,
+      Refusals& refusals) const;
   std::shared_ptr<ReadyProgram> compiled(const ModelProgram& program) const;
   std::shared_ptr<const ReadyProgram> make_ready(
       std::shared_ptr<ReadyProgram> compiled,
       const ModelProgram& program,
       const RecomputedModules& recomputed) const;
-  RunScope scope(const std::shared_ptr<const ReadyProgram>& ready) const;
+  RunScope scope(const Forward& forward);
+  StateBefore state_before(const Forward& forward);
   Placement placement_now() const;
   void follow_placement();
+  bool still_share(const SharedMemory& shared) const;
+  void check_shared() const;
   void move_constants(at::Device device);
   void write_back(
       const ReadyProgram& ready,
@@ -131,9 +151,6 @@ class Model {
       const std::vector<c10::IValue>& outputs) const;
 
   std::shared_ptr<const ModelFile> file_;
-  std::shared_ptr<ReadyProgram> compiled(
-      const ModelProgram& program,
-      Refusals& refusals) const;
   Programs programs_;
   std::shared_ptr<const std::vector<at::Tensor>> weights_;
   std::vector<bool> is_fixed_; // by weight; see fixed_weights()
@@ -142,11 +159,10 @@ class Model {
 
   std::mutex mutex_; // guards those below
   Placement placement_; // of compiled_ and ready_
-  bool still_share(const SharedMemory& shared) const;
-  void check_shared() const;
   /// Those that were not used since prepare().
   std::map<const ModelProgram*, std::shared_ptr<ReadyProgram>> compiled_;
   std::map<const ModelProgram*, std::shared_ptr<const ReadyProgram>> ready_;
+  std::map<const ModelProgram*, StateBefore> before_;
 };
 
 } // namespace tessera::exported

@@ -48,14 +48,14 @@ void CondStep::run(Frame& frame) const {
   const bool chosen = as_bool(inputs.front());
   inputs.erase(inputs.begin());
   const Code& branch = chosen ? first : second;
-  std::vector<at::Tensor> unread;
+  std::vector<at::Tensor> ignored;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (branch.inputs[i] == Result::kDropped && inputs[i].isTensor()) {
-      unread.push_back(inputs[i].toTensor());
+      ignored.push_back(inputs[i].toTensor());
     }
   }
   Values values = exported::run(branch, frame.scope(), std::move(inputs));
-  connect_unread_inputs(unread, values);
+  connect_unread_inputs(ignored, values);
   frame.set_all(results, std::move(values));
 }
 

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "exported/fold_constants.h"
@@ -61,6 +62,24 @@ std::vector<ReadyProgram::Output> outputs_of(
   return result;
 }
 
+/// Weights that nodes change in place, other than parameters that are trained:
+/// a copy of such a parameter would get its gradient.
+std::set<uint32_t> changing_weights(const Code& code, const ModelFile& file) {
+  const Writes writes = writes_of(code);
+  std::set<uint32_t> result;
+  for (const uint32_t weight : writes.weights) {
+    if (!is_trained(file.weights[weight])) {
+      result.insert(weight);
+    }
+  }
+  for (const uint32_t weight : writes.perhaps) {
+    if (file.weights[weight].kind != WeightSpec::Kind::Parameter) {
+      result.insert(weight);
+    }
+  }
+  return result;
+}
+
 /// The modules that the steps belong to.
 std::set<std::string> modules_of(const Code& code) {
   std::set<std::string> result;
@@ -78,6 +97,16 @@ std::set<std::string> modules_of(const Code& code) {
 
 std::shared_ptr<ReadyProgram> Model::compiled(
     const ModelProgram& program) const {
+  Refusals refusals;
+  auto made = compiled(program, refusals);
+  refuse_all(refusals, file_->path.native());
+  return made;
+}
+
+/// The program as it stands in the file.
+std::shared_ptr<ReadyProgram> Model::compiled(
+    const ModelProgram& program,
+    Refusals& refusals) const {
   auto made = std::make_shared<ReadyProgram>();
   made->code = compile(program.program, program.weights, placement_, refusals);
   if (!refusals.missing.empty() || !refusals.others.empty()) {
@@ -99,28 +128,31 @@ std::shared_ptr<const ReadyProgram> Model::make_ready(
     const ModelProgram& program,
     const RecomputedModules& recomputed) const {
   Code& code = compiled->code;
-  Refusals refusals;
-  auto made = compiled(program, refusals);
-  refuse_all(refusals, file_->path.native());
-  return made;
-}
-
-/// The program as it stands in the file.
-std::shared_ptr<ReadyProgram> Model::compiled(
-    const ModelProgram& program,
-    Refusals& refusals) const {
   fold_constants(
       code, program.program.graph, {weights_, is_fixed_, placement_.device});
+  std::set<uint32_t> changing = changing_weights(code, *file_);
+  compiled->written_weights.assign(changing.begin(), changing.end());
   const Writes writes = writes_of(code);
-  compiled->written_weights.assign(
-      writes.weights.begin(), writes.weights.end());
+  compiled->writes_parameters = !std::includes(
+      changing.begin(),
+      changing.end(),
+      writes.weights.begin(),
+      writes.weights.end());
+  recompute_regions(code, recomputed, changing);
   for (const ReadyProgram::Output& output : compiled->outputs) {
     if (output.kind == OutputSpec::Kind::BufferMutation) {
-      compiled->replaced_weights.push_back(
-          static_cast<uint32_t>(output.target));
+      const auto target = static_cast<uint32_t>(output.target);
+      compiled->replaced_weights.push_back(target);
+      changing.insert(target);
     }
   }
-  recompute_regions(code, recomputed);
+  const std::set<uint32_t> read = weights_read(code);
+  std::set_intersection(
+      changing.begin(),
+      changing.end(),
+      read.begin(),
+      read.end(),
+      std::back_inserter(compiled->state_weights));
   return compiled;
 }
 
@@ -219,29 +251,76 @@ void Model::recompute(
 }
 
 /// Some buffers are copies for one run. In a second run of recompute(), those
-/// that nodes change, so that statistics count a batch once. In a run that
+/// that nodes change, so that statistics count a batch once; of those that
+/// results depend on, the values from before the first run. In a run that
 /// backward follows, those that get new values afterwards: nodes keep the old
 /// ones for backward.
-RunScope Model::scope(const std::shared_ptr<const ReadyProgram>& ready) const {
+RunScope Model::scope(const Forward& forward) {
+  const ReadyProgram& ready = *forward.ready;
+  if (is_recomputing() && ready.writes_parameters) {
+    raise(
+        {.call = "forward", .path = file_->path.native()},
+        "the program changes a parameter in place, so it cannot be run a second time. Do not put it under recompute().");
+  }
+  const bool is_followed = at::GradMode::is_enabled();
   std::vector<uint32_t> copied;
   if (is_recomputing()) {
-    copied = ready->written_weights;
+    copied = ready.written_weights;
   }
-  if (at::GradMode::is_enabled()) {
+  if (is_followed) {
     copied.insert(
         copied.end(),
-        ready->replaced_weights.begin(),
-        ready->replaced_weights.end());
+        ready.replaced_weights.begin(),
+        ready.replaced_weights.end());
   }
-  if (copied.empty()) {
-    return {weights_, ready};
+  if (copied.empty() && ready.state_weights.empty()) {
+    return {weights_, forward.ready};
   }
+  const at::NoGradGuard no_grad;
   auto weights = std::make_shared<std::vector<at::Tensor>>(*weights_);
+  if (is_followed && !ready.state_weights.empty()) {
+    const StateBefore before = state_before(forward);
+    for (size_t i = 0; i < ready.state_weights.size() && is_recomputing();
+         ++i) {
+      (*weights)[ready.state_weights[i]] = before.values[i];
+    }
+  }
   for (const uint32_t index : copied) {
-    const at::NoGradGuard no_grad;
     (*weights)[index] = (*weights)[index].clone();
   }
-  return {std::move(weights), ready};
+  return {std::move(weights), forward.ready};
+}
+
+/// Of this run, or, in a second run, of the first. Nothing ties the two runs
+/// together, so the second must belong to the last.
+StateBefore Model::state_before(const Forward& forward) {
+  StateBefore now;
+  for (const c10::IValue& input : forward.inputs) {
+    if (input.isTensor() && input.toTensor().has_storage()) {
+      now.inputs.push_back(input.toTensor().storage().unsafeGetStorageImpl());
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  StateBefore& last = before_[forward.program];
+  const auto& state = forward.ready->state_weights;
+  const bool is_same =
+      last.values.size() == state.size() && last.inputs == now.inputs;
+  if (!is_recomputing()) {
+    for (const uint32_t index : state) {
+      now.values.push_back((*weights_)[index].clone());
+    }
+    now.is_unsure = is_same && !last.was_used;
+    last = std::move(now);
+  } else if (!is_same || last.is_unsure) {
+    raise(
+        {.call = "forward",
+         .parameter = file_->weights[state.front()].path,
+         .path = file_->path.native()},
+        "the model computes with this buffer and changes it, and it was run again since the run that recompute() repeats, so its value from before that run is gone. Run backward before the next forward, or recompute submodules with apply_activation_checkpointing(), which keeps the values of each call.");
+  } else {
+    last.was_used = true;
+  }
+  return last;
 }
 
 size_t Model::num_nodes(bool is_training) {
@@ -251,15 +330,15 @@ size_t Model::num_nodes(bool is_training) {
 void Model::prepare() {
   const std::lock_guard lock(mutex_);
   follow_placement();
+  Refusals refusals; // of all programs
   std::vector<const Code*> codes;
   for (const auto& program : programs_) {
     auto& made = compiled_[program.get()];
     made = compiled(*program, refusals);
     codes.push_back(&made->code);
   }
+  refuse_all(refusals, file_->path.native());
   is_fixed_ = fixed_weights(file_->weights, *weights_, codes);
 }
 
 } // namespace tessera::exported
-  Refusals refusals; // of all programs
-  refuse_all(refusals, file_->path.native());

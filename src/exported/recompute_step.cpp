@@ -86,7 +86,7 @@ void RecomputeStep::run(Frame& frame) const {
   }
   const auto call = std::make_shared<RegionCall>();
   call->scope = frame.scope();
-  for (const uint32_t index : written_weights) {
+  for (const uint32_t index : changing_weights) {
     const at::NoGradGuard no_grad;
     call->weights_before.emplace_back(
         index, (*call->scope.weights)[index].clone());

@@ -78,7 +78,9 @@ class SlotUse {
   template <class Use>
   static void each_source(std::vector<Operand>& operands, const Use& use) {
     for (Operand& operand : operands) {
-      use(operand.source);
+      if (operand.form < Operand::Form::Tensors) {
+        use(operand.source);
+      }
       for (Source& element : operand.elements) {
         use(element);
       }
@@ -99,9 +101,13 @@ class SlotUse {
 /// Makes one step of the steps of a region.
 class RegionMaker {
  public:
-  RegionMaker(Code& code, const Region& region)
+  RegionMaker(
+      Code& code,
+      const Region& region,
+      const std::set<uint32_t>& changing)
       : code_(code),
         region_(region),
+        changing_(changing),
         step_(std::make_unique<RecomputeStep>()) {}
 
   std::unique_ptr<RecomputeStep> make() {
@@ -117,7 +123,20 @@ class RegionMaker {
           "the nodes of module \"{}\" change a value in place that was made before them",
           region_.path));
     }
-    step_->written_weights.assign(writes.weights.begin(), writes.weights.end());
+    if (!std::includes(
+            changing_.begin(),
+            changing_.end(),
+            writes.weights.begin(),
+            writes.weights.end())) {
+      throw RefusedRegion(fmt::format(
+          "the nodes of module \"{}\" change a parameter in place",
+          region_.path));
+    }
+    for (const uint32_t weight : weights_named(step_->first)) {
+      if (changing_.contains(weight)) {
+        step_->changing_weights.push_back(weight);
+      }
+    }
     return std::move(step_);
   }
 
@@ -185,6 +204,7 @@ class RegionMaker {
 
   Code& code_;
   const Region& region_;
+  const std::set<uint32_t>& changing_;
   std::unique_ptr<RecomputeStep> step_;
   std::unordered_map<int32_t, int32_t> slots_; // outside to inside
   std::unordered_map<uint32_t, uint32_t> constants_;
@@ -206,7 +226,10 @@ RecomputedModules below(
 
 } // namespace
 
-void recompute_regions(Code& code, const RecomputedModules& modules) {
+void recompute_regions(
+    Code& code,
+    const RecomputedModules& modules,
+    const std::set<uint32_t>& changing) {
   const std::vector<Region> regions = find_regions(code, modules);
   if (regions.empty()) {
     return;
@@ -214,9 +237,10 @@ void recompute_regions(Code& code, const RecomputedModules& modules) {
   unmark_last_uses(code);
   std::vector<std::unique_ptr<RecomputeStep>> made;
   for (const Region& region : regions) {
-    made.push_back(RegionMaker(code, region).make());
+    made.push_back(RegionMaker(code, region, changing).make());
     mark_last_uses(made.back()->first);
-    recompute_regions(made.back()->first, below(modules, region.path));
+    recompute_regions(
+        made.back()->first, below(modules, region.path), changing);
   }
   std::vector<std::unique_ptr<Step>> steps;
   size_t next = 0;

@@ -4,6 +4,7 @@
 #include <tessera/recompute/recompute.h>
 
 #include <map>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -30,7 +31,8 @@ struct RefusedRegion : std::runtime_error {
 /// the place of its steps.
 ///
 /// Buffers that a region writes to are written once: the second run gets copies
-/// that have the values from before the first.
+/// that have the values from before the first. The second run also gets copies
+/// of buffers that the region reads and that other nodes write to.
 ///
 /// A region must not write to values from before it, since the second run would
 /// read what the first has written. Schemas tell most such regions, which are
@@ -44,12 +46,17 @@ struct RecomputeStep : NestedStep {
 
   std::string path; // of the module
   RecomputeOptions options;
-  std::vector<uint32_t> written_weights;
+  /// Those of the region's weights that the program changes.
+  std::vector<uint32_t> changing_weights;
 };
 
-/// Puts the calls of these modules under recompute(). Throws RefusedRegion if
-/// the nodes of a call do not follow one another, or write to values from
-/// outside.
-void recompute_regions(Code& code, const RecomputedModules& modules);
+/// Puts the calls of these modules under recompute(). `changing` are the
+/// weights that the program changes in place, and that can be copied. Throws
+/// RefusedRegion if the nodes of a call do not follow one another, or write to
+/// other weights or to values from outside.
+void recompute_regions(
+    Code& code,
+    const RecomputedModules& modules,
+    const std::set<uint32_t>& changing);
 
 } // namespace tessera::exported

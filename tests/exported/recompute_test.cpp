@@ -29,9 +29,7 @@ void step(Exported& model, const Reference& reference) {
   loss.backward();
 }
 
-/// Gradients and buffers after one step must be Python's.
-void expect_step(Exported& model, const Reference& reference) {
-  step(model, reference);
+void expect_after(Exported& model, const Reference& reference) {
   for (const auto& [name, tensor] : named_parameters(model)) {
     EXPECT_TRUE(torch::equal(tensor.grad(), reference["grads"][name].tensor()))
         << name;
@@ -43,6 +41,12 @@ void expect_step(Exported& model, const Reference& reference) {
           << buffer.key();
     }
   }
+}
+
+/// Gradients and buffers after one step must be Python's.
+void expect_step(Exported& model, const Reference& reference) {
+  step(model, reference);
+  expect_after(model, reference);
 }
 
 TEST_F(ExportedRecomputeTest, BlocksProducePyTorchValues) {
@@ -85,13 +89,41 @@ TEST_F(
     const at::Tensor result =
         recompute(model.ptr(), reference["args"][0].tensor());
     loss_of(result).backward();
-    for (const auto& buffer : model->named_buffers()) {
-      if (reference["after"].contains(buffer.key())) {
-        EXPECT_TRUE(torch::equal(
-            buffer.value(), reference["after"][buffer.key()].tensor()))
-            << buffer.key();
-      }
-    }
+    expect_after(model, reference);
+  }
+}
+
+TEST_F(ExportedRecomputeTest, TheSecondRunHasTheBuffersOfTheFirst) {
+  for (const char* name : {"counted", "counted_decomposed"}) {
+    SCOPED_TRACE(name);
+    const Reference reference(name);
+    auto model = load_exported(exported_case(name));
+    const at::Tensor x = reference["args"][0].tensor();
+    loss_of(recompute(model.ptr(), x)).backward();
+    expect_after(model, reference);
+  }
+}
+
+TEST_F(ExportedRecomputeTest, ASecondRunThatCannotHaveThemIsAnError) {
+  const Reference reference("counted");
+  auto model = load_exported(exported_case("counted"));
+  const at::Tensor x = reference["args"][0].tensor();
+  const at::Tensor first = recompute(model.ptr(), x);
+  const at::Tensor second = recompute(model.ptr(), torch::ones({3, 4}));
+  EXPECT_THAT(
+      [&] { loss_of(first).backward(); },
+      ::testing::ThrowsMessage<c10::Error>(HasSubstr(
+          "the model computes with this buffer and changes it, and it was run again since the run that recompute() repeats")));
+  loss_of(second).backward();
+}
+
+TEST_F(ExportedRecomputeTest, ABlockHasTheBuffersOfItsFirstRun) {
+  for (const char* name : {"typed", "changed_later", "indexed"}) {
+    SCOPED_TRACE(name);
+    auto model = load_exported(exported_case(name));
+    EXPECT_EQ(
+        apply_activation_checkpointing(model, choose_by_path("block")), 1);
+    expect_step(model, Reference(name));
   }
 }
 

@@ -135,7 +135,17 @@ INSTANTIATE_TEST_SUITE_P(
         "input_changed",
         "input_changed_decomposed",
         "interleaved",
-        "views"),
+        "views",
+        "anchor",
+        "frozen_copy",
+        "columns",
+        "overlapping",
+        "typed",
+        "changed_later",
+        "indexed",
+        "counted",
+        "counted_decomposed",
+        "two_named"),
     [](const auto& name) { return std::string(name.param); });
 
 } // namespace
