@@ -112,7 +112,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void recover();
 
   /// For a step that is recorded, see [Note: captured steps] in
-  /// train/captured_step.cpp: ranks compare nothing while `on`.
+  /// train/captured/captured_step.cpp: ranks compare nothing while `on`.
   void pause_checks(bool on);
   /// From now on these orders are foreseen and recorded; see GatherOrder.
   void exchange_orders(GatherOrder::Orders& orders);

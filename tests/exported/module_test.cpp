@@ -11,7 +11,7 @@
 
 #include "exported/cases.h"
 #include "support/memory_meter.h"
-#include "train/warnings.h"
+#include "support/warnings.h"
 
 namespace tessera {
 namespace {

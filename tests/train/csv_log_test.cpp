@@ -6,7 +6,7 @@
 #include "checkpoint/support.h"
 #include "support/errors.h"
 #include "support/ranks.h"
-#include "train/warnings.h"
+#include "support/warnings.h"
 
 namespace tessera {
 namespace {

@@ -17,11 +17,11 @@
 #include "checkpoint/support.h"
 #include "support/errors.h"
 #include "support/ranks.h"
+#include "support/warnings.h"
 #include "train/append_file.h"
 #include "train/event_record.h"
 #include "train/origin.h"
 #include "train/tensorboard.h"
-#include "train/warnings.h"
 
 namespace tessera {
 namespace {

@@ -15,8 +15,8 @@
 #include "checkpoint/support.h"
 #include "support/errors.h"
 #include "support/ranks.h"
+#include "support/warnings.h"
 #include "train/log_file.h"
-#include "train/warnings.h"
 
 namespace tessera {
 namespace {

@@ -22,7 +22,7 @@
 #include "support/errors.h"
 #include "support/memory_meter.h"
 #include "support/ranks.h"
-#include "train/warnings.h"
+#include "support/warnings.h"
 #include "zero/support.h"
 
 namespace tessera {

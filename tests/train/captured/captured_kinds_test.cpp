@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "support/warnings.h"
 #include "train/captured/captured_steps.h"
 #include "train/captured/step_cache.h"
-#include "train/warnings.h"
 
 namespace tessera {
 namespace {

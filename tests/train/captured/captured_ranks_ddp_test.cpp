@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "support/warnings.h"
 #include "train/captured/captured_steps.h"
-#include "train/warnings.h"
 
 namespace tessera {
 namespace {

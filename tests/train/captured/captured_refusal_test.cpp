@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "support/warnings.h"
 #include "train/captured/captured_steps.h"
-#include "train/warnings.h"
 
 namespace tessera {
 namespace {

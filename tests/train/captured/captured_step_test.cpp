@@ -7,8 +7,8 @@
 
 #include <memory>
 
+#include "support/warnings.h"
 #include "train/captured/captured_steps.h"
-#include "train/warnings.h"
 
 namespace tessera {
 namespace {

@@ -17,9 +17,9 @@
 #include "fsdp/clip_on_device.h"
 #include "fsdp/clipped_gradients.h"
 #include "support/device.h"
+#include "support/warnings.h"
 #include "train/captured/tape.h"
 #include "train/front_ends.h"
-#include "train/warnings.h"
 
 namespace tessera::testing {
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "checkpoint/support.h"
+#include "support/warnings.h"
 #include "train/captured/captured_steps.h"
-#include "train/warnings.h"
 
 namespace tessera {
 namespace {
