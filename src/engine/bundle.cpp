@@ -20,6 +20,63 @@ at::Tensor as_integers(const at::Tensor& whole) {
   return whole.view(at::kInt);
 }
 
+/// Puts this rank's part of each parameter, which has the layout of the shard,
+/// to its place in `whole`, and zeros elsewhere. `part` may be of another dtype
+/// or device.
+void place_among_zeros(
+    const Layout& layout,
+    int rank,
+    const at::Tensor& part,
+    const at::Tensor& whole) {
+  whole.zero_();
+  std::vector<at::Tensor> to;
+  std::vector<at::Tensor> from;
+  for (size_t index = 0; index < layout.num_params(); ++index) {
+    const Run run = layout.run(index, rank);
+    if (run.numel > 0) {
+      to.push_back(whole.narrow(
+          0, layout.full_offset(index) + run.param_begin, run.numel));
+      from.push_back(part.narrow(0, run.shard_begin, run.numel));
+    }
+  }
+  if (!to.empty()) {
+    at::_foreach_copy_(to, from, /*non_blocking=*/true);
+  }
+}
+
+/// From each rank's chunks to whole parameters: whole chunks at once, then the
+/// last, shorter one.
+void unpack(
+    const Layout& layout,
+    const at::Tensor& full,
+    const at::Tensor& gathered) {
+  std::vector<at::Tensor> to;
+  std::vector<at::Tensor> from;
+  const at::Tensor by_rank = gathered.view({layout.num_ranks(), -1});
+  for (size_t index = 0; index < layout.num_params(); ++index) {
+    const int64_t chunk = layout.chunk_numel(index);
+    if (chunk == 0) {
+      continue;
+    }
+    const int64_t numel = layout.numel(index);
+    const int64_t whole = numel / chunk;
+    const at::Tensor param = full.narrow(0, layout.full_offset(index), numel);
+    const at::Tensor chunks =
+        by_rank.narrow(1, layout.chunk_offset(index), chunk);
+    if (whole > 0) {
+      to.push_back(param.narrow(0, 0, whole * chunk).view({whole, chunk}));
+      from.push_back(chunks.narrow(0, 0, whole));
+    }
+    if (const int64_t rest = numel - whole * chunk; rest > 0) {
+      to.push_back(param.narrow(0, whole * chunk, rest));
+      from.push_back(chunks[whole].narrow(0, 0, rest));
+    }
+  }
+  if (!to.empty()) {
+    at::_foreach_copy_(to, from);
+  }
+}
+
 } // namespace
 
 Bundle::Bundle(
@@ -82,12 +139,12 @@ void Bundle::start_gather(std::string_view label, int64_t num_writes) {
   }
   // Not into the storage that faces view: a raw pointer to it would see a
   // gather that is not finished.
-  gathered_ = pool_.take({layout_.travel_numel()}, full_.options());
+  gather_.into = pool_.take({layout_.travel_numel()}, full_.options());
   if (layout_.travel() == Layout::Travel::Whole) {
-    place_among_zeros(source, gathered_);
+    place_among_zeros(layout_, groups_.shard.rank(), source, gather_.into);
     note_offload_copy();
-    gather_ = groups_.shard.all_reduce_async(
-        as_integers(gathered_), ReduceOp::Sum, label);
+    gather_.work = groups_.shard.all_reduce_async(
+        as_integers(gather_.into), ReduceOp::Sum, label);
     return;
   }
   at::Tensor mine = source;
@@ -95,11 +152,12 @@ void Bundle::start_gather(std::string_view label, int64_t num_writes) {
       source.device() != full_.device()) {
     // Copies directly into this rank's part of the result.
     const int64_t shard_numel = layout_.shard_numel();
-    mine = gathered_.narrow(0, groups_.shard.rank() * shard_numel, shard_numel);
+    mine =
+        gather_.into.narrow(0, groups_.shard.rank() * shard_numel, shard_numel);
     mine.copy_(source, /*non_blocking=*/true);
     note_offload_copy();
   }
-  gather_ = groups_.shard.all_gather_into_async(gathered_, mine, label);
+  gather_.work = groups_.shard.all_gather_into_async(gather_.into, mine, label);
 }
 
 /// The shard was copied to the device, perhaps not yet to its end.
@@ -119,14 +177,14 @@ void Bundle::before_write() {
 }
 
 void Bundle::finish_gather() {
-  std::exchange(gather_, Work()).wait();
-  if (!gathered_.defined()) {
+  std::exchange(gather_.work, Work()).wait();
+  if (!gather_.into.defined()) {
     return;
   }
-  const at::Tensor gathered = std::exchange(gathered_, at::Tensor());
+  const at::Tensor gathered = std::exchange(gather_.into, at::Tensor());
   if (layout_.travel() == Layout::Travel::Chunks) {
     give_bytes(shard_);
-    unpack(full_, gathered);
+    unpack(layout_, full_, gathered);
     pool_.give(gathered);
     return;
   }
@@ -152,57 +210,6 @@ void Bundle::free_full(const std::string& reason) {
 #endif
 }
 
-/// Puts this rank's part of each parameter, which has the layout of the shard,
-/// to its place in `whole`, and zeros elsewhere. `part` may be of another dtype
-/// or device.
-void Bundle::place_among_zeros(const at::Tensor& part, const at::Tensor& whole)
-    const {
-  whole.zero_();
-  std::vector<at::Tensor> to;
-  std::vector<at::Tensor> from;
-  for (size_t index = 0; index < layout_.num_params(); ++index) {
-    const Run run = layout_.run(index, groups_.shard.rank());
-    if (run.numel > 0) {
-      to.push_back(whole.narrow(
-          0, layout_.full_offset(index) + run.param_begin, run.numel));
-      from.push_back(part.narrow(0, run.shard_begin, run.numel));
-    }
-  }
-  if (!to.empty()) {
-    at::_foreach_copy_(to, from, /*non_blocking=*/true);
-  }
-}
-
-/// From each rank's chunks to whole parameters: whole chunks at once, then the
-/// last, shorter one.
-void Bundle::unpack(const at::Tensor& full, const at::Tensor& gathered) const {
-  std::vector<at::Tensor> to;
-  std::vector<at::Tensor> from;
-  const at::Tensor by_rank = gathered.view({layout_.num_ranks(), -1});
-  for (size_t index = 0; index < layout_.num_params(); ++index) {
-    const int64_t chunk = layout_.chunk_numel(index);
-    if (chunk == 0) {
-      continue;
-    }
-    const int64_t numel = layout_.numel(index);
-    const int64_t whole = numel / chunk;
-    const at::Tensor param = full.narrow(0, layout_.full_offset(index), numel);
-    const at::Tensor chunks =
-        by_rank.narrow(1, layout_.chunk_offset(index), chunk);
-    if (whole > 0) {
-      to.push_back(param.narrow(0, 0, whole * chunk).view({whole, chunk}));
-      from.push_back(chunks.narrow(0, 0, whole));
-    }
-    if (const int64_t rest = numel - whole * chunk; rest > 0) {
-      to.push_back(param.narrow(0, whole * chunk, rest));
-      from.push_back(chunks[whole].narrow(0, 0, rest));
-    }
-  }
-  if (!to.empty()) {
-    at::_foreach_copy_(to, from);
-  }
-}
-
 at::Tensor Bundle::gather_copy(const at::Tensor& part, std::string_view label)
     const {
   const at::Tensor gathered = at::empty(
@@ -213,7 +220,8 @@ at::Tensor Bundle::gather_copy(const at::Tensor& part, std::string_view label)
     return gathered;
   }
   if (layout_.travel() == Layout::Travel::Whole) {
-    place_among_zeros(part.to(device_), gathered);
+    place_among_zeros(
+        layout_, groups_.shard.rank(), part.to(device_), gathered);
     groups_.shard.all_reduce(as_integers(gathered), ReduceOp::Sum, label);
     return gathered;
   }
@@ -222,23 +230,23 @@ at::Tensor Bundle::gather_copy(const at::Tensor& part, std::string_view label)
     return gathered;
   }
   at::Tensor full = at::empty({layout_.full_numel()}, gathered.options());
-  unpack(full, gathered);
+  unpack(layout_, full, gathered);
   return full;
 }
 
 void Bundle::settle() noexcept {
   try {
-    std::exchange(gather_, Work()).wait();
+    std::exchange(gather_.work, Work()).wait();
   } catch (const std::exception&) {
     // The caller has an error that says more, or nobody is left to report to.
   }
-  gathered_.reset();
+  gather_.into.reset();
   gradients_.settle();
 }
 
 size_t Bundle::full_bytes_now() const {
   return (shows_shard_ ? 0 : storage_->nbytes()) + cast_.bytes_now() +
-      (gathered_.defined() ? storage_of(gathered_)->nbytes() : 0);
+      (gather_.into.defined() ? storage_of(gather_.into)->nbytes() : 0);
 }
 
 } // namespace tessera::engine

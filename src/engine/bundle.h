@@ -110,8 +110,6 @@ class Bundle {
   void show_bytes(c10::DataPtr data, size_t bytes);
   void give_bytes(const at::Tensor& source);
   void note_offload_copy();
-  void place_among_zeros(const at::Tensor& part, const at::Tensor& whole) const;
-  void unpack(const at::Tensor& full, const at::Tensor& gathered) const;
 
   // Constant after construction.
   const Layout layout_;
@@ -126,10 +124,12 @@ class Bundle {
 
   CastShard cast_;
 
-  // A gather in flight.
+  struct Gather { // in flight
+    at::Tensor into; // (travel_numel)
+    Work work;
+  };
+  Gather gather_;
   std::optional<c10::Event> offload_copied_; // from host memory
-  at::Tensor gathered_; // (travel_numel)
-  Work gather_;
 
   BundleGradients gradients_;
 };

@@ -49,7 +49,7 @@ struct Uses {
         std::any_of(written.begin(), written.end(), [unit](const Write& write) {
           return write.unit == unit;
         });
-    if (!is_known || unit->has_start()) {
+    if (!is_known || unit->start().is_open()) {
       written.push_back({unit, shard});
     }
   }

@@ -40,7 +40,7 @@ void Gathers::ensure_full(Unit& unit) {
   if (unit.is_stale()) {
     free(unit);
   }
-  if (unit.state() == UnitState::Gathering && !unit.shows_shard()) {
+  if (unit.state() == UnitState::Gathering && !shows_shard(unit)) {
     ++probe_.counts.prefetched;
   }
   start(unit, /*ahead=*/false);

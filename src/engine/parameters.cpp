@@ -52,7 +52,7 @@ void watch_plain(torch::nn::Module& module) {
   }
   for (const auto& param : engine::distinct_parameters(module)) {
     if (param.tensor.requires_grad() && !engine::is_sharded(param.tensor)) {
-      units.front()->schedule().plain().add(
+      units.front()->schedule().check().plain().add(
           module.name() + "." + param.name, param.tensor);
     }
   }
@@ -66,7 +66,7 @@ NamedTensors engine::list_parameters(
     bool recurse) {
   std::unordered_map<const void*, const Unit*> flat; // by their modules
   for (const auto& unit : engine::units_in(module)) {
-    if (unit->options().one_leaf && unit->has_params() &&
+    if (unit->options().one_leaf && !unit->bundles().empty() &&
         !unit->shows_summoned()) {
       flat[unit->home()] = unit.get();
     }

@@ -26,7 +26,7 @@ void ScheduleProbe::gathers(const Unit& unit, bool ahead) {
 }
 
 void ScheduleProbe::reshards(const Unit& unit) {
-  if (unit.shows_shard()) {
+  if (shows_shard(unit)) {
     return;
   }
   ++counts.reshards;

@@ -156,21 +156,11 @@ void Schedule::exchange_orders(GatherOrder::Orders& orders) {
   gathers_.order().exchange_orders(orders);
 }
 
-void Schedule::pause_checks(bool on) {
-  const std::scoped_lock lock(mutex_);
-  check_.pause(on);
-}
-
 bool Schedule::holds_gradients() {
   const std::scoped_lock lock(mutex_);
   return std::any_of(units_.begin(), units_.end(), [](const auto& entry) {
     return entry.second->gradients().holds_any();
   });
-}
-
-void Schedule::drop_idle_buffers() {
-  const std::scoped_lock lock(mutex_);
-  pool_.trim(0);
 }
 
 void Schedule::summon(Unit& unit, const SummonOptions& options) {

@@ -111,21 +111,16 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Drops everything in flight and reshards all units: after an exception.
   void recover();
 
-  /// For a step that is recorded, see [Note: captured steps] in
-  /// train/captured/captured_step.cpp: ranks compare nothing while `on`.
-  void pause_checks(bool on);
   /// From now on these orders are foreseen and recorded; see GatherOrder.
   void exchange_orders(GatherOrder::Orders& orders);
   /// Gradients of earlier backwards wait in some unit for a later one.
   bool holds_gradients();
-  /// Gives memory that waits for the next unit back to its allocator.
-  void drop_idle_buffers();
 
-  /// Parameters beside the units, see [Note: plain parameters].
-  PlainWatch& plain() {
-    return check_.plain();
+  /// What the ranks compare: for the thread that runs the model.
+  OrderCheck& check() {
+    return check_;
   }
-  const BufferPool& pool() const {
+  BufferPool& pool() {
     return pool_;
   }
   ScheduleProbe& probe_for_tests() {

@@ -50,12 +50,12 @@ constexpr std::string_view kLabel = "values that ranks begin with";
 void compare_starts(const std::vector<Unit*>& units, const Group& group) {
   int64_t count = 0;
   for (const Unit* unit : units) {
-    count += 2 * static_cast<int64_t>(unit->start()->params.size());
+    count += 2 * static_cast<int64_t>(unit->start().params().size());
   }
   const at::Tensor mine = at::empty({count}, at::kLong);
   auto* next = mine.mutable_data_ptr<int64_t>();
   for (const Unit* unit : units) {
-    for (const UnitStart::Param& param : unit->start()->params) {
+    for (const UnitStart::Param& param : unit->start().params()) {
       *next++ = param.was_written ? 1 : 0;
       *next++ = static_cast<int64_t>(param.digest);
     }
@@ -77,7 +77,7 @@ void compare_starts(const std::vector<Unit*>& units, const Group& group) {
   };
   int64_t column = 0;
   for (const Unit* unit : units) {
-    for (const UnitStart::Param& param : unit->start()->params) {
+    for (const UnitStart::Param& param : unit->start().params()) {
       const bool was_written = !differing(column++, 0).empty();
       const std::vector<int> others = differing(column, table[0][column]);
       ++column;
@@ -135,18 +135,18 @@ bool is_same_on_all(
 }
 
 void begin_use(const Unit& unit, const std::map<int, Unit*>& units) {
-  if (!unit.start()) {
+  if (!unit.start().is_open()) {
     return;
   }
   std::vector<Unit*> fresh; // of the same model, in an order that ranks share
   for (const auto& [number, other] : units) {
-    if (other->start() && &other->root() == &unit.root()) {
+    if (other->start().is_open() && &other->root() == &unit.root()) {
       fresh.push_back(other);
     }
   }
   compare_starts(fresh, unit.groups().all);
   for (Unit* other : fresh) {
-    other->forget_start();
+    other->start().close();
   }
 }
 

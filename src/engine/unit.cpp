@@ -32,24 +32,6 @@ void refuse_to_pickle_sharded(const at::Tensor& tensor) {
   }
 }
 
-/// A range in a storage.
-struct ByteRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-
-ByteRange bytes_of(const at::Tensor& view) {
-  if (view.numel() == 0) {
-    return {};
-  }
-  int64_t last = view.storage_offset();
-  for (int64_t dim = 0; dim < view.dim(); ++dim) {
-    last += (view.size(dim) - 1) * view.stride(dim);
-  }
-  const auto size = static_cast<int64_t>(view.element_size());
-  return {view.storage_offset() * size, (last + 1) * size};
-}
-
 } // namespace
 
 Unit::Unit(
@@ -61,12 +43,10 @@ Unit::Unit(
     : UnitIdentity(std::move(name), number, groups, options),
       schedule_(std::move(schedule)),
       params_(*this),
-      gradients_(*this) {
-  if (options.compare_start && !options.sync_from_rank0 &&
-      groups.all.size() > 1) {
-    start_.emplace();
-  }
-}
+      gradients_(*this),
+      start_(
+          options.compare_start && !options.sync_from_rank0 &&
+          groups.all.size() > 1) {}
 
 Unit::~Unit() {
   for (Bundle& bundle : bundles_) {
@@ -148,8 +128,8 @@ at::Tensor Unit::part_of(const NamedParam& param, const Run& run) {
   const bool is_whole = !is_deferred(param.tensor);
   if (!is_whole && !options().sync_from_rank0) {
     const auto part = replay_part(param.tensor, run.param_begin, run.numel);
-    if (part && (part->digest_of_whole || !start_)) {
-      note_start(param.name, part->digest_of_whole.value_or(0));
+    if (part && (part->digest_of_whole || !start_.is_open())) {
+      start_.add(param.name, part->digest_of_whole.value_or(0));
       return part->elements;
     }
   }
@@ -158,16 +138,10 @@ at::Tensor Unit::part_of(const NamedParam& param, const Run& run) {
     whole = whole.contiguous();
     groups().all.broadcast(whole, 0, param.name);
   }
-  if (start_) {
-    note_start(param.name, digest_of(whole));
+  if (start_.is_open()) {
+    start_.add(param.name, digest_of(whole));
   }
   return whole.reshape({-1}).narrow(0, run.param_begin, run.numel);
-}
-
-void Unit::note_start(const std::string& name, uint64_t digest) {
-  if (start_) {
-    start_->params.push_back({.name = name, .digest = digest});
-  }
 }
 
 bool Unit::start_gather() {
@@ -226,13 +200,6 @@ bool Unit::reshard() {
   return true;
 }
 
-bool Unit::shows_shard() const {
-  return std::all_of(
-      bundles_.begin(), bundles_.end(), [](const Bundle& bundle) {
-        return bundle.shows_shard();
-      });
-}
-
 at::Tensor Unit::flat_param() const {
   if (bundles_.size() != 1) {
     fail(
@@ -262,40 +229,14 @@ void Unit::count_write(const at::Tensor& written) {
         "",
         "this writes to a shard inside summon_full_params, which would write its own values back over it. Close the guard first.");
   }
+  start_.note_written(bundles_, groups().shard.rank(), written);
   {
     const std::scoped_lock lock(write_mutex_);
-    note_written(written);
     for (Bundle& bundle : bundles_) {
       bundle.before_write();
     }
   }
   add_write();
-}
-
-/// The parameters that `written` overlaps no longer have the values that the
-/// rank began with.
-void Unit::note_written(const at::Tensor& written) {
-  if (!start_) {
-    return;
-  }
-  auto param = start_->params.begin();
-  for (const Bundle& bundle : bundles_) {
-    const Layout& layout = bundle.layout();
-    const bool is_whole = !written.defined();
-    const ByteRange bytes =
-        is_whole || storage_of(written) != storage_of(bundle.shard())
-        ? ByteRange()
-        : bytes_of(written);
-    const auto size = static_cast<int64_t>(bundle.shard().element_size());
-    for (size_t index = 0; index < layout.num_params(); ++index, ++param) {
-      const Run run = layout.run(index, groups().shard.rank());
-      const int64_t begin = run.shard_begin * size;
-      const int64_t end = begin + run.numel * size;
-      if (is_whole || (bytes.begin < end && begin < bytes.end)) {
-        param->was_written = true;
-      }
-    }
-  }
 }
 
 void Unit::forget_casts() {

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "engine/unit_gradients.h"
 #include "engine/unit_identity.h"
 #include "engine/unit_params.h"
+#include "engine/unit_start.h"
 #include "engine/unit_summon.h"
 
 namespace tessera::engine {
@@ -38,21 +38,11 @@ enum class UnitState {
   Summoned,
 };
 
-/// What this rank began with, until the ranks have compared it; see
-/// [Note: equal starts] in start.h.
-struct UnitStart {
-  struct Param {
-    std::string name;
-    uint64_t digest = 0;
-    bool was_written = false; // since, as far as this rank knows
-  };
-  std::vector<Param> params; // by bundle, and in a bundle by index
-};
-
 /// A unit stands between the module's parameters and this rank's shards. The
 /// parts of a unit are nouns of their own: who it is (UnitIdentity), its faces
 /// and leaves (UnitParams), what travels (Bundle), its gradients
-/// (UnitGradients), and a summon (UnitSummon). What is left is its state.
+/// (UnitGradients), what it began with (UnitStart), and a summon (UnitSummon).
+/// What is left is its state.
 ///
 /// A unit never calls the Schedule that drives it: it tells by what it returns
 /// what happened.
@@ -87,18 +77,13 @@ class Unit : public UnitIdentity, public std::enable_shared_from_this<Unit> {
   UnitGradients& gradients() {
     return gradients_;
   }
+  /// None in a unit without parameters.
   std::vector<Bundle>& bundles() {
     return bundles_;
   }
   const std::vector<Bundle>& bundles() const {
     return bundles_;
   }
-  bool has_params() const {
-    return !bundles_.empty();
-  }
-  /// True where faces show the shard itself, or its cast, and nothing is ever
-  /// moved.
-  bool shows_shard() const;
   /// The flat shard of a unit of one dtype; while Summoned the flat full
   /// parameters, without padding if they have one leaf.
   at::Tensor flat_param() const;
@@ -146,25 +131,17 @@ class Unit : public UnitIdentity, public std::enable_shared_from_this<Unit> {
   /// that read a checkpoint do.
   void count_write(const at::Tensor& written = {});
 
-  /// Empty once the ranks have compared it, or where nothing is to compare.
-  const std::optional<UnitStart>& start() const {
+  /// What this rank began with.
+  UnitStart& start() {
     return start_;
   }
-  /// The same from any thread.
-  bool has_start() {
-    const std::scoped_lock lock(write_mutex_);
-    return start_.has_value();
-  }
-  void forget_start() {
-    const std::scoped_lock lock(write_mutex_);
-    start_.reset();
+  const UnitStart& start() const {
+    return start_;
   }
 
  private:
   void make_bundles(const std::vector<NamedParam>& params, BufferPool& pool);
   at::Tensor part_of(const NamedParam& param, const Run& run);
-  void note_start(const std::string& name, uint64_t digest);
-  void note_written(const at::Tensor& written);
 
   // Constant after shard(), as far as the unit goes: the parts have states of
   // their own.
@@ -179,9 +156,8 @@ class Unit : public UnitIdentity, public std::enable_shared_from_this<Unit> {
   int64_t gathered_at_ = -1; // num_writes() then
   std::unique_ptr<UnitSummon> summoned_; // while Summoned
 
-  // Guards what is done before a write.
-  std::mutex write_mutex_;
-  std::optional<UnitStart> start_;
+  UnitStart start_;
+  std::mutex write_mutex_; // held for what is done before a write
 };
 
 } // namespace tessera::engine

@@ -6,6 +6,13 @@
 
 namespace tessera::engine {
 
+bool shows_shard(const Unit& unit) {
+  return std::all_of(
+      unit.bundles().begin(), unit.bundles().end(), [](const Bundle& bundle) {
+        return bundle.shows_shard();
+      });
+}
+
 size_t full_bytes(const Unit& unit) {
   size_t bytes = 0;
   for (const Bundle& bundle : unit.bundles()) {

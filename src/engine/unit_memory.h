@@ -8,6 +8,9 @@
 
 namespace tessera::engine {
 
+/// True where faces show the shard itself, or its cast, and nothing is ever
+/// moved.
+bool shows_shard(const Unit& unit);
 /// Bytes of the full buffers while they have memory of their own.
 size_t full_bytes(const Unit& unit);
 /// Elements of full buffers that have memory now, padding included.

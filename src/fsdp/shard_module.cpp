@@ -112,7 +112,7 @@ void add_units(
     unit->set_home(plan.module, plan.module->weak_from_this());
     transfer::set_settings(
         *unit, StateDictSettings::of(request.state_dict_type));
-    if (!unit->has_params()) {
+    if (unit->bundles().empty()) {
       engine::remember(*plan.module, unit);
     }
     adopt(*plan.module, unit);

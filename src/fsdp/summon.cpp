@@ -26,7 +26,7 @@ using Units = std::vector<std::shared_ptr<Unit>>;
 Units units_to_summon(const torch::nn::Module& module, bool recurse) {
   Units units = engine::units_in(module);
   std::erase_if(units, [&](const auto& unit) {
-    return !unit->has_params() || (!recurse && unit->home() != &module);
+    return unit->bundles().empty() || (!recurse && unit->home() != &module);
   });
   return units;
 }

@@ -60,7 +60,7 @@ at::Device device_of(
     const std::vector<std::shared_ptr<engine::Unit>>& units,
     const std::vector<at::Tensor>& plain_params) {
   for (const auto& unit : units) {
-    if (unit->has_params()) {
+    if (!unit->bundles().empty()) {
       return unit->bundles().front().full().device();
     }
   }
@@ -239,7 +239,7 @@ int64_t MemoryCensus::take_stock(IsCounted is_counted) {
     counted += static_cast<int64_t>(
         engine::full_bytes_now(*unit) + engine::gradient_bytes_now(*unit));
   }
-  for (const engine::Schedule* schedule : schedules_) {
+  for (engine::Schedule* schedule : schedules_) {
     schedule->pool().for_each_idle([&](const c10::DataPtr& data, size_t bytes) {
       counted += is_counted(data) ? static_cast<int64_t>(bytes) : 0;
     });
@@ -256,7 +256,7 @@ MemoryByKind MemoryCensus::now() const {
     result.full += static_cast<int64_t>(engine::full_bytes_now(*unit));
     result.gradients += static_cast<int64_t>(engine::gradient_bytes_now(*unit));
   }
-  for (const engine::Schedule* schedule : schedules_) {
+  for (engine::Schedule* schedule : schedules_) {
     schedule->pool().for_each_idle([&](const c10::DataPtr&, size_t bytes) {
       result.full += static_cast<int64_t>(bytes);
     });

@@ -134,7 +134,7 @@ StepReport StepMonitor::end_step() {
 std::vector<UnitInfo> StepMonitor::units() const {
   std::vector<UnitInfo> result;
   for (const auto& unit : impl_->holdings.units()) {
-    if (unit->has_params()) {
+    if (!unit->bundles().empty()) {
       result.push_back(info_of(*unit));
     }
   }

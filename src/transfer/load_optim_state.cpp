@@ -99,7 +99,7 @@ class Loader {
     for (const WantedLeaf& leaf : leaves_) {
       const ModelParam& first = *leaf.members.front();
       if (first.is_sharded()) {
-        first.unit->schedule().plain().add_once(
+        first.unit->schedule().check().plain().add_once(
             std::string(request_.call), digest);
       }
     }

@@ -71,7 +71,7 @@ constexpr int kMostDoublings = 10;
 ///   run the function, whichever any of them needs (StepRanks). Otherwise one
 ///   rank's recorded collectives would meet another's in another order. What
 ///   ranks compare on the host is left out while they record, since one of them
-///   may fail on the way (Schedule::pause_checks(), ddp::Reducer,
+///   may fail on the way (engine::OrderCheck::pause(), ddp::Reducer,
 ///   comm::all_or_none()). In its place they compare digests of the collectives
 ///   that they recorded: after a capture, and in each call those of the graphs
 ///   that they are about to replay. The order of gathers is foreseen from the

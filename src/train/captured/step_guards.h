@@ -26,7 +26,7 @@ class ChecksPaused {
  private:
   void set(bool on) {
     for (const auto& unit : units_) {
-      unit->schedule().pause_checks(on);
+      unit->schedule().check().pause(on);
     }
   }
 

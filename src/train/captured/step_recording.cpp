@@ -86,7 +86,7 @@ void let_go(const StepParts& parts) {
   for (const auto& unit : parts.units) {
     unit->schedule().reshard(*unit);
     unit->forget_casts();
-    unit->schedule().drop_idle_buffers();
+    unit->schedule().pool().trim(0);
   }
   at::autocast::clear_cache();
 }
