@@ -80,7 +80,7 @@ void ExportedModule::convert(
 ExportedImpl::ExportedImpl(std::unique_ptr<exported::Model> model)
     : ExportedModule("", ""), model_(std::move(model)) {
   model_->build(*this);
-  torch::nn::Module::train(model_->begins_in_training());
+  ExportedModule::train(model_->begins_in_training());
   *mode_was_set_ = false;
 }
 
