@@ -1,9 +1,6 @@
 #include "comm/shm/channel.h"
 
-#include <sched.h>
-
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -35,7 +32,6 @@ Channel::Config with_names(Channel::Config config) {
 /// One rank's words in shared memory. Only `sleepers` is written by others.
 struct alignas(128) Channel::Control {
   FutexWord published; // last step that this rank has published
-  std::atomic<int> core; // on which it did
   FutexWord sleepers; // peers asleep on `published`
   FutexWord state; // State; a reason goes with kFailed
   char reason[512]; // written by the thread that moved kActive to kFailing
@@ -94,7 +90,6 @@ void Channel::publish(const Call* call) {
   if (call != nullptr) {
     mine.calls[step_ % 2] = *call;
   }
-  mine.core.store(sched_getcpu(), std::memory_order_relaxed);
   mine.published.store(step_, std::memory_order_seq_cst);
   wake_sleepers(mine.published, mine.sleepers);
 }
@@ -159,30 +154,12 @@ std::string Channel::name_of(std::span<const int> peers) const {
   return rank_list(names);
 }
 
-/// [Note: ranks that share a core]
-///
-/// The system may put two ranks on one core though another is idle, and leave
-/// them there for milliseconds. A rank that spins keeps the peer from doing
-/// what it waits for: each wait took the whole time of spinning, an all-reduce
-/// of 256 KB 125 us in place of 20. So a rank does not spin for a peer that was
-/// last seen on its own core. It sleeps, and is woken on an idle core. Where
-/// ranks have no core each, they yield as ever.
-Patience Channel::patience_with(const Control& peer) const {
-  Patience patience = config_.patience;
-  patience.may_spin = patience.spin.count() == 0 ||
-      peer.core.load(std::memory_order_relaxed) != sched_getcpu();
-  return patience;
-}
-
 void Channel::wait_published(int peer, uint32_t step) {
-  if (reached(peer, step)) {
-    return;
-  }
   Control& theirs = control(peer);
   const bool came = wait_until(
       theirs.published,
       theirs.sleepers,
-      patience_with(theirs),
+      config_.patience,
       [&] { return reached(peer, step); },
       [&] { throw_if_hopeless(step); });
   if (!came) {

@@ -132,7 +132,6 @@ class Channel {
   struct Control;
 
   Control& control(int rank) const;
-  Patience patience_with(const Control& peer) const;
   std::byte* slot(int rank) const;
   bool reached(int peer, uint32_t step) const;
   std::optional<std::string> why_gone(int peer) const;

@@ -13,7 +13,6 @@ struct Patience {
   /// How long a waiting rank spins before it sleeps; zero where a host has more
   /// ranks than cores: the rank yields then, since the peer needs the core.
   std::chrono::microseconds spin{20};
-  bool may_spin = true; // or yield; false: it sleeps at once
   std::chrono::milliseconds timeout{0};
 };
 
@@ -63,7 +62,7 @@ bool wait_until(
     const Done& done,
     const Check& check) {
   constexpr std::chrono::milliseconds kSleepSlice{50};
-  if (done() || (patience.may_spin && spin_until(done, patience.spin))) {
+  if (done() || spin_until(done, patience.spin)) {
     return true;
   }
   const auto end = std::chrono::steady_clock::now() + patience.timeout;

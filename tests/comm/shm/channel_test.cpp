@@ -2,10 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sched.h>
 
 #include <atomic>
-#include <ctime>
 #include <latch>
 
 #include "base/fnv.h"
@@ -36,29 +34,6 @@ ChannelError::Kind kind_of(
   }
   ADD_FAILURE() << "nothing was thrown";
   return ChannelError::Kind::Aborted;
-}
-
-/// What a rank on the core of its peer would spin, the peer could not compute.
-TEST(ChannelTest, RanksOnOneCoreDoNotSpinForEachOther) {
-  Channel::Config config = ThreadRanks::default_config();
-  config.patience.spin = std::chrono::seconds(1);
-  const int core = sched_getcpu();
-  const std::clock_t before = std::clock(); // of the processor
-  ThreadRanks(2, 4096, config).run([core](Channel& channel) {
-    cpu_set_t cores;
-    CPU_ZERO(&cores);
-    CPU_SET(core, &cores);
-    ASSERT_EQ(sched_setaffinity(0, sizeof cores, &cores), 0);
-    for (int i = 0; i < 500; ++i) {
-      channel.begin_step();
-      channel.publish();
-      channel.wait_for_all();
-    }
-  });
-  // A slice of time for each step would be a second and more.
-  const double seconds =
-      static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC;
-  EXPECT_LT(seconds, 0.4);
 }
 
 TEST(ChannelTest, EveryRankReadsEveryStepOfEveryPeer) {
