@@ -45,7 +45,7 @@ class ReductionOrder {
   }
   /// Waits for all.
   std::vector<Advance> finish();
-  /// The unit's reduction is none any more.
+  /// The unit has no reduction under way any longer: nobody waits for it.
   void forget(int unit);
 
  private:

@@ -169,7 +169,7 @@ void Model::check_shared() const {
       raise(
           {.call = "forward", .path = file_->path.native()},
           fmt::format(
-              "{} shared their memory at the export, so that a step changed both, and do not any more: sharding, to() and set_data() gave them memory of their own. Compute the one from the other in Python's forward(), or leave the model as it was loaded.",
+              "{} shared their memory at the export, so that a step changed both. They no longer share it: sharding, to() or set_data() gave each its own memory. Compute the one from the other in Python's forward(), or leave the model as it was loaded.",
               describe(shared, file_->weights)));
     }
   }

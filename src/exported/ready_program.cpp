@@ -291,8 +291,9 @@ RunScope Model::scope(const Forward& forward) {
   return {std::move(weights), forward.ready};
 }
 
-/// Of this run, or, in a second run, of the first. Nothing ties the two runs
-/// together, so the second must belong to the last.
+/// The state before this run; in the second run of a recomputed model, the
+/// state before the first run. Nothing but their inputs ties the two runs
+/// together, so the second run must follow the forward that it belongs to.
 StateBefore Model::state_before(const Forward& forward) {
   StateBefore now;
   for (const c10::IValue& input : forward.inputs) {

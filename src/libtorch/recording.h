@@ -61,7 +61,7 @@ void note_in_recording(
     std::string_view instead,
     const std::function<void()>& again);
 
-/// An object that changes on the host in a step. A replay runs nothing on the
+/// An object that a step changes on the host. A replay runs nothing on the
 /// host, so the object says how a replay is to change it.
 struct HostPart {
   const void* owner = nullptr;

@@ -122,7 +122,7 @@ class GptProgram : public Program {
   int64_t logits_ = 0;
   int64_t loss_logits_ = 0; // in the loss's dtype
   bool casts_logits_ = false;
-  /// Of a loss in chunks.
+  /// What a loss that takes its logits in chunks holds, in bytes.
   struct ChunkedLoss {
     bool is_wanted = false;
     int64_t held = 0; // while forward computes it

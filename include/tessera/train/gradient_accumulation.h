@@ -125,8 +125,8 @@ class TESSERA_API GradientAccumulation {
   bool backward(const at::Tensor& loss);
 
   /// Steps with the micro-batches that have accumulated so far, for the end of
-  /// an epoch: means are taken over these alone. Returns false, without a step,
-  /// if no rank has any. Collective.
+  /// an epoch: means are taken over these alone. If no rank has a micro-batch,
+  /// makes no step and returns false. Collective.
   bool flush();
   /// Drops the gradients that have accumulated. Call it on every rank.
   void discard();
