@@ -35,11 +35,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(CapturedRanks, ReplaysEqualEagerSteps) {
   on_ranks(2, [&](const Group& world) {
     const Tapes tapes;
-    Trained<optim::AdamW> eager(GetParam());
-    Trained<optim::AdamW> captured(GetParam());
-    CapturedStep eager_step(
-        eager.model, {*eager.optimizer}, step_of(eager), always_eager());
-    CapturedStep step(captured.model, {*captured.optimizer}, step_of(captured));
+    Twins<optim::AdamW> twins(GetParam());
+    auto& [eager, captured, eager_step, step] = twins;
     for (int i = 0; i < 20; ++i) {
       const auto batch = tokens(world.rank(), i);
       ASSERT_TRUE(torch::equal(step({batch}), eager_step({batch}))) << i;
@@ -60,11 +57,8 @@ TEST_P(CapturedRanks, ReplaysEqualEagerSteps) {
 TEST_P(CapturedRanks, AnotherShapeOnOneRankIsCapturedOnAll) {
   on_ranks(2, [&](const Group& world) {
     const Tapes tapes;
-    Trained<optim::AdamW> eager(GetParam());
-    Trained<optim::AdamW> captured(GetParam());
-    CapturedStep eager_step(
-        eager.model, {*eager.optimizer}, step_of(eager), always_eager());
-    CapturedStep step(captured.model, {*captured.optimizer}, step_of(captured));
+    Twins<optim::AdamW> twins(GetParam());
+    auto& [eager, captured, eager_step, step] = twins;
     for (int i = 0; i < 14; ++i) {
       const bool is_short = world.rank() == 1 && i % 4 == 1;
       const auto batch = tokens(world.rank(), i).narrow(1, 0, is_short ? 3 : 5);
@@ -176,11 +170,8 @@ TEST_P(CapturedRanks, AGraphOutlivesCapturesThatFailForOtherRanks) {
 TEST_P(CapturedRanks, EvaluationsInBetweenChangeNoOrder) {
   on_ranks(2, [&](const Group& world) {
     const Tapes tapes;
-    Trained<optim::AdamW> eager(GetParam());
-    Trained<optim::AdamW> captured(GetParam());
-    CapturedStep eager_step(
-        eager.model, {*eager.optimizer}, step_of(eager), always_eager());
-    CapturedStep step(captured.model, {*captured.optimizer}, step_of(captured));
+    Twins<optim::AdamW> twins(GetParam());
+    auto& [eager, captured, eager_step, step] = twins;
     for (int i = 0; i < 16; ++i) {
       if (i > 3 && i % 3 == 1) {
         const at::NoGradGuard no_grad;

@@ -85,11 +85,8 @@ TEST_P(CapturedStepTest, AThousandReplaysEqualAThousandSteps) {
 
 TEST_P(CapturedStepTest, OtherShapesAreCapturedBesideEachOther) {
   on_ranks(1, [&](const Group&) {
-    Trained<optim::AdamW> eager(GetParam());
-    Trained<optim::AdamW> captured(GetParam());
-    CapturedStep eager_step(
-        eager.model, {*eager.optimizer}, step_of(eager), always_eager());
-    CapturedStep step(captured.model, {*captured.optimizer}, step_of(captured));
+    Twins<optim::AdamW> twins(GetParam());
+    auto& [eager, captured, eager_step, step] = twins;
     for (int i = 0; i < 16; ++i) {
       const auto batch = tokens(0, i).narrow(1, 0, i % 3 == 2 ? 3 : 5);
       EXPECT_TRUE(torch::equal(step({batch}), eager_step({batch})));
@@ -102,11 +99,8 @@ TEST_P(CapturedStepTest, OtherShapesAreCapturedBesideEachOther) {
 /// Between replays the model is used and changed as after an eager step.
 TEST_P(CapturedStepTest, TheModelIsUsedBetweenReplays) {
   on_ranks(1, [&](const Group&) {
-    Trained<optim::AdamW> eager(GetParam());
-    Trained<optim::AdamW> captured(GetParam());
-    CapturedStep eager_step(
-        eager.model, {*eager.optimizer}, step_of(eager), always_eager());
-    CapturedStep step(captured.model, {*captured.optimizer}, step_of(captured));
+    Twins<optim::AdamW> twins(GetParam());
+    auto& [eager, captured, eager_step, step] = twins;
     const auto evaluate = [&](Trained<optim::AdamW>& trained) {
       const at::NoGradGuard no_grad;
       return loss_of(trained.model, tokens(1, 7));
@@ -139,11 +133,8 @@ TEST_P(CapturedStepTest, TheModelIsUsedBetweenReplays) {
 /// Loading puts other tensors in the place of the optimizer's state.
 TEST_P(CapturedStepTest, StateThatIsLoadedIsCapturedAnew) {
   on_ranks(1, [&](const Group&) {
-    Trained<optim::AdamW> eager(GetParam());
-    Trained<optim::AdamW> captured(GetParam());
-    CapturedStep eager_step(
-        eager.model, {*eager.optimizer}, step_of(eager), always_eager());
-    CapturedStep step(captured.model, {*captured.optimizer}, step_of(captured));
+    Twins<optim::AdamW> twins(GetParam());
+    auto& [eager, captured, eager_step, step] = twins;
     const auto state_of = [](Trained<optim::AdamW>& trained) {
       const OptimizerRefs optimizers{*trained.optimizer};
       return get_optimizer_state_dict(trained.model, optimizers).clone();
@@ -172,11 +163,8 @@ TEST_P(CapturedStepTest, StateThatIsLoadedIsCapturedAnew) {
 
 TEST_P(CapturedStepTest, FreezingAndOtherOptionsAreOtherKinds) {
   on_ranks(1, [&](const Group&) {
-    Trained<optim::AdamW> eager(GetParam());
-    Trained<optim::AdamW> captured(GetParam());
-    CapturedStep eager_step(
-        eager.model, {*eager.optimizer}, step_of(eager), always_eager());
-    CapturedStep step(captured.model, {*captured.optimizer}, step_of(captured));
+    Twins<optim::AdamW> twins(GetParam());
+    auto& [eager, captured, eager_step, step] = twins;
     for (int i = 0; i < 15; ++i) {
       if (i == 6) {
         for (auto* trained : {&captured, &eager}) {
@@ -240,11 +228,8 @@ TEST_P(CapturedStepTest, AccumulationIsOneGraph) {
 /// it, so it is another kind, which cannot be captured.
 TEST_P(CapturedStepTest, AGradientFromOutsideIsAddedTo) {
   on_ranks(1, [&](const Group&) {
-    Trained<optim::AdamW> eager(GetParam());
-    Trained<optim::AdamW> captured(GetParam());
-    CapturedStep eager_step(
-        eager.model, {*eager.optimizer}, step_of(eager), always_eager());
-    CapturedStep step(captured.model, {*captured.optimizer}, step_of(captured));
+    Twins<optim::AdamW> twins(GetParam());
+    auto& [eager, captured, eager_step, step] = twins;
     const Warnings warnings;
     for (int i = 0; i < 9; ++i) {
       if (i == 4 || i == 6) {

@@ -71,6 +71,26 @@ inline CapturedStepOptions always_eager() {
   return CapturedStepOptions().warmup_steps(1 << 30);
 }
 
+/// Two models that begin alike and make the same steps: one is captured, the
+/// other never is.
+template <class Optimizer>
+struct Twins {
+  explicit Twins(FrontEnd front_end)
+      : eager(front_end),
+        captured(front_end),
+        eager_step(
+            eager.model,
+            {*eager.optimizer},
+            step_of(eager),
+            always_eager()),
+        step(captured.model, {*captured.optimizer}, step_of(captured)) {}
+
+  Trained<Optimizer> eager;
+  Trained<Optimizer> captured;
+  CapturedStep eager_step;
+  CapturedStep step;
+};
+
 /// A model that is not Tessera's business, with what a step may contain.
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(double dropout = 0)

@@ -167,11 +167,8 @@ TEST_F(CapturedSharding, AFailedCaptureLeavesNoCast) {
 /// Whole parameters and checkpoints after a replay are those of eager steps.
 TEST_P(CapturedUnitsTest, SummonsAndSavesBetweenReplaysSeeTheNewValues) {
   on_ranks(1, [&](const Group&) {
-    Trained<optim::AdamW> eager(GetParam());
-    Trained<optim::AdamW> captured(GetParam());
-    CapturedStep eager_step(
-        eager.model, {*eager.optimizer}, step_of(eager), always_eager());
-    CapturedStep step(captured.model, {*captured.optimizer}, step_of(captured));
+    Twins<optim::AdamW> twins(GetParam());
+    auto& [eager, captured, eager_step, step] = twins;
     const auto whole = [](Trained<optim::AdamW>& trained) {
       auto guard = summon_full_params(trained.model);
       std::vector<at::Tensor> copies;
