@@ -282,16 +282,14 @@ void UnitParams::check_faces(const char* call) const {
 
 void UnitParams::run_backward_on_current_stream() {
   const NodePtr node = find_node();
-  if (node) {
-    node->clear_input_metadata();
+  if (!node) {
+    return; // all are frozen
   }
-  for (const UnitParam& param : params_) {
-    if (node) {
-      node->add_input_metadata(face_alias(param));
-    }
-    if (param.leaf.requires_grad()) {
-      use_current_stream(param.leaf);
-    }
+  node->clear_input_metadata();
+  for (size_t position = 0; position < params_.size(); ++position) {
+    const UnitParam& param = params_[position];
+    node->add_input_metadata(face_alias(param));
+    use_current_stream(*node->next_edge(position).function, param.leaf);
   }
 }
 

@@ -1,5 +1,6 @@
 #include "fsdp/clip_on_device.h"
 
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/abs.h>
@@ -48,17 +49,26 @@ at::Tensor added(const at::Tensor& a, const at::Tensor& b, double p) {
 /// The powers of plain parameters, in their order: -1 where a parameter has no
 /// gradient. All ranks get the same.
 at::Tensor plain_powers(const ClippedGradients& gradients, double p) {
-  const auto scalar = at::TensorOptions(gradients.device).dtype(at::kDouble);
-  std::vector<at::Tensor> parts;
+  std::vector<at::Tensor> some; // the gradients that have a norm
   for (const PlainGradient& one : gradients.plain) {
-    const bool is_there = one.gradient.defined();
-    parts.push_back(
-        !is_there ? at::full({1}, -1.0, scalar)
-            : one.gradient.numel() == 0
-            ? at::zeros({1}, scalar)
-            : powers_on(gradients.device, {one.gradient}, p));
+    if (one.gradient.defined() && one.gradient.numel() > 0) {
+      some.push_back(one.gradient);
+    }
   }
-  at::Tensor mine = at::stack(parts).view(-1);
+  const auto scalar = at::TensorOptions(gradients.device).dtype(at::kDouble);
+  std::vector<at::Tensor> powers;
+  if (!some.empty()) {
+    powers = powers_on(gradients.device, some, p).unbind();
+  }
+  std::vector<at::Tensor> parts;
+  auto power = powers.begin();
+  for (const PlainGradient& one : gradients.plain) {
+    parts.push_back(
+        !one.gradient.defined()         ? at::full({}, -1.0, scalar)
+            : one.gradient.numel() == 0 ? at::zeros({}, scalar)
+                                        : *power++);
+  }
+  at::Tensor mine = at::stack(parts);
   const Group& all = gradients.all;
   if (all.valid() && all.size() > 1) {
     const auto count = static_cast<int64_t>(parts.size());
@@ -71,11 +81,23 @@ at::Tensor plain_powers(const ClippedGradients& gradients, double p) {
   return mine;
 }
 
-/// The dtype of a factor that loses nothing by being rounded: the gradients'
-/// own, for which there is one kernel for all of them, or float32.
+/// The dtype of a factor that loses nothing by being rounded.
 at::ScalarType factor_dtype(at::ScalarType gradient) {
   const at::ScalarType real = c10::toRealValueType(gradient);
   return real == at::kDouble ? real : at::kFloat;
+}
+
+/// One kernel for all gradients, also where they have fewer bits than the
+/// factor: there LibTorch's product would launch a kernel for each of them.
+void multiply_alike(
+    const std::vector<at::Tensor>& gradients,
+    const at::Tensor& factor) {
+  if (at::isReducedFloatingType(gradients.front().scalar_type())) {
+    at::Tensor unused = at::zeros({1}, factor.options());
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, unused, factor);
+  } else {
+    at::_foreach_mul_(gradients, factor);
+  }
 }
 
 void multiply(const std::vector<at::Tensor>& gradients, const at::Tensor& by) {
@@ -87,7 +109,7 @@ void multiply(const std::vector<at::Tensor>& gradients, const at::Tensor& by) {
   }
   for (const auto& [kind, some] : alike) {
     const at::Tensor& first = some.front();
-    at::_foreach_mul_(
+    multiply_alike(
         some,
         by.to(
             first.device(),

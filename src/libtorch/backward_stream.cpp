@@ -9,9 +9,15 @@ namespace tessera::engine {
 void use_current_stream(const at::Tensor& leaf) {
   const NodePtr accumulator = torch::autograd::impl::grad_accumulator(leaf);
   if (accumulator) {
-    accumulator->clear_input_metadata();
-    accumulator->add_input_metadata(leaf);
+    use_current_stream(*accumulator, leaf);
   }
+}
+
+void use_current_stream(
+    torch::autograd::Node& accumulator,
+    const at::Tensor& leaf) {
+  accumulator.clear_input_metadata();
+  accumulator.add_input_metadata(leaf);
 }
 
 } // namespace tessera::engine

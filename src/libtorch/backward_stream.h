@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 
 namespace tessera::engine {
 
@@ -10,5 +11,11 @@ namespace tessera::engine {
 /// moves the accumulator of `leaf`, which needs a gradient, to the stream that
 /// is current now.
 void use_current_stream(const at::Tensor& leaf);
+
+/// The same for the accumulator of `leaf` that a node leads to. Autograd visits
+/// it in each backward, also while the leaf is frozen.
+void use_current_stream(
+    torch::autograd::Node& accumulator,
+    const at::Tensor& leaf);
 
 } // namespace tessera::engine

@@ -8,9 +8,9 @@
 namespace tessera::nn {
 
 constexpr int64_t kLeastChunkOnCpu = 128;
-/// Each chunk reads and writes the whole gradient of the weight, which takes a
-/// GPU longer than the product.
-constexpr int64_t kLeastChunkOnDevice = 1024;
+/// Each chunk reads and writes the whole float32 gradient of the weight. On a
+/// GPU that takes as long as the products of some 250 tokens.
+constexpr int64_t kLeastChunkOnDevice = 4096;
 
 /// So few tokens that their logits have no more elements than all hidden
 /// states, but not so few that overhead counts.

@@ -54,13 +54,20 @@ struct ExpSum {
   float largest; // finite at first: differences stay numbers
   float sum;
 
-  __device__ void add(float x) {
-    if (x > largest) {
-      sum = sum * exponential(largest - x) + 1;
-      largest = x;
-    } else {
-      sum += exponential(x - largest); // NaN stays
+  /// A pack at once, so that the sum is scaled once. NaN stays.
+  __device__ void add(const float (&x)[kPack]) {
+    float most = largest;
+    UNROLL
+    for (int i = 0; i < kPack; ++i) {
+      most = x[i] > most ? x[i] : most;
     }
+    float more = 0;
+    UNROLL
+    for (int i = 0; i < kPack; ++i) {
+      more += exponential(x[i] - most);
+    }
+    sum = sum * exponential(largest - most) + more;
+    largest = most;
   }
   __device__ void add(const ExpSum& other) {
     const float most = other.largest > largest ? other.largest : largest;
@@ -114,18 +121,20 @@ __global__ void __launch_bounds__(THREADS) cross_entropy(
   float weight_sum = 0;
   for (int first = me * kPack; first < classes; first += THREADS * kPack) {
     const Pack pack = *reinterpret_cast<const Pack*>(mine + first);
+    float x[kPack];
     UNROLL
     for (int i = 0; i < kPack; ++i) {
       const int j = first + i;
+      x[i] = __uint_as_float(0xff800000u); // minus infinity: adds nothing
       if (j < classes) {
-        const float x = logit(pack.values[i], j);
-        exp_sum.add(x);
+        x[i] = logit(pack.values[i], j);
         if (smooths_loss) {
-          weighted_sum += weight(j) * x;
+          weighted_sum += weight(j) * x[i];
           weight_sum += weight(j);
         }
       }
     }
+    exp_sum.add(x);
   }
   const float of_target = logit(mine[target], target); // before it is replaced
   exp_sums[me] = exp_sum;

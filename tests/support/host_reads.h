@@ -1,4 +1,4 @@
-// Counts how often the host reads a value of a tensor.
+// Counts calls of operators, such as that by which the host reads a value.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -9,21 +9,21 @@
 
 namespace tessera::testing {
 
-/// While it lives, counts the operator behind Tensor::item() in all threads of
-/// this process. On a GPU each one waits for the device, and none can be
-/// captured in a CUDA graph. Only one counter at a time.
-class HostReads {
+/// While it lives, counts the calls of an operator in all threads of this
+/// process. Only one counter at a time.
+class OperatorCalls {
  public:
-  HostReads()
+  explicit OperatorCalls(std::string_view name)
       : handle_(at::addGlobalCallback(at::RecordFunctionCallback(&note).scopes(
             {at::RecordScope::FUNCTION}))) {
+    name_ = name;
     count_ = 0;
   }
-  ~HostReads() {
+  ~OperatorCalls() {
     at::removeCallback(handle_);
   }
-  HostReads(const HostReads&) = delete;
-  HostReads& operator=(const HostReads&) = delete;
+  OperatorCalls(const OperatorCalls&) = delete;
+  OperatorCalls& operator=(const OperatorCalls&) = delete;
 
   int count() const {
     return count_;
@@ -32,14 +32,21 @@ class HostReads {
  private:
   static std::unique_ptr<at::ObserverContext> note(
       const at::RecordFunction& function) {
-    if (std::string_view(function.name()) == "aten::_local_scalar_dense") {
+    if (function.name() == name_) {
       ++count_;
     }
     return nullptr;
   }
 
+  inline static std::string_view name_;
   inline static std::atomic<int> count_{0};
   const at::CallbackHandle handle_;
+};
+
+/// Counts the operator behind Tensor::item(). On a GPU each call waits for the
+/// device, and none can be captured in a CUDA graph.
+struct HostReads : OperatorCalls {
+  HostReads() : OperatorCalls("aten::_local_scalar_dense") {}
 };
 
 } // namespace tessera::testing

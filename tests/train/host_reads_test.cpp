@@ -233,5 +233,27 @@ TEST(ClipOnDeviceGradientsTest, KeepsDtypesAndANaN) {
   }
 }
 
+/// A GPU would launch kernels for each parameter otherwise.
+TEST(ClipOnDeviceGradientsTest, TakesAllGradientsOfADtypeAtOnce) {
+  torch::nn::Sequential module;
+  for (int i = 0; i < 6; ++i) {
+    module->push_back(torch::nn::Linear(3, 3));
+    module[i]->to(i < 3 ? torch::kFloat : torch::kBFloat16);
+  }
+  for (const auto& param : module->parameters()) {
+    param.mutable_grad() = torch::ones_like(param);
+  }
+  const at::NoGradGuard no_grad;
+  const auto gradients = fsdp::gradients_of(*module);
+  for (const char* once :
+       {"aten::_foreach_norm",
+        "aten::_foreach_mul_",
+        "aten::_amp_foreach_non_finite_check_and_unscale_"}) {
+    const OperatorCalls calls(once);
+    fsdp::clip_on_device(gradients, 1.0, 2.0);
+    EXPECT_EQ(calls.count(), 1) << once;
+  }
+}
+
 } // namespace
 } // namespace tessera

@@ -114,8 +114,9 @@ struct TESSERA_API CapturedStepOptions {
 /// On the CPU, and in a build without CUDA's headers, a call just runs the
 /// function.
 ///
-/// Memory: a capture first gives the free memory of LibTorch's allocator back
-/// to the device, since a graph has memory of its own. Not thread-safe.
+/// Memory: the constructor and each capture give the free memory of LibTorch's
+/// allocator back to the device, since a graph has memory of its own. Not
+/// thread-safe.
 class TESSERA_API CapturedStep {
  public:
   /// Makes one step. Gets the inputs of the call, moved to the model's device

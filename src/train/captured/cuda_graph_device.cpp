@@ -152,7 +152,10 @@ class CudaGraphDevice : public GraphDevice {
       : device_(device),
         stream_(c10::cuda::getStreamFromPool(
             /*isHighPriority=*/false,
-            device.index())) {}
+            device.index())) {
+    // What set-up has left: parameters from before they were sharded.
+    c10::cuda::CUDACachingAllocator::emptyCache();
+  }
 
   at::Device device() const override {
     return device_;
