@@ -1,6 +1,5 @@
 #include "fsdp/clip_on_device.h"
 
-#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/abs.h>
@@ -81,23 +80,11 @@ at::Tensor plain_powers(const ClippedGradients& gradients, double p) {
   return mine;
 }
 
-/// The dtype of a factor that loses nothing by being rounded.
+/// The dtype of a factor that loses nothing by being rounded: the gradients'
+/// own, for which there is one kernel for all of them, or float32.
 at::ScalarType factor_dtype(at::ScalarType gradient) {
   const at::ScalarType real = c10::toRealValueType(gradient);
   return real == at::kDouble ? real : at::kFloat;
-}
-
-/// One kernel for all gradients, also where they have fewer bits than the
-/// factor: there LibTorch's product would launch a kernel for each of them.
-void multiply_alike(
-    const std::vector<at::Tensor>& gradients,
-    const at::Tensor& factor) {
-  if (at::isReducedFloatingType(gradients.front().scalar_type())) {
-    at::Tensor unused = at::zeros({1}, factor.options());
-    at::_amp_foreach_non_finite_check_and_unscale_(gradients, unused, factor);
-  } else {
-    at::_foreach_mul_(gradients, factor);
-  }
 }
 
 void multiply(const std::vector<at::Tensor>& gradients, const at::Tensor& by) {
@@ -109,7 +96,7 @@ void multiply(const std::vector<at::Tensor>& gradients, const at::Tensor& by) {
   }
   for (const auto& [kind, some] : alike) {
     const at::Tensor& first = some.front();
-    multiply_alike(
+    at::_foreach_mul_(
         some,
         by.to(
             first.device(),

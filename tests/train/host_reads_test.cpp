@@ -215,6 +215,7 @@ TEST(ClipOnDeviceGradientsTest, KeepsDtypesAndANaN) {
   torch::nn::Sequential module(
       torch::nn::Linear(3, 4), torch::nn::Linear(4, 2));
   module[1]->to(torch::kBFloat16);
+  module->to(test_device());
   for (const auto& param : module->parameters()) {
     param.mutable_grad() = torch::full_like(param, 2);
   }
@@ -234,21 +235,18 @@ TEST(ClipOnDeviceGradientsTest, KeepsDtypesAndANaN) {
 }
 
 /// A GPU would launch kernels for each parameter otherwise.
-TEST(ClipOnDeviceGradientsTest, TakesAllGradientsOfADtypeAtOnce) {
+TEST(ClipOnDeviceGradientsTest, TakesAllGradientsAtOnce) {
   torch::nn::Sequential module;
   for (int i = 0; i < 6; ++i) {
     module->push_back(torch::nn::Linear(3, 3));
-    module[i]->to(i < 3 ? torch::kFloat : torch::kBFloat16);
   }
+  module->to(test_device());
   for (const auto& param : module->parameters()) {
     param.mutable_grad() = torch::ones_like(param);
   }
   const at::NoGradGuard no_grad;
   const auto gradients = fsdp::gradients_of(*module);
-  for (const char* once :
-       {"aten::_foreach_norm",
-        "aten::_foreach_mul_",
-        "aten::_amp_foreach_non_finite_check_and_unscale_"}) {
+  for (const char* once : {"aten::_foreach_norm", "aten::_foreach_mul_"}) {
     const OperatorCalls calls(once);
     fsdp::clip_on_device(gradients, 1.0, 2.0);
     EXPECT_EQ(calls.count(), 1) << once;
