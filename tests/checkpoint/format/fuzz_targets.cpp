@@ -5,9 +5,11 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <variant>
 
 #include "checkpoint/disk/checksums.h"
 #include "checkpoint/format/dcp_metadata.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/error.h"
 #include "checkpoint/format/pickle_reader.h"
 #include "checkpoint/format/pickle_writer.h"
@@ -36,14 +38,34 @@ void ignore_refusal(const Read& read) {
   }
 }
 
+__extension__ using Wide = unsigned __int128;
+
+// Behind the last byte of its storage that the tensor reaches.
+Wide end_of(const exported::TensorMeta& meta) {
+  const auto number = [](const exported::Expression<int64_t>& value) {
+    return static_cast<uint64_t>(std::get<int64_t>(value.value));
+  };
+  Wide last = number(meta.storage_offset);
+  for (size_t dim = 0; dim < meta.sizes.size(); ++dim) {
+    const uint64_t size = number(meta.sizes[dim]);
+    if (size == 0) {
+      return 0;
+    }
+    last += Wide{size - 1} * number(meta.strides[dim]);
+  }
+  return (last + 1) * static_cast<uint64_t>(element_bytes(meta.dtype));
+}
+
 void require_within(
     const std::map<std::string, exported::Payload>& payloads,
     ByteSpan bytes) {
   for (const auto& [path, payload] : payloads) {
     require(
-        payload.offset <= bytes.size() &&
-            payload.size <= bytes.size() - payload.offset,
-        "a tensor lies outside the archive");
+        fits(payload.offset, payload.size, bytes.size()),
+        "the bytes of a tensor lie outside the archive");
+    require(
+        payload.is_missing || end_of(payload.meta) <= payload.size,
+        "a tensor reaches beyond its bytes");
   }
 }
 
