@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/pickle_writer.h"
 #include "checkpoint/scalar_type.h"
 #include "checkpoint/state_leaves.h"

@@ -11,7 +11,7 @@
 
 #include "checkpoint/disk/item_file.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/value.h"
+#include "checkpoint/format/pickle_value.h"
 #include "checkpoint/save_plan.h"
 
 namespace tessera::checkpoint {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/value.h"
+#include "checkpoint/format/pickle_value.h"
 
 namespace tessera::checkpoint {
 

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "checkpoint/disk/source.h"
+#include "checkpoint/tools/checkpoint_text.h"
 #include "checkpoint/tools/diff.h"
 #include "checkpoint/tools/inspect.h"
-#include "checkpoint/tools/text.h"
 #include "checkpoint/tools/verify.h"
 #include "cli/ckpt_commands.h"
 #include "cli/progress_bar.h"

@@ -11,9 +11,9 @@
 
 #include "checkpoint/disk/source.h"
 #include "checkpoint/format/dtype.h"
+#include "checkpoint/tools/checkpoint_text.h"
 #include "checkpoint/tools/content.h"
 #include "checkpoint/tools/target_options.h"
-#include "checkpoint/tools/text.h"
 #include "checkpoint/tools/write_dcp.h"
 #include "checkpoint/tools/write_safetensors.h"
 #include "checkpoint/tools/write_torch_file.h"

@@ -29,9 +29,9 @@
 #include "comm/backends/backends.h"
 #include "comm/environment.h"
 #include "comm/store/peer_owner.h"
-#include "launch/environment.h"
+#include "launch/failure_report.h"
 #include "launch/process.h"
-#include "launch/summary.h"
+#include "launch/rank_environment.h"
 
 namespace tessera::cli {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "comm/store/bounded_store.h"
 #include "comm/store/store.h"
-#include "launch/channel.h"
+#include "launch/launcher_channel.h"
 #include "launch/supervisor.h"
 
 namespace tessera::cli {
@@ -35,7 +35,7 @@ constexpr const char* kConnectAdvice =
 
 /// The launchers' channel, in a store that node 0 hosts. Neither launch nor
 /// comm may know the other, so the two meet here.
-class StoreChannel : public launch::Channel {
+class StoreChannel : public launch::LauncherChannel {
  public:
   /// On node 0, which hosts the store.
   explicit StoreChannel(StorePtr store) : store_(std::move(store)) {}

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "launch/options.h"
+#include "launch/run_options.h"
 
 namespace tessera::cli {
 

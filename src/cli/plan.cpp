@@ -8,7 +8,7 @@
 #include <string>
 
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/tools/text.h"
+#include "checkpoint/tools/checkpoint_text.h"
 #include "cli/commands.h"
 #include "cli/plan_json.h"
 #include "cli/plan_text.h"

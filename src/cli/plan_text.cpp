@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "base/terminal_escapes.h"
-#include "checkpoint/format/error.h"
-#include "checkpoint/tools/text.h"
+#include "checkpoint/format/format_error.h"
+#include "checkpoint/tools/checkpoint_text.h"
 
 namespace tessera::cli {
 namespace {

@@ -344,7 +344,7 @@ LoaderCore::LoaderCore(
 LoaderCore::~LoaderCore() = default;
 
 std::shared_ptr<void> LoaderCore::next() {
-  engine::refuse_in_recording(
+  libtorch::refuse_in_recording(
       "Loader::next", "Pass the batch to the captured step as an input.");
   return impl_->next();
 }

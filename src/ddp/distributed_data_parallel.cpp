@@ -91,7 +91,7 @@ struct DDPHandle::Impl {
 
   /// A captured step that sends buffers cannot stand for one that does not.
   void take_part_in_recording() {
-    engine::take_part_in_recording(
+    libtorch::take_part_in_recording(
         {.owner = this,
          .lives = [life = std::weak_ptr(life)] { return !life.expired(); },
          .settings =

@@ -86,7 +86,7 @@ void GradientBuckets::ensure_memory(bool with_data) {
       slots_[param] = {.bucket = i};
       if (bucket.flat.defined()) {
         slots_[param].view =
-            engine::alias_of(bucket.flat, tensor.sizes(), begin);
+            libtorch::alias_of(bucket.flat, tensor.sizes(), begin);
       }
       begin += tensor.numel();
     }

@@ -122,7 +122,7 @@ void Reducer::begin() {
   on_begin_();
   buckets_.ensure_memory(moves_data());
   is_reducing_ = true;
-  engine::at_end_of_backward(
+  libtorch::at_end_of_backward(
       [this] { end(); },
       [this] {
         const std::scoped_lock lock(mutex_);
@@ -276,7 +276,7 @@ void Reducer::settle(int64_t num_missing) {
   }
   // While a step is captured, ranks exchange nothing on the host: each has all
   // gradients, or its capture fails, and then no rank captures the step.
-  const bool is_recorded = engine::is_recorded_here();
+  const bool is_recorded = libtorch::is_recorded_here();
   std::optional<BackwardExchange> exchange;
   if (group_.size() == 1) {
     refuse_unknown_alone(mine);

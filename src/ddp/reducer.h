@@ -94,7 +94,7 @@ class Reducer {
     return group_;
   }
   /// Its part of a step that is captured.
-  engine::HostPart host_part();
+  libtorch::HostPart host_part();
   /// Whether the tensor lies in a bucket.
   bool holds(const at::Tensor& tensor) const;
   /// Calls `see(flat)` for each bucket that has memory. Call it on the thread
@@ -191,7 +191,8 @@ class Reducer {
   std::exception_ptr failure_; // of a hook, in this backward
   std::vector<size_t> ready_order_;
   const std::shared_ptr<char> life_ = std::make_shared<char>();
-  std::vector<engine::GradientHook> hooks_; // last: they use the other members
+  std::vector<libtorch::GradientHook>
+      hooks_; // last: they use the other members
 };
 
 } // namespace tessera::ddp

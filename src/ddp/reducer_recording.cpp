@@ -10,7 +10,7 @@
 
 namespace tessera::ddp {
 
-engine::HostPart Reducer::host_part() {
+libtorch::HostPart Reducer::host_part() {
   return {
       .owner = this,
       .lives = [life = std::weak_ptr(life_)] { return !life.expired(); },

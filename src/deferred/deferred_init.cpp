@@ -1,5 +1,4 @@
-#include "deferred/deferred_init.h"
-
+#include <tessera/deferred/deferred_init.h>
 #include <tessera/error.h>
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -15,7 +14,6 @@
 #include "deferred/recorder.h"
 
 namespace tessera {
-namespace engine {
 namespace {
 
 /// The deferred tensors of one storage, which get memory together.
@@ -61,75 +59,47 @@ class StorageGroups {
   std::unordered_set<const c10::TensorImpl*> seen_;
 };
 
-void materialize(const StorageGroup& group) {
-  const auto tape = find_deferred(group.tensors.front())->tape;
-  std::vector<TensorRef> refs;
+void give_memory(const StorageGroup& group) {
+  const auto tape = deferred::find_deferred(group.tensors.front())->tape;
+  std::vector<deferred::TensorRef> refs;
   for (const at::Tensor& tensor : group.tensors) {
-    refs.push_back(ref_to(tensor));
+    refs.push_back(deferred::ref_to(tensor));
   }
   const auto real = tape->replay(refs);
   for (size_t i = 0; i < real.size(); ++i) {
-    replace_data(group.tensors[i], real[i]);
+    deferred::replace_data(group.tensors[i], real[i]);
   }
 }
 
 } // namespace
 
-at::Tensor replay(const at::Tensor& deferred) {
-  const Deferred* found = find_deferred(deferred);
-  TESSERA_INTERNAL_ASSERT(found != nullptr, "replay of a tensor with memory");
-  const auto tape = found->tape;
-  const TensorRef ref = ref_to(deferred);
-  return tape->replay({&ref, 1}).front();
-}
-
-std::optional<ReplayedPart> replay_part(
-    const at::Tensor& deferred,
-    int64_t begin,
-    int64_t numel) {
-  const Deferred* found = find_deferred(deferred);
-  TESSERA_INTERNAL_ASSERT(
-      found != nullptr, "replay of a part of a tensor with memory");
-  const auto tape = found->tape;
-  return tape->replay_part(ref_to(deferred), begin, numel);
-}
-
-at::Device intended_device(const at::Tensor& deferred) {
-  const Deferred* found = find_deferred(deferred);
-  TESSERA_INTERNAL_ASSERT(
-      found != nullptr, "intended device of a tensor with memory");
-  return found->tape->device_of(found->id);
-}
-
-} // namespace engine
-
 struct DeferredInit::Scope {
-  std::shared_ptr<engine::Tape> tape = engine::current_tape();
-  c10::impl::IncludeDispatchKeyGuard recording{engine::kDeferredKey};
+  std::shared_ptr<deferred::Tape> tape = deferred::current_tape();
+  c10::impl::IncludeDispatchKeyGuard recording{deferred::kDeferredKey};
 };
 
 DeferredInit::DeferredInit() {
-  engine::enable_recording();
+  deferred::enable_recording();
   scope_ = std::make_unique<Scope>();
 }
 
 DeferredInit::~DeferredInit() = default;
 
 bool is_deferred(const at::Tensor& tensor) {
-  return engine::find_deferred(tensor) != nullptr;
+  return deferred::find_deferred(tensor) != nullptr;
 }
 
 void materialize(ModuleRef module) {
-  engine::StorageGroups groups;
+  StorageGroups groups;
   for (const auto& item : module->named_parameters()) {
     groups.add(item.key(), item.value());
   }
   for (const auto& item : module->named_buffers()) {
     groups.add(item.key(), item.value());
   }
-  for (const engine::StorageGroup& group : groups.all()) {
+  for (const StorageGroup& group : groups.all()) {
     try {
-      engine::materialize(group);
+      give_memory(group);
     } catch (c10::Error& error) {
       error.add_context(format_error(
           {.call = "materialize", .parameter = group.name},

@@ -6,7 +6,7 @@
 
 #include <mutex>
 
-namespace tessera::engine {
+namespace tessera::deferred {
 namespace {
 
 void release(void* context) {
@@ -101,4 +101,4 @@ void AllowPointers::add(const c10::Storage& deferred) {
   allow_pointers(*deferred.unsafeGetStorageImpl());
 }
 
-} // namespace tessera::engine
+} // namespace tessera::deferred

@@ -10,7 +10,7 @@
 
 #include "deferred/tape.h"
 
-namespace tessera::engine {
+namespace tessera::deferred {
 
 /// [Note: deferred tensors]
 ///
@@ -75,4 +75,4 @@ class AllowPointers {
   std::vector<c10::Storage> storages_;
 };
 
-} // namespace tessera::engine
+} // namespace tessera::deferred

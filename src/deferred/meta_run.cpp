@@ -7,11 +7,11 @@
 #include <optional>
 #include <utility>
 
-#include "deferred/deferred_init.h"
 #include "deferred/deferred_tensor.h"
+#include "deferred/replay.h"
 #include "libtorch/autograd_compat.h"
 
-namespace tessera::engine {
+namespace tessera::deferred {
 namespace {
 
 namespace autograd = torch::autograd;
@@ -103,7 +103,7 @@ void set_broken_history(
   if (!requires_grad || !at::GradMode::is_enabled()) {
     return;
   }
-  const auto node = make_node<autograd::Error>(
+  const auto node = libtorch::make_node<autograd::Error>(
       "gradients do not flow through operators on deferred tensors",
       autograd::edge_list());
   for (const at::Tensor& tensor : made) {
@@ -244,4 +244,4 @@ std::vector<Record::Slot> defer_results(
   return outputs;
 }
 
-} // namespace tessera::engine
+} // namespace tessera::deferred

@@ -7,7 +7,7 @@
 #include "deferred/operator_call.h"
 #include "deferred/tape.h"
 
-namespace tessera::engine {
+namespace tessera::deferred {
 
 /// A tensor on the meta device and the one with memory that it stands for.
 struct Twins {
@@ -32,4 +32,4 @@ std::vector<Record::Slot> defer_results(
     at::Device device,
     MetaResults& results);
 
-} // namespace tessera::engine
+} // namespace tessera::deferred

@@ -7,7 +7,7 @@
 
 #include "deferred/deferred_tensor.h"
 
-namespace tessera::engine {
+namespace tessera::deferred {
 namespace {
 
 /// Whether a normalization layer updates its statistics.
@@ -110,4 +110,4 @@ at::Generator generator_of(const OperatorCall& call, at::Device device) {
   return default_generator(device);
 }
 
-} // namespace tessera::engine
+} // namespace tessera::deferred

@@ -12,7 +12,7 @@
 
 #include "deferred/tape.h"
 
-namespace tessera::engine {
+namespace tessera::deferred {
 
 /// A tensor among the arguments.
 struct Input {
@@ -60,4 +60,4 @@ at::Device settle_device(OperatorCall& call, const Tape& tape);
 /// The generator that the call draws from on `device`.
 at::Generator generator_of(const OperatorCall& call, at::Device device);
 
-} // namespace tessera::engine
+} // namespace tessera::deferred

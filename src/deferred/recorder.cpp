@@ -16,7 +16,7 @@
 #include "deferred/operator_call.h"
 #include "libtorch/pickling.h"
 
-namespace tessera::engine {
+namespace tessera::deferred {
 namespace {
 
 constexpr const char* kUnknownMeta =
@@ -290,7 +290,7 @@ void refuse_to_pickle_deferred(const at::Tensor& tensor) {
 } // namespace
 
 void enable_recording() {
-  check_before_pickling(refuse_to_pickle_deferred);
+  libtorch::check_before_pickling(refuse_to_pickle_deferred);
   static std::once_flag once;
   std::call_once(once, [] {
     // Never destroyed: operators may run in static destructors.
@@ -310,4 +310,4 @@ std::shared_ptr<Tape> current_tape() {
   return tape;
 }
 
-} // namespace tessera::engine
+} // namespace tessera::deferred

@@ -6,7 +6,7 @@
 
 #include "deferred/tape.h"
 
-namespace tessera::engine {
+namespace tessera::deferred {
 
 /// Registers the fallback of kDeferredKey, once per process. See
 /// [Note: deferred tensors].
@@ -16,4 +16,4 @@ void enable_recording();
 /// as any of its tensors lives, so that a model can be built in several steps.
 std::shared_ptr<Tape> current_tape();
 
-} // namespace tessera::engine
+} // namespace tessera::deferred

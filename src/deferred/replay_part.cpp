@@ -7,7 +7,7 @@
 #include "base/fnv.h"
 #include "deferred/tape.h"
 
-namespace tessera::engine {
+namespace tessera::deferred {
 namespace {
 
 std::optional<c10::OperatorHandle> elements_overload(const Record& record) {
@@ -91,4 +91,4 @@ std::optional<ReplayedPart> Tape::replay_part(
   return part;
 }
 
-} // namespace tessera::engine
+} // namespace tessera::deferred

@@ -11,7 +11,7 @@
 #include "base/fnv.h"
 #include "deferred/deferred_tensor.h"
 
-namespace tessera::engine {
+namespace tessera::deferred {
 namespace {
 
 /// How far the offset of a counter-based generator is advanced: past anything
@@ -179,4 +179,4 @@ void GeneratorStates::keep(const at::Generator& generator) {
   states_.emplace_back(generator, state_of(generator));
 }
 
-} // namespace tessera::engine
+} // namespace tessera::deferred

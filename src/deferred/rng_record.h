@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace tessera::engine {
+namespace tessera::deferred {
 
 /// [Note: draws]
 ///
@@ -100,4 +100,4 @@ class GeneratorStates {
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
-} // namespace tessera::engine
+} // namespace tessera::deferred

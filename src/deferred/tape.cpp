@@ -15,7 +15,7 @@
 
 #include "deferred/deferred_tensor.h"
 
-namespace tessera::engine {
+namespace tessera::deferred {
 namespace {
 
 std::atomic<int64_t> live_tapes = 0;
@@ -379,4 +379,4 @@ int64_t testing::num_live_tapes() {
   return live_tapes;
 }
 
-} // namespace tessera::engine
+} // namespace tessera::deferred

@@ -18,7 +18,7 @@
 
 #include "deferred/rng_record.h"
 
-namespace tessera::engine {
+namespace tessera::deferred {
 
 using StorageId = size_t;
 
@@ -193,4 +193,4 @@ namespace testing {
 int64_t num_live_tapes();
 } // namespace testing
 
-} // namespace tessera::engine
+} // namespace tessera::deferred

@@ -19,7 +19,7 @@
 #include "engine/bundle_gradients.h"
 #include "engine/cast_shard.h"
 #include "engine/layout.h"
-#include "engine/options.h"
+#include "engine/unit_options.h"
 
 namespace tessera::engine {
 

@@ -11,7 +11,7 @@
 
 #include "engine/buffer_pool.h"
 #include "engine/layout.h"
-#include "engine/options.h"
+#include "engine/unit_options.h"
 
 namespace tessera::engine {
 

@@ -50,7 +50,7 @@ std::vector<at::Tensor> gather(
       shapes.push_back(part.cut.shape);
       options.push_back(part.mine.options().requires_grad(false));
     }
-    wholes = empty_to_fill(shapes, options);
+    wholes = libtorch::empty_to_fill(shapes, options);
     for (size_t i = 0; i < parts.size(); ++i) {
       add_ranges(parts[i].cut, wholes[i], outputs);
     }

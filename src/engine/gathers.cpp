@@ -22,13 +22,13 @@ void Gathers::make_room(std::span<Unit* const> units) {
         .is_gathering = held.state() == UnitState::Gathering,
         .is_kept = held.is_pinned() || !held.options().reshard_after_forward};
   };
-  for (const int number : order_.to_free(in_backward(), describe)) {
+  for (const int number : order_.to_free(libtorch::in_backward(), describe)) {
     free(*units_.at(number));
   }
 }
 
 void Gathers::ensure_full(Unit& unit) {
-  if (!in_backward() && unit.state() != UnitState::Sharded) {
+  if (!libtorch::in_backward() && unit.state() != UnitState::Sharded) {
     unit.params().follow_requires_grad(); // a gather does so by itself
   }
   if (unit.state() == UnitState::Full && !unit.is_stale()) {
@@ -52,10 +52,10 @@ void Gathers::ensure_full(Unit& unit) {
 }
 
 void Gathers::gather_ahead(const Unit& in_use) {
-  for (const int number :
-       order_.to_gather(in_backward(), in_use.number(), [this](int unit) {
-         return describe(unit);
-       })) {
+  for (const int number : order_.to_gather(
+           libtorch::in_backward(), in_use.number(), [this](int unit) {
+             return describe(unit);
+           })) {
     start(*units_.at(number), /*ahead=*/true);
   }
 }
@@ -68,7 +68,7 @@ GatherOrder::NeededUnit Gathers::describe(int number) const {
   Unit& unit = *found->second;
   // The touch of a unit that was written since forward is an error, which names
   // the unit. Once the unit is gathered anew, only autograd would notice.
-  const bool is_refused = in_backward() && unit.is_stale();
+  const bool is_refused = libtorch::in_backward() && unit.is_stale();
   return {
       .is_root = unit.is_root(),
       .is_full = unit.state() == UnitState::Full,

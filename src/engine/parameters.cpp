@@ -1,11 +1,10 @@
-#include "engine/parameters.h"
-
 #include <tessera/engine/parameters.h>
 
 #include <functional>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "engine/list_parameters.h"
 #include "engine/module_units.h"
 #include "engine/names.h"
 #include "engine/schedule.h"

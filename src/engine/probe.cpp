@@ -22,7 +22,7 @@ void ScheduleProbe::gathers(const Unit& unit, bool ahead) {
        .unit = unit,
        .bytes = bytes,
        .ahead = ahead,
-       .in_backward = in_backward()});
+       .in_backward = libtorch::in_backward()});
 }
 
 void ScheduleProbe::reshards(const Unit& unit) {
@@ -33,7 +33,7 @@ void ScheduleProbe::reshards(const Unit& unit) {
   tell(
       {.kind = ShardEvent::Kind::Reshard,
        .unit = unit,
-       .in_backward = in_backward()});
+       .in_backward = libtorch::in_backward()});
 }
 
 void ScheduleProbe::reduces(const Unit& unit) {
@@ -45,7 +45,7 @@ void ScheduleProbe::reduces(const Unit& unit) {
       {.kind = ShardEvent::Kind::Reduce,
        .unit = unit,
        .bytes = static_cast<int64_t>(gradient_bytes(unit)),
-       .in_backward = in_backward()});
+       .in_backward = libtorch::in_backward()});
 }
 
 void ScheduleProbe::summons(const Unit& unit) {
@@ -68,7 +68,7 @@ ScheduleProbe::Wait::~Wait() {
     probe_.tell(
         {.kind = kind_,
          .unit = unit_,
-         .in_backward = in_backward(),
+         .in_backward = libtorch::in_backward(),
          .waited = std::chrono::steady_clock::now() - start_});
   }
 }

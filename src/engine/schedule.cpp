@@ -22,12 +22,13 @@ namespace {
 void check_touch(const Unit& unit) {
   if (unit.state() == UnitState::Summoned) {
     raise(
-        {.call = in_backward() ? "backward" : "forward", .unit = unit.name()},
+        {.call = libtorch::in_backward() ? "backward" : "forward",
+         .unit = unit.name()},
         unit.shows_summoned()
             ? "this uses parameters as they were before summon_full_params. Close the guard first."
             : "this rank kept its shard inside summon_full_params(rank0_only), and the others will not come to gather it. Use the parameters on rank 0 only, or close the guard first.");
   }
-  if (in_backward() && unit.is_stale()) {
+  if (libtorch::in_backward() && unit.is_stale()) {
     raise(
         {.call = "backward", .unit = unit.name()},
         "the shard was changed (by an optimizer step?) between this graph's forward and its backward. Run forward again.");
@@ -89,20 +90,20 @@ void Schedule::touch(std::span<Unit* const> units) {
   }
   const std::scoped_lock lock(mutex_);
   for (const Unit* unit : units) {
-    expect_in_recording(unit, unit->name());
+    libtorch::expect_in_recording(unit, unit->name());
   }
-  if (!in_backward()) {
+  if (!libtorch::in_backward()) {
     backwards_.note_outside();
   }
   const bool only_last = units.size() == 1 &&
       gathers_.was_last(*units.front()) &&
       units.front()->state() == UnitState::Full && !units.front()->is_stale();
-  if (only_last && (!in_backward() || !backwards_.empty())) {
+  if (only_last && (!libtorch::in_backward() || !backwards_.empty())) {
     return;
   }
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
-  const bool begins_backward = in_backward() && backwards_.empty();
+  const bool begins_backward = libtorch::in_backward() && backwards_.empty();
   backwards_.enter(shared_from_this());
   for (const Unit* unit : units) {
     check_touch(*unit);
@@ -135,7 +136,7 @@ void Schedule::gather(Unit& unit) {
 
 /// A loop that only evaluates has no end of a backward.
 void Schedule::compare_if_due() {
-  if (in_backward() || !check_.is_due()) {
+  if (libtorch::in_backward() || !check_.is_due()) {
     return;
   }
   try {

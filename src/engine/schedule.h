@@ -142,7 +142,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   ScheduleProbe probe_;
   Gathers gathers_{units_, check_, probe_};
   Reductions reductions_{units_, check_, probe_};
-  OpenBackwards backwards_;
+  libtorch::OpenBackwards backwards_;
   BufferPool pool_;
 };
 

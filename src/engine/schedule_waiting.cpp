@@ -8,7 +8,7 @@
 namespace tessera::engine {
 
 void Schedule::reduce_waiting(const std::vector<std::shared_ptr<Unit>>& units) {
-  if (in_backward()) {
+  if (libtorch::in_backward()) {
     raise(
         {.call = "reduce_gradients"},
         "it was called inside a backward, which reduces by itself. Call it between backwards.");

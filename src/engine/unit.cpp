@@ -9,10 +9,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "deferred/deferred_init.h"
+#include "deferred/replay.h"
 #include "engine/first_touch.h"
 #include "engine/owners.h"
 #include "engine/start.h"
+#include "libtorch/alias.h"
 #include "libtorch/pickling.h"
 
 namespace tessera::engine {
@@ -61,7 +62,7 @@ Unit::~Unit() {
 
 void Unit::shard(const std::vector<NamedParam>& params, BufferPool& pool) {
   enable_first_touch();
-  check_before_pickling(refuse_to_pickle_sharded);
+  libtorch::check_before_pickling(refuse_to_pickle_sharded);
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   make_bundles(params, pool);
@@ -105,7 +106,7 @@ void Unit::make_bundles(
     Layout layout(
         options().layout, std::move(shapes), groups().shard.size(), alignment);
     const at::Device device =
-        is_deferred(first) ? intended_device(first) : first.device();
+        is_deferred(first) ? deferred::intended_device(first) : first.device();
     auto memory = at::TensorOptions(device).dtype(first.scalar_type());
     if (options().offload) {
       memory = memory.device(at::kCPU).pinned_memory(device.is_cuda());
@@ -127,13 +128,15 @@ void Unit::make_bundles(
 at::Tensor Unit::part_of(const NamedParam& param, const Run& run) {
   const bool is_whole = !is_deferred(param.tensor);
   if (!is_whole && !options().sync_from_rank0) {
-    const auto part = replay_part(param.tensor, run.param_begin, run.numel);
+    const auto part =
+        deferred::replay_part(param.tensor, run.param_begin, run.numel);
     if (part && (part->digest_of_whole || !start_.is_open())) {
       start_.add(param.name, part->digest_of_whole.value_or(0));
       return part->elements;
     }
   }
-  at::Tensor whole = is_whole ? param.tensor.detach() : replay(param.tensor);
+  at::Tensor whole =
+      is_whole ? param.tensor.detach() : deferred::replay(param.tensor);
   if (options().sync_from_rank0) {
     whole = whole.contiguous();
     groups().all.broadcast(whole, 0, param.name);
@@ -219,7 +222,8 @@ at::Tensor Unit::flat_param() const {
   // With the key, so that writes to it are seen.
   return options().one_leaf
       ? params_.all().front().leaf
-      : alias_of(bundle.shard(), bundle.shard().sizes(), 0, kShardKeys);
+      : libtorch::alias_of(
+            bundle.shard(), bundle.shard().sizes(), 0, kShardKeys);
 }
 
 void Unit::count_write(const at::Tensor& written) {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "engine/options.h"
+#include "engine/unit_options.h"
 
 namespace tessera::engine {
 

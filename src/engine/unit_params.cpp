@@ -40,7 +40,7 @@ bool is_sharded(const at::Tensor& tensor) {
       unit_of(tensor) != nullptr;
 }
 
-UnitParams::UnitParams(Unit& unit) : unit_(unit), node_(no_node()) {}
+UnitParams::UnitParams(Unit& unit) : unit_(unit), node_(libtorch::no_node()) {}
 
 void UnitParams::add(const NamedParam& param, Place place) {
   params_.push_back(
@@ -63,12 +63,13 @@ void UnitParams::make_leaves() {
     const Bundle& bundle = unit_.bundles()[param.bundle];
     if (unit_.options().one_leaf) {
       param.leaf = &param == params_.data()
-          ? alias_of(bundle.shard(), bundle.shard().sizes(), 0, kShardKeys)
+          ? libtorch::alias_of(
+                bundle.shard(), bundle.shard().sizes(), 0, kShardKeys)
           : params_.front().leaf;
     } else {
       const Layout& layout = bundle.layout();
       const int rank = unit_.groups().shard.rank();
-      param.leaf = alias_of(
+      param.leaf = libtorch::alias_of(
           bundle.shard(),
           layout.local_shape(param.index, rank),
           layout.run(param.index, rank).shard_begin,
@@ -80,7 +81,7 @@ void UnitParams::make_leaves() {
 
 at::Tensor UnitParams::face_alias(const UnitParam& param) const {
   const Bundle& bundle = unit_.bundles()[param.bundle];
-  return alias_of(
+  return libtorch::alias_of(
       bundle.full(),
       bundle.layout().shape(param.index),
       bundle.layout().full_offset(param.index),
@@ -88,11 +89,11 @@ at::Tensor UnitParams::face_alias(const UnitParam& param) const {
 }
 
 /// The node behind the faces; made anew if all of them were frozen.
-NodePtr UnitParams::node() {
-  if (NodePtr node = node_.lock()) {
+libtorch::NodePtr UnitParams::node() {
+  if (libtorch::NodePtr node = node_.lock()) {
     return node;
   }
-  auto node = make_node<GatherNode>(unit_.shared_from_this());
+  auto node = libtorch::make_node<GatherNode>(unit_.shared_from_this());
   // Next edges to the leaves, so that grad(loss, leaves) finds them: to frozen
   // ones too, since edges cannot be added once a graph hangs on the node.
   for (UnitParam& param : params_) {
@@ -102,7 +103,7 @@ NodePtr UnitParams::node() {
     param.leaf.set_requires_grad(requires_grad);
     node->add_input_metadata(face_alias(param));
   }
-  node_ = WeakNodePtr(NodePtr(node));
+  node_ = libtorch::WeakNodePtr(libtorch::NodePtr(node));
   return node;
 }
 
@@ -110,7 +111,7 @@ NodePtr UnitParams::node() {
 void UnitParams::make_faces(const std::vector<NamedParam>& params) {
   for (size_t position = 0; position < params_.size(); ++position) {
     const at::Tensor& face = params[position].tensor;
-    show(face, face_alias(params_[position]));
+    libtorch::show(face, face_alias(params_[position]));
     face.unsafeGetTensorImpl()->set_autograd_meta(std::make_unique<FaceMeta>(
         params_[position].name, params_[position].leaf));
     set_trainable(params_[position], params_[position].trainable);
@@ -162,7 +163,7 @@ ShardedTensor UnitParams::sharded(const c10::TensorImpl* face) const {
   int64_t begin = run.shard_begin;
   for (TensorBox& box : boxes_of(shape, run.param_begin, run.numel)) {
     const at::Tensor part =
-        alias_of(bundle.shard(), box.sizes, begin, kShardKeys);
+        libtorch::alias_of(bundle.shard(), box.sizes, begin, kShardKeys);
     begin += box.numel();
     pieces.push_back({std::move(box), part});
   }
@@ -171,7 +172,8 @@ ShardedTensor UnitParams::sharded(const c10::TensorImpl* face) const {
       bundle.shard().scalar_type(),
       std::move(pieces),
       unit_.groups().shard,
-      alias_of(bundle.shard(), {run.numel}, run.shard_begin, kShardKeys)};
+      libtorch::alias_of(
+          bundle.shard(), {run.numel}, run.shard_begin, kShardKeys)};
 }
 
 std::vector<at::Tensor> UnitParams::leaves() const {
@@ -208,7 +210,7 @@ void UnitParams::set_trainable(UnitParam& param, bool on) {
     meta.grad_fn_ = node();
     meta.output_nr_ = static_cast<uint32_t>(&param - params_.data());
   } else {
-    meta.grad_fn_ = NodePtr();
+    meta.grad_fn_ = libtorch::NodePtr();
     meta.output_nr_ = 0;
     autograd::impl::clear_hooks(face);
     autograd::impl::add_hook(face, std::make_unique<KeepAlive>(alive));
@@ -281,7 +283,7 @@ void UnitParams::check_faces(const char* call) const {
 }
 
 void UnitParams::run_backward_on_current_stream() {
-  const NodePtr node = find_node();
+  const libtorch::NodePtr node = find_node();
   if (!node) {
     return; // all are frozen
   }
@@ -289,7 +291,8 @@ void UnitParams::run_backward_on_current_stream() {
   for (size_t position = 0; position < params_.size(); ++position) {
     const UnitParam& param = params_[position];
     node->add_input_metadata(face_alias(param));
-    use_current_stream(*node->next_edge(position).function, param.leaf);
+    libtorch::use_current_stream(
+        *node->next_edge(position).function, param.leaf);
   }
 }
 

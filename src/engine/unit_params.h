@@ -94,7 +94,7 @@ class UnitParams {
   /// What the parameter's face shows outside of summoning.
   at::Tensor face_alias(const UnitParam& param) const;
   /// The node behind the faces; null if all of them are frozen or summoned.
-  NodePtr find_node() const {
+  libtorch::NodePtr find_node() const {
     return node_.lock();
   }
 
@@ -129,12 +129,12 @@ class UnitParams {
  private:
   void make_leaves();
   void make_faces(const std::vector<NamedParam>& params);
-  NodePtr node();
+  libtorch::NodePtr node();
   void refuse_partial_freeze(const UnitParam& param) const;
 
   Unit& unit_;
   std::vector<UnitParam> params_;
-  WeakNodePtr node_; // owned by the faces' gradient edges
+  libtorch::WeakNodePtr node_; // owned by the faces' gradient edges
 };
 
 /// The unit of a face, or nullptr for a tensor that is no face. Finds the unit

@@ -89,7 +89,7 @@ std::vector<at::Tensor> UnitSummon::gather_gradients() const {
       const UnitParam& param = params[position];
       if (param.bundle == number &&
           defined[static_cast<int64_t>(position)].item<uint8_t>() != 0) {
-        result[position] = alias_of(
+        result[position] = libtorch::alias_of(
             full, layout.shape(param.index), layout.full_offset(param.index));
       }
     }
@@ -141,14 +141,14 @@ void UnitSummon::show(const UnitParam& param, const at::Tensor& gradient)
     return;
   }
   const Layout& layout = unit_.bundles()[param.bundle].layout();
-  engine::show(
+  libtorch::show(
       face,
-      alias_of(
+      libtorch::alias_of(
           full_[param.bundle],
           layout.shape(param.index),
           layout.full_offset(param.index)));
   auto& meta = meta_of(face);
-  meta.grad_fn_ = NodePtr();
+  meta.grad_fn_ = libtorch::NodePtr();
   meta.output_nr_ = 0;
   meta.requires_grad_ = param.trainable;
   meta.grad_ = gradient;
@@ -356,10 +356,10 @@ void UnitSummon::hide() {
     if (!is_shown_ || !face.defined()) {
       continue;
     }
-    engine::show(face, unit_.params().face_alias(param));
+    libtorch::show(face, unit_.params().face_alias(param));
     auto& meta = meta_of(face);
     meta.grad_.reset();
-    meta.grad_fn_ = NodePtr();
+    meta.grad_fn_ = libtorch::NodePtr();
     // The flag may have been changed inside: that freezes or thaws.
     unit_.params().set_trainable(param, meta.requires_grad_);
   }

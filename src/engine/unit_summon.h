@@ -76,7 +76,7 @@ class UnitSummon {
   const SummonOptions options_;
   const UnitState before_;
   const bool is_shown_; // on this rank
-  const NodePtr node_; // no face owns it meanwhile
+  const libtorch::NodePtr node_; // no face owns it meanwhile
   std::vector<at::Tensor> full_;
 
   std::vector<at::Tensor> gradients_; // by position, until they are shown

@@ -60,7 +60,7 @@ at::Tensor read_exported(
              offset,
              dtype,
              storage_offset,
-             engine::extent_of(size, stride))
+             deferred::extent_of(size, stride))
       .to(place)
       .as_strided(size, stride);
 }

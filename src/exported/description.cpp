@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include "exported/model.h"
+#include "exported/loaded_model.h"
 #include "exported/operator_name.h"
 #include "exported/pytree.h"
 

@@ -362,7 +362,7 @@ void fold_constants(Code& code, const Graph& graph, const FoldingScope& scope) {
   if (scope.device.is_meta()) {
     return;
   }
-  const c10::impl::ExcludeDispatchKeyGuard not_recorded(engine::kDeferredKey);
+  const c10::impl::ExcludeDispatchKeyGuard not_recorded(deferred::kDeferredKey);
   const c10::InferenceMode no_inference(false);
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> fixed;

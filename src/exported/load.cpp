@@ -12,7 +12,7 @@
 
 #include "checkpoint/disk/input.h"
 #include "exported/format/archive_reader.h"
-#include "exported/model.h"
+#include "exported/loaded_model.h"
 #include "exported/overloaded.h"
 
 namespace tessera {

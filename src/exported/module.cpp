@@ -7,7 +7,7 @@
 #include <atomic>
 #include <utility>
 
-#include "exported/model.h"
+#include "exported/loaded_model.h"
 #include "exported/refused_inputs.h"
 #include "state/nearest.h"
 

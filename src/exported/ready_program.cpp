@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "exported/fold_constants.h"
+#include "exported/loaded_model.h"
 #include "exported/memory_roots.h"
-#include "exported/model.h"
 #include "exported/payload_file.h"
 #include "exported/writes.h"
 

@@ -220,7 +220,7 @@ class WeightReader {
 
 /// Constants of a program have memory, also under a DeferredInit.
 at::Tensor read_now(WeightReader& reader, const WeightSpec& spec) {
-  const c10::impl::ExcludeDispatchKeyGuard not_recorded(engine::kDeferredKey);
+  const c10::impl::ExcludeDispatchKeyGuard not_recorded(deferred::kDeferredKey);
   return reader.read(spec);
 }
 
@@ -295,7 +295,7 @@ std::vector<at::Tensor> read_weights(
     const ExportedOptions& options) {
   WeightReader reader(path, names_missing, options.device());
   const bool defers = options.deferred() ||
-      c10::impl::tls_is_dispatch_key_included(engine::kDeferredKey);
+      c10::impl::tls_is_dispatch_key_included(deferred::kDeferredKey);
   std::optional<DeferredInit> deferred;
   if (defers) {
     refuse_separation(path, specs, names_missing);

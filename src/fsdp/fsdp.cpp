@@ -56,7 +56,7 @@ void initialize_meta(
     bool any = false;
     const auto give_memory = [&](const at::Tensor& tensor) {
       if (is_plain_meta(tensor)) {
-        engine::show(
+        libtorch::show(
             tensor, at::empty_like(tensor, tensor.options().device(device)));
         any = true;
       }

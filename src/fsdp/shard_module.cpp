@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "comm/group/group_impl.h"
-#include "deferred/deferred_init.h"
+#include "deferred/replay.h"
 #include "engine/module_units.h"
 #include "engine/names.h"
 #include "engine/schedule.h"

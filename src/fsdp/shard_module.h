@@ -5,7 +5,7 @@
 
 #include <torch/nn/module.h>
 
-#include "engine/options.h"
+#include "engine/unit_options.h"
 #include "fsdp/shard_request.h"
 
 namespace tessera::fsdp {

@@ -11,7 +11,7 @@
 #include <string>
 #include <unordered_set>
 
-#include "engine/options.h"
+#include "engine/unit_options.h"
 
 namespace tessera::fsdp {
 

@@ -39,7 +39,7 @@ template <class E = c10::NotImplementedError>
 /// Checks what a rank can see by itself.
 void check_moment(const Units& units) {
   for (const auto& unit : units) {
-    if (engine::in_backward() || fsdp::in_forward(*unit)) {
+    if (libtorch::in_backward() || fsdp::in_forward(*unit)) {
       refuse<c10::Error>(
           *unit,
           "Cannot manually unshard parameters during forward/backward. Do it between steps.");

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "deferred/deferred_init.h"
+#include "deferred/replay.h"
 #include "engine/module_units.h"
 #include "engine/plain_params.h"
 #include "engine/unit.h"

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "deferred/deferred_init.h"
+#include "deferred/replay.h"
 #include "engine/module_units.h"
 #include "engine/unit.h"
 
@@ -154,7 +154,7 @@ std::vector<std::string> describe(const std::vector<UnitPlan>& plans) {
 }
 
 at::Device place_of(const at::Tensor& param) {
-  return is_deferred(param) ? engine::intended_device(param) : param.device();
+  return is_deferred(param) ? deferred::intended_device(param) : param.device();
 }
 
 } // namespace tessera::fsdp

@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "launch/failure_report.h"
 #include "launch/frontend.h"
 #include "launch/local_ranks.h"
 #include "launch/nodes.h"
-#include "launch/options.h"
 #include "launch/process_tree.h"
-#include "launch/summary.h"
+#include "launch/run_options.h"
 #include "launch/verdict.h"
 
 namespace tessera::launch {

@@ -12,13 +12,13 @@
 #include <string>
 #include <vector>
 
-#include "launch/environment.h"
+#include "launch/failure_report.h"
 #include "launch/frontend.h"
-#include "launch/options.h"
 #include "launch/process.h"
 #include "launch/process_tree.h"
+#include "launch/rank_environment.h"
 #include "launch/rank_output.h"
-#include "launch/summary.h"
+#include "launch/run_options.h"
 
 namespace tessera::launch {
 

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "launch/channel.h"
+#include "launch/launcher_channel.h"
 
 namespace tessera::launch {
 
@@ -39,7 +39,7 @@ std::string seconds_text(std::chrono::steady_clock::duration duration);
 class NodeChannel {
  public:
   /// Borrows the channel.
-  NodeChannel(Channel* channel, std::chrono::seconds patience)
+  NodeChannel(LauncherChannel* channel, std::chrono::seconds patience)
       : channel_(channel), patience_(patience) {}
 
   void set_patience(std::chrono::seconds patience) {
@@ -54,7 +54,7 @@ class NodeChannel {
  private:
   using Clock = std::chrono::steady_clock;
 
-  Channel* channel_;
+  LauncherChannel* channel_;
   std::chrono::seconds patience_;
   Clock::time_point last_answer_;
 };

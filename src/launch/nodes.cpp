@@ -54,7 +54,10 @@ NodeReport lost_report(const std::string& text) {
 
 } // namespace
 
-Nodes::Nodes(const RunOptions& options, Channel* channel, Frontend* frontend)
+Nodes::Nodes(
+    const RunOptions& options,
+    LauncherChannel* channel,
+    Frontend* frontend)
     : options_(options),
       channel_(channel, kLostAfter),
       frontend_(frontend),

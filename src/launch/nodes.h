@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "launch/environment.h"
 #include "launch/frontend.h"
 #include "launch/node_channel.h"
-#include "launch/options.h"
+#include "launch/rank_environment.h"
+#include "launch/run_options.h"
 #include "launch/verdict.h"
 
 namespace tessera::launch {
@@ -36,7 +36,10 @@ namespace tessera::launch {
 class Nodes {
  public:
   /// Borrows everything. The options have been validated.
-  Nodes(const RunOptions& options, Channel* channel, Frontend* frontend);
+  Nodes(
+      const RunOptions& options,
+      LauncherChannel* channel,
+      Frontend* frontend);
 
   /// Waits for all nodes and compares their options. Throws NodesError on all
   /// nodes if they differ or if some are missing; throws Interrupted.

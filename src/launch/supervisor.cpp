@@ -11,12 +11,12 @@
 
 #include "launch/attempt.h"
 #include "launch/backoff.h"
+#include "launch/failure_report.h"
 #include "launch/frontend.h"
 #include "launch/launch_folder.h"
 #include "launch/nodes.h"
 #include "launch/process_tree.h"
 #include "launch/signals.h"
-#include "launch/summary.h"
 #include "launch/verdict.h"
 
 namespace tessera::launch {
@@ -35,7 +35,7 @@ class Supervisor {
   Supervisor(
       const RunOptions& options,
       const EndpointProvider& endpoint_provider,
-      Channel* channel,
+      LauncherChannel* channel,
       RunStreams streams)
       : options_(options),
         endpoint_provider_(endpoint_provider),
@@ -221,7 +221,7 @@ class Supervisor {
 int run(
     const RunOptions& options,
     const EndpointProvider& endpoint_provider,
-    Channel* channel,
+    LauncherChannel* channel,
     RunStreams streams) {
   validate(options);
   if (!endpoint_provider && options.node_rank == 0) {

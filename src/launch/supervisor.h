@@ -2,9 +2,9 @@
 
 #include <functional>
 
-#include "launch/channel.h"
-#include "launch/environment.h"
-#include "launch/options.h"
+#include "launch/launcher_channel.h"
+#include "launch/rank_environment.h"
+#include "launch/run_options.h"
 
 namespace tessera::launch {
 
@@ -39,7 +39,7 @@ struct RunStreams {
 int run(
     const RunOptions& options,
     const EndpointProvider& endpoint_provider,
-    Channel* channel = nullptr,
+    LauncherChannel* channel = nullptr,
     RunStreams streams = {});
 
 } // namespace tessera::launch

@@ -1,6 +1,6 @@
 #include "libtorch/alias.h"
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 
 at::Tensor alias_of(
     const at::Tensor& base,
@@ -19,4 +19,4 @@ void show(const at::Tensor& tensor, const at::Tensor& other) {
   tensor.unsafeGetTensorImpl()->shallow_copy_from(other.getIntrusivePtr());
 }
 
-} // namespace tessera::engine
+} // namespace tessera::libtorch

@@ -4,7 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 
 /// A new tensor that shares `base`'s storage and has its dispatch keys and
 /// `more_keys`. For autograd the tensor is not a view: optimizers detach
@@ -20,4 +20,4 @@ at::Tensor alias_of(
 /// a gradient edge, and refuses another kind of device.
 void show(const at::Tensor& tensor, const at::Tensor& other);
 
-} // namespace tessera::engine
+} // namespace tessera::libtorch

@@ -9,7 +9,7 @@
 
 #include "libtorch/compat.h"
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 
 using NodePtr = decltype(torch::autograd::Edge::function);
 #if TESSERA_TORCH_AT_LEAST(2, 13)
@@ -35,4 +35,4 @@ auto make_node(Arguments&&... arguments) {
 #endif
 }
 
-} // namespace tessera::engine
+} // namespace tessera::libtorch

@@ -9,7 +9,7 @@
 #include <memory>
 #include <utility>
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 namespace {
 
 class PostHook : public torch::autograd::FunctionPostHook {
@@ -125,4 +125,4 @@ void OpenBackwards::close(int number) {
       open_, [number](const auto& open) { return open.first == number; });
 }
 
-} // namespace tessera::engine
+} // namespace tessera::libtorch

@@ -12,7 +12,7 @@
 
 #include "libtorch/autograd_compat.h"
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 
 /// Calls `hook` on the engine's thread after the engine has added a gradient to
 /// a leaf, as long as this object lives. The leaf must require gradients.
@@ -83,4 +83,4 @@ class OpenBackwards {
   std::vector<std::pair<int, std::weak_ptr<const void>>> open_;
 };
 
-} // namespace tessera::engine
+} // namespace tessera::libtorch

@@ -4,7 +4,7 @@
 
 #include "libtorch/autograd_compat.h"
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 
 void use_current_stream(const at::Tensor& leaf) {
   const NodePtr accumulator = torch::autograd::impl::grad_accumulator(leaf);
@@ -20,4 +20,4 @@ void use_current_stream(
   accumulator.add_input_metadata(leaf);
 }
 
-} // namespace tessera::engine
+} // namespace tessera::libtorch

@@ -4,7 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 
 /// Autograd runs a node on the stream that was current when the node was made.
 /// Whoever holds a leaf's gradient accumulator holds it on an old stream: this
@@ -18,4 +18,4 @@ void use_current_stream(
     torch::autograd::Node& accumulator,
     const at::Tensor& leaf);
 
-} // namespace tessera::engine
+} // namespace tessera::libtorch

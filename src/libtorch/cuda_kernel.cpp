@@ -18,7 +18,7 @@
 #include <filesystem>
 #include <memory>
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 namespace {
 
 /// A library that LibTorch brings or uses. LibTorch opens it, since only
@@ -289,4 +289,4 @@ void CudaKernel::launch(
       call_);
 }
 
-} // namespace tessera::engine
+} // namespace tessera::libtorch

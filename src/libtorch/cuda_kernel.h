@@ -12,7 +12,7 @@
 
 struct CUfunc_st; // of CUDA's driver
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 
 struct KernelSource {
   const char* call; // what needs the kernel; errors name it
@@ -45,4 +45,4 @@ class CudaKernel {
   CUfunc_st* function_ = nullptr;
 };
 
-} // namespace tessera::engine
+} // namespace tessera::libtorch

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 namespace {
 
 constexpr size_t kAlign = 64; // as LibTorch's own allocations
@@ -64,4 +64,4 @@ std::vector<at::Tensor> empty_to_fill(
   return result;
 }
 
-} // namespace tessera::engine
+} // namespace tessera::libtorch

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 
 /// at::empty for tensors on one device that will be written from end to end. In
 /// host memory most of the time of such a write goes into page faults, one for
@@ -16,4 +16,4 @@ std::vector<at::Tensor> empty_to_fill(
     const std::vector<std::vector<int64_t>>& sizes,
     const std::vector<at::TensorOptions>& options);
 
-} // namespace tessera::engine
+} // namespace tessera::libtorch

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 
 /// A GPU's architecture, 90 for sm_90, and whether NVRTC makes its machine code
 /// or PTX, which the driver translates.
@@ -39,4 +39,4 @@ inline KernelTarget kernel_target(
       : KernelTarget{.architecture = newest_older, .is_ptx = true};
 }
 
-} // namespace tessera::engine
+} // namespace tessera::libtorch

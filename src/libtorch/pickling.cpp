@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 namespace {
 
 using Metadata = std::unordered_map<std::string, bool>;
@@ -54,4 +54,4 @@ void check_before_pickling(PicklingCheck check) {
   }
 }
 
-} // namespace tessera::engine
+} // namespace tessera::libtorch

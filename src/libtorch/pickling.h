@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 
 /// [Note: saving tensors without values]
 ///
@@ -18,4 +18,4 @@ using PicklingCheck = void (*)(const at::Tensor& tensor);
 /// A check that was added before is not added again.
 void check_before_pickling(PicklingCheck check);
 
-} // namespace tessera::engine
+} // namespace tessera::libtorch

@@ -11,7 +11,7 @@
 
 #include "base/fnv.h"
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 namespace {
 
 std::atomic<RecordingScope*>& under_way() {
@@ -127,4 +127,4 @@ RecordingScope::~RecordingScope() {
   under_way() = nullptr;
 }
 
-} // namespace tessera::engine
+} // namespace tessera::libtorch

@@ -12,7 +12,7 @@
 #include <unordered_set>
 #include <vector>
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 
 /// A recording that is under way. Operators of the step are recorded by the
 /// device and not run, so their results cannot be read.
@@ -125,4 +125,4 @@ class RecordingScope {
   std::vector<Part> parts_; // of this thread
 };
 
-} // namespace tessera::engine
+} // namespace tessera::libtorch

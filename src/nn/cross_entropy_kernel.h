@@ -55,7 +55,7 @@ std::unique_ptr<CrossEntropyKernel> make_cuda_cross_entropy_kernel(
 /// What NVRTC makes of the kernel. Only in a build with CUDA's headers; needs
 /// no GPU.
 std::string compile_cross_entropy(
-    const engine::KernelTarget& target,
+    const libtorch::KernelTarget& target,
     at::ScalarType dtype);
 
 using FindKernel =

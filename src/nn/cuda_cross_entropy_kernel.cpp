@@ -15,7 +15,7 @@ namespace {
 
 constexpr unsigned kThreads = 512;
 
-engine::KernelSource source_for(at::ScalarType dtype) {
+libtorch::KernelSource source_for(at::ScalarType dtype) {
   return {
       .call = "linear_cross_entropy",
       .function = "cross_entropy",
@@ -70,15 +70,15 @@ class CudaCrossEntropyKernel : public CrossEntropyKernel {
     return tensor.defined() ? tensor.const_data_ptr() : nullptr;
   }
 
-  const engine::CudaKernel kernel_;
+  const libtorch::CudaKernel kernel_;
 };
 
 } // namespace
 
 std::string compile_cross_entropy(
-    const engine::KernelTarget& target,
+    const libtorch::KernelTarget& target,
     at::ScalarType dtype) {
-  return engine::compile_kernel(source_for(dtype), target);
+  return libtorch::compile_kernel(source_for(dtype), target);
 }
 
 std::unique_ptr<CrossEntropyKernel> make_cuda_cross_entropy_kernel(

@@ -9,7 +9,7 @@
 #include <optional>
 #include <utility>
 
-#include "optim/fields.h"
+#include "optim/option_fields.h"
 
 namespace tessera::optim {
 namespace {

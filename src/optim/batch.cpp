@@ -55,7 +55,7 @@ at::Tensor make(
 /// A step that is recorded makes nothing: the value would begin anew with each
 /// replay.
 void refuse_to_record(const StateField& field, const at::Tensor& param) {
-  if (engine::recording_on(param.device()) != nullptr) {
+  if (libtorch::recording_on(param.device()) != nullptr) {
     raise(
         {.call = "step"},
         fmt::format(
@@ -77,7 +77,7 @@ bool reads_lr_on_device(const Options& options, const Batch& batch) {
     return false;
   }
   const bool is_current = options.value_on_device() == options.get_lr();
-  if (!is_current && engine::recording_on(lr.device()) != nullptr) {
+  if (!is_current && libtorch::recording_on(lr.device()) != nullptr) {
     raise(
         {.call = "step"},
         "the step changes learning rates, which a replay cannot do. Change them before the captured step.");

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "engine/unit.h"
-#include "optim/fields.h"
+#include "optim/option_fields.h"
 #include "optim/state_values.h"
 
 namespace tessera::optim {

@@ -20,8 +20,8 @@
 #include <variant>
 #include <vector>
 
-#include "optim/fields.h"
 #include "optim/lbfgs_access.h"
+#include "optim/option_fields.h"
 #include "optim/state_values.h"
 
 namespace tessera::optim {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "libtorch/recording.h"
-#include "optim/fields.h"
 #include "optim/group_values.h"
+#include "optim/option_fields.h"
 #include "optim/schedule_dictionary.h"
 
 namespace tessera::optim {
@@ -83,7 +83,7 @@ void EpochSchedule::step() {
 }
 
 void EpochSchedule::move_to(int64_t epoch, Form form) {
-  engine::refuse_in_recording(
+  libtorch::refuse_in_recording(
       name(), "Step the schedule after the captured step.");
   const int64_t before = std::exchange(last_epoch_, epoch);
   try {

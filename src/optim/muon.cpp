@@ -16,9 +16,9 @@
 #include "comm/group/all_or_none.h"
 #include "comm/group/group_impl.h"
 #include "comm/raw_access.h"
-#include "optim/fields.h"
 #include "optim/matrix_exchange.h"
 #include "optim/newton_schulz.h"
+#include "optim/option_fields.h"
 #include "optim/shard_origin.h"
 
 namespace tessera::optim {

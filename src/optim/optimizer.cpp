@@ -13,7 +13,7 @@
 
 #include "comm/raw_access.h"
 #include "engine/unit.h"
-#include "optim/fields.h"
+#include "optim/option_fields.h"
 #include "optim/own_access.h"
 
 namespace tessera::optim {

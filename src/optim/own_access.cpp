@@ -13,7 +13,7 @@
 #include <typeinfo>
 #include <utility>
 
-#include "optim/fields.h"
+#include "optim/option_fields.h"
 #include "optim/state_values.h"
 
 namespace tessera::optim {

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "libtorch/recording.h"
-#include "optim/fields.h"
 #include "optim/group_values.h"
+#include "optim/option_fields.h"
 #include "optim/schedule_dictionary.h"
 
 namespace tessera::optim {
@@ -123,7 +123,7 @@ bool ReduceLROnPlateau::is_better(double metric) const {
 }
 
 void ReduceLROnPlateau::step(double metric) {
-  engine::refuse_in_recording(
+  libtorch::refuse_in_recording(
       "ReduceLROnPlateau::step", "Step the schedule after the captured step.");
   const double current = agreed(metric);
   const bool better = is_better(current);

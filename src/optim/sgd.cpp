@@ -7,7 +7,7 @@
 
 #include <utility>
 
-#include "optim/fields.h"
+#include "optim/option_fields.h"
 
 namespace tessera::optim {
 namespace {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/digits.h"
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "plan/checked.h"
 #include "plan/setup.h"
 

@@ -6,8 +6,8 @@
 
 #include "checkpoint/format/dtype.h"
 #include "plan/model.h"
-#include "plan/program.h"
 #include "plan/setup.h"
+#include "plan/step_program.h"
 
 namespace tessera::plan {
 

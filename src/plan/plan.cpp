@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "plan/checked.h"
-#include "plan/program.h"
 #include "plan/rank.h"
+#include "plan/step_program.h"
 #include "plan/unit_sizes.h"
 
 namespace tessera::plan {

@@ -12,7 +12,7 @@
 #include "plan/ledger.h"
 #include "plan/model.h"
 #include "plan/setup.h"
-#include "plan/wire.h"
+#include "plan/traffic.h"
 
 namespace tessera::plan {
 

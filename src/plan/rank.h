@@ -8,7 +8,7 @@
 #include "plan/ledger.h"
 #include "plan/model.h"
 #include "plan/setup.h"
-#include "plan/wire.h"
+#include "plan/traffic.h"
 
 namespace tessera::plan {
 
@@ -25,7 +25,7 @@ struct Account {
 ///
 /// Peaks are not a sum of maxima: activations grow in forward, gradients as
 /// activations go. So a plan does what a step does, in the same order, with
-/// bytes in place of tensors: a program (see program.h) tells a Rank which
+/// bytes in place of tensors: a program (see step_program.h) tells a Rank which
 /// units its operators read and which gradients they make, and both write in
 /// one Account. A few dozen events for each layer, whatever its size.
 class Rank {

@@ -5,7 +5,7 @@
 
 #include "base/text.h"
 #include "checkpoint/disk/source.h"
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "plan/checked.h"
 #include "plan/checkpoint_model.h"
 

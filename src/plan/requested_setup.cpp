@@ -3,7 +3,7 @@
 #include <charconv>
 #include <cmath>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "plan/checked.h"
 
 namespace tessera::plan {

@@ -39,15 +39,16 @@ std::vector<at::Tensor> detail::recompute(
   }
   const auto run = [fn =
                         std::move(fn)](const std::vector<at::Tensor>& tensors) {
-    const engine::OwnCasts own_casts;
+    const recomputation::OwnCasts own_casts;
     return fn(tensors);
   };
-  auto devices = options.preserve_rng_state() ? engine::random_devices(inputs)
-                                              : std::vector<at::Device>();
-  const engine::RecordedDraws draws(devices);
-  const auto then = engine::Surroundings::current(devices);
+  auto devices = options.preserve_rng_state()
+      ? recomputation::random_devices(inputs)
+      : std::vector<at::Device>();
+  const recomputation::RecordedDraws draws(devices);
+  const auto then = recomputation::Surroundings::current(devices);
   const auto again = [run, then](const std::vector<at::Tensor>& tensors) {
-    const engine::SurroundingsGuard guard(then);
+    const recomputation::SurroundingsGuard guard(then);
     const SecondRun second_run;
     return run(tensors);
   };
@@ -56,7 +57,7 @@ std::vector<at::Tensor> detail::recompute(
     draws.check();
     return outputs;
   };
-  return engine::run_without_graph(first, again, inputs);
+  return recomputation::run_without_graph(first, again, inputs);
 }
 
 } // namespace tessera

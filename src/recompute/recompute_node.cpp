@@ -22,7 +22,7 @@
 #include "libtorch/autograd_compat.h"
 #include "recompute/run_graph.h"
 
-namespace tessera::engine {
+namespace tessera::recomputation {
 namespace {
 
 namespace autograd = torch::autograd;
@@ -35,13 +35,14 @@ const at::Tensor* leaf_of(const autograd::Edge& edge) {
 }
 
 /// The unit whose parameters an edge leads to, if it does.
-const Unit* unit_of(const autograd::Edge& edge) {
-  const auto* node = dynamic_cast<const GatherNode*>(edge.function.get());
+const engine::Unit* unit_of(const autograd::Edge& edge) {
+  const auto* node =
+      dynamic_cast<const engine::GatherNode*>(edge.function.get());
   return node == nullptr ? nullptr : &node->unit();
 }
 
 int64_t leaf_version(const autograd::Edge& exit) {
-  if (const Unit* unit = unit_of(exit)) {
+  if (const engine::Unit* unit = unit_of(exit)) {
     return unit->num_writes();
   }
   const at::Tensor* leaf = leaf_of(exit);
@@ -56,7 +57,7 @@ void check_leaves(const FirstRun& run) {
   for (size_t i = 0; i < run.exits.size(); ++i) {
     const int64_t version = leaf_version(run.exits[i]);
     if (version != run.leaf_versions[i]) {
-      if (const Unit* unit = unit_of(run.exits[i])) {
+      if (const engine::Unit* unit = unit_of(run.exits[i])) {
         raise(
             {.call = "recompute", .unit = unit->name()},
             "the shard was changed (by an optimizer step?) between forward and backward. Run forward again.");
@@ -230,7 +231,7 @@ std::vector<at::Tensor> run_without_graph(
   for (const autograd::Edge& exit : run.exits) {
     run.leaf_versions.push_back(leaf_version(exit));
   }
-  const auto node = make_node<RecomputeNode>(std::move(run));
+  const auto node = libtorch::make_node<RecomputeNode>(std::move(run));
   std::vector<at::Tensor> result;
   for (const at::Tensor& output : outputs) {
     if (!has_gradient(output)) {
@@ -245,4 +246,4 @@ std::vector<at::Tensor> run_without_graph(
   return result;
 }
 
-} // namespace tessera::engine
+} // namespace tessera::recomputation

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera::engine {
+namespace tessera::recomputation {
 
 using TensorFunction =
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
@@ -89,4 +89,4 @@ class RecomputeNode : public torch::autograd::Node {
   std::shared_ptr<const Run> run_; // until release_variables()
 };
 
-} // namespace tessera::engine
+} // namespace tessera::recomputation

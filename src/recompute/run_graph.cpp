@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-namespace tessera::engine {
+namespace tessera::recomputation {
 namespace {
 
 namespace autograd = torch::autograd;
@@ -108,7 +108,7 @@ RunGraph trace(const std::vector<at::Tensor>& outputs, const RunMark& mark) {
 
 Detour::Detour(RunGraph& graph) : graph_(graph) {
   for (const autograd::Edge& exit : graph.exits) {
-    sinks_.emplace_back(make_node<Sink>(exit), 0);
+    sinks_.emplace_back(libtorch::make_node<Sink>(exit), 0);
   }
   for (const auto& [edge, exit] : graph.uses) {
     *edge = sinks_[exit];
@@ -121,4 +121,4 @@ Detour::~Detour() {
   }
 }
 
-} // namespace tessera::engine
+} // namespace tessera::recomputation

@@ -11,7 +11,7 @@
 
 #include "libtorch/autograd_compat.h"
 
-namespace tessera::engine {
+namespace tessera::recomputation {
 
 inline bool has_gradient(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad();
@@ -45,7 +45,8 @@ struct RunGraph {
   /// outside, as without the run, they give the same bits.
   torch::autograd::edge_list exits;
   std::vector<Use> uses;
-  std::vector<NodePtr> kept; // nodes with uses that the roots do not keep
+  std::vector<libtorch::NodePtr>
+      kept; // nodes with uses that the roots do not keep
 };
 
 /// The graph behind the outputs of a run.
@@ -69,4 +70,4 @@ class Detour {
   torch::autograd::edge_list sinks_;
 };
 
-} // namespace tessera::engine
+} // namespace tessera::recomputation

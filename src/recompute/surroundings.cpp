@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <mutex>
 
-namespace tessera::engine {
+namespace tessera::recomputation {
 
 std::vector<at::Device> random_devices(const std::vector<at::Tensor>& inputs) {
   std::vector<at::Device> devices{at::kCPU};
@@ -100,7 +100,8 @@ void Surroundings::restore() const {
 
 RecordedDraws::RecordedDraws(std::vector<at::Device>& devices) {
   for (const at::Device& device : devices) {
-    recording_ = recording_ == nullptr ? recording_on(device) : recording_;
+    recording_ =
+        recording_ == nullptr ? libtorch::recording_on(device) : recording_;
   }
   if (recording_ != nullptr) {
     std::erase(devices, recording_->device());
@@ -122,4 +123,4 @@ void OwnCasts::clear() const {
   }
 }
 
-} // namespace tessera::engine
+} // namespace tessera::recomputation

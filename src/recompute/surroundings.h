@@ -8,7 +8,7 @@
 
 #include "libtorch/recording.h"
 
-namespace tessera::engine {
+namespace tessera::recomputation {
 
 /// Devices whose random numbers a function of these inputs may draw.
 std::vector<at::Device> random_devices(const std::vector<at::Tensor>& inputs);
@@ -61,7 +61,7 @@ class RecordedDraws {
   void check() const;
 
  private:
-  const Recording* recording_ = nullptr; // of one of the devices
+  const libtorch::Recording* recording_ = nullptr; // of one of the devices
   uint64_t before_ = 0;
 };
 
@@ -102,4 +102,4 @@ class OwnCasts {
   const bool is_on_ = AutocastState::current().is_on();
 };
 
-} // namespace tessera::engine
+} // namespace tessera::recomputation

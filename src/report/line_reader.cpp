@@ -3,7 +3,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "report/error.h"
+#include "report/report_error.h"
 
 namespace tessera::report {
 namespace {

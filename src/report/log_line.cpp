@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "report/bounds.h"
+#include "report/report_text.h"
 #include "report/step_line.h"
-#include "report/text.h"
 
 namespace tessera::report {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "report/error.h"
+#include "report/report_error.h"
 #include "report/run_reader.h"
 
 namespace tessera::report {

@@ -8,8 +8,8 @@
 #include <initializer_list>
 #include <string_view>
 
-#include "report/error.h"
 #include "report/page_files.h"
+#include "report/report_error.h"
 
 namespace tessera::report {
 namespace {

@@ -4,9 +4,9 @@
 #include <map>
 #include <string_view>
 
-#include "report/error.h"
 #include "report/line_reader.h"
 #include "report/log_line.h"
+#include "report/report_error.h"
 
 namespace tessera::report {
 namespace {

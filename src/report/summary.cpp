@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "report/text.h"
+#include "report/report_text.h"
 
 namespace tessera::report {
 namespace {

@@ -263,7 +263,7 @@ AveragedModel::AveragedModel(ModuleRef model, AveragedModelOptions options)
 AveragedModel::~AveragedModel() = default;
 
 void AveragedModel::update_parameters() {
-  engine::refuse_in_recording(
+  libtorch::refuse_in_recording(
       "AveragedModel::update_parameters", "Call it after the captured step.");
   impl_->update();
 }

@@ -10,7 +10,7 @@
 #include <unordered_set>
 
 #include "comm/raw_access.h"
-#include "engine/parameters.h"
+#include "engine/list_parameters.h"
 #include "transfer/state_entries.h"
 
 namespace tessera::train {

@@ -67,7 +67,7 @@ struct GradScaler::Impl {
 
 /// In a replay the scale changes on the device alone.
 void GradScaler::Impl::take_part_in_recording() {
-  engine::take_part_in_recording(
+  libtorch::take_part_in_recording(
       {.owner = this,
        .objection = [this]() -> std::string {
          if (!scale.defined()) {

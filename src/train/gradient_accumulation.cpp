@@ -117,7 +117,7 @@ bool GradientAccumulation::Impl::or_drop(const Call& call) {
 
 /// A replay counts no micro-batches.
 void GradientAccumulation::Impl::take_part_in_recording() {
-  engine::take_part_in_recording(
+  libtorch::take_part_in_recording(
       {.owner = this,
        .objection =
            [this] {
@@ -321,7 +321,7 @@ GradientAccumulation::~GradientAccumulation() {
 bool GradientAccumulation::backward(
     const at::Tensor& loss,
     int64_t num_samples) {
-  engine::refuse_in_recording(
+  libtorch::refuse_in_recording(
       kAccumulate,
       "Call backward(loss) without a number of samples, or run the step without CapturedStep.");
   return impl_->or_drop([&] {

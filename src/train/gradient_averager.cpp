@@ -11,8 +11,8 @@
 
 #include <algorithm>
 
+#include "engine/list_parameters.h"
 #include "engine/module_units.h"
-#include "engine/parameters.h"
 #include "engine/plain_params.h"
 
 namespace tessera::train {

@@ -109,7 +109,7 @@ void Metrics::Impl::add(
     MetricKind kind,
     const Value& value,
     double weight) {
-  engine::refuse_in_recording(
+  libtorch::refuse_in_recording(
       "Metrics", "Add what the captured step returns, after the step.");
   const auto note = [&](const std::string& what) {
     mistake = mistake.value_or(fmt::format("metric \"{}\": {}", name, what));

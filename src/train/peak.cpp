@@ -56,7 +56,7 @@ void Peak::start_on_device() {
     // Not from other threads than the step's: units may change meanwhile.
     if (event.kind == comm::CallEvent::Kind::Starts &&
         (std::this_thread::get_id() == thread_ ||
-         engine::current_backward() >= 0)) {
+         libtorch::current_backward() >= 0)) {
       look_at_device();
     }
   });
@@ -65,7 +65,7 @@ void Peak::start_on_device() {
 std::unique_ptr<at::ObserverContext> Peak::on_backward(
     const at::RecordFunction&) {
   Peak* peak = active_peak;
-  const int number = engine::current_backward();
+  const int number = libtorch::current_backward();
   if (peak != nullptr && peak->last_backward_ != number) {
     peak->last_backward_ = number;
     peak->look_at_device();

@@ -1,9 +1,9 @@
 #include <tessera/error.h>
 #include <tessera/train/report.h>
 
-#include "report/error.h"
 #include "report/named_runs.h"
 #include "report/page.h"
+#include "report/report_error.h"
 #include "report/run_reader.h"
 #include "report/summary.h"
 

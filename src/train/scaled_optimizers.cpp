@@ -11,7 +11,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "engine/parameters.h"
+#include "engine/list_parameters.h"
 #include "libtorch/recording.h"
 
 namespace tessera::train {
@@ -44,7 +44,7 @@ class SkipScope {
 
 at::Tensor ScaledOptimizer::step() {
   has_stepped = true;
-  if (!found_inf.is_cpu() || engine::is_recorded_here()) {
+  if (!found_inf.is_cpu() || libtorch::is_recorded_here()) {
     const SkipScope scope(*optimizer, found_inf);
     if (scope.is_on()) {
       return optimizer->step();

@@ -157,7 +157,7 @@ std::unique_ptr<at::ObserverContext> Timeline::on_operator(
 
 void Timeline::see_operator(const at::RecordFunction& function) {
   const std::scoped_lock lock(mutex_);
-  const bool in_backward = engine::current_backward() >= 0;
+  const bool in_backward = libtorch::current_backward() >= 0;
   if (in_backward && phase_ != Phase::Backward) {
     become(Phase::Backward, "backward");
   } else if (!in_backward && phase_ == Phase::Backward) {
@@ -217,7 +217,8 @@ void Timeline::phase(const std::string& name) {
 void Timeline::see_call(const comm::CallEvent& event) {
   using Kind = comm::CallEvent::Kind;
   const bool is_ours = event.kind == Kind::Ended ||
-      std::this_thread::get_id() == thread_ || engine::current_backward() >= 0;
+      std::this_thread::get_id() == thread_ ||
+      libtorch::current_backward() >= 0;
   if (!is_ours) {
     return;
   }

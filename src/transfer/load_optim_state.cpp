@@ -233,7 +233,7 @@ class Loader {
     const auto options =
         first.leaf.options().dtype(*wanted.dtype).requires_grad(false);
     const at::Tensor whole =
-        engine::empty_to_fill({first.leaf.sizes().vec()}, {options}).front();
+        libtorch::empty_to_fill({first.leaf.sizes().vec()}, {options}).front();
     int64_t filled = 0;
     for (size_t i = 0; i < members.size(); ++i) {
       filled += wanted.by_member[i] == nullptr ? 0 : members[i]->run().numel;

@@ -46,7 +46,7 @@ at::Tensor ModelParam::own_part() const {
     return face.detach().view({-1});
   }
   const engine::Run part = run();
-  return engine::alias_of(
+  return libtorch::alias_of(
       unit->bundles()[place.bundle].shard(),
       {part.numel},
       part.shard_begin,

@@ -4,8 +4,8 @@
 
 #include <unordered_map>
 
+#include "engine/list_parameters.h"
 #include "engine/module_units.h"
-#include "engine/parameters.h"
 #include "engine/unit.h"
 #include "state/part_of.h"
 #include "transfer/model_params.h"

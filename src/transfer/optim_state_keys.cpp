@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "engine/parameters.h"
+#include "engine/list_parameters.h"
 #include "state/nearest.h"
 #include "transfer/optim_dict_form.h"
 

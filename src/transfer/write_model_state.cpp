@@ -16,7 +16,7 @@
 
 #include "base/byte_vector.h"
 #include "comm/group/all_or_none.h"
-#include "engine/parameters.h"
+#include "engine/list_parameters.h"
 #include "engine/start.h"
 #include "state/describe.h"
 #include "transfer/incompatible_keys.h"

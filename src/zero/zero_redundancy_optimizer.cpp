@@ -320,7 +320,7 @@ void ZeroRedundancyOptimizer::send_params() {
   const auto& owned = parts_->partition.owned();
   if (parts_->buckets) {
     if (!parts_->buckets->are_current()) {
-      engine::refuse_in_recording(
+      libtorch::refuse_in_recording(
           kStep,
           "Its buckets must be rebuilt, since other parameters are trainable now: run an eager step first.");
       TORCH_WARN(

@@ -1,11 +1,11 @@
 // Deferred construction of models on a GPU.
-#include "deferred/deferred_init.h"
+#include "deferred/replay.h"
 
 namespace tessera {
 namespace {
 
-using engine::intended_device;
-using engine::replay;
+using deferred::intended_device;
+using deferred::replay;
 using ::testing::HasSubstr;
 
 const at::Device kGpu(at::kCUDA, 0);

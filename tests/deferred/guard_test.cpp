@@ -14,7 +14,7 @@ namespace tessera {
 namespace {
 
 using namespace tessera::testing::deferral; // NOLINT: the fixture
-using engine::intended_device;
+using deferred::intended_device;
 using ::testing::HasSubstr;
 
 TEST_F(DeferredInitTest, InitialisationAfterTheGuardIsRecorded) {
@@ -99,7 +99,7 @@ TEST_F(DeferredInitTest, ReplayUnderTheGuardInferenceModeAndAutocast) {
   EXPECT_FALSE(is_deferred(values));
   EXPECT_FALSE(values.is_inference());
   const auto weight = plain->parameters()[0].detach();
-  c10::impl::ExcludeDispatchKeyGuard off(engine::kDeferredKey);
+  c10::impl::ExcludeDispatchKeyGuard off(deferred::kDeferredKey);
   EXPECT_TRUE(at::equal(values, weight.matmul(weight)));
 }
 

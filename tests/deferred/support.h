@@ -11,14 +11,14 @@
 #include <utility>
 #include <vector>
 
-#include "deferred/deferred_init.h"
 #include "deferred/deferred_tensor.h"
+#include "deferred/replay.h"
 #include "deferred/tape.h"
 
 namespace tessera::testing::deferral {
 
-using engine::replay;
-using engine::testing::num_live_tapes;
+using deferred::replay;
+using deferred::testing::num_live_tapes;
 using torch::nn::Module;
 
 using Make = std::function<std::shared_ptr<Module>()>;

@@ -633,7 +633,7 @@ TEST(FullyShardErrorsTest, NoticesDataThatWasReplacedBehindItsBack) {
   on_ranks(2, [](const Group& world) {
     auto model = make_stack();
     shard_blocks(model);
-    engine::show(
+    libtorch::show(
         model->embed->weight, torch::zeros({kVocabulary, kWidth}, at::kDouble));
     EXPECT_THAT(
         error_of([&] { unshard(*model); }),

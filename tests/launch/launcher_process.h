@@ -35,7 +35,7 @@ class TempDir {
 
 /// A channel over files in a folder, for launchers in several processes. It
 /// throws once the folder holds a file "closed".
-class FileChannel : public Channel {
+class FileChannel : public LauncherChannel {
  public:
   explicit FileChannel(std::filesystem::path folder);
   void set(const std::string& key, const std::string& bytes) override;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera::engine {
+namespace tessera::libtorch {
 namespace {
 
 std::string target_of(int architecture, const std::vector<int>& supported) {
@@ -29,4 +29,4 @@ TEST(KernelTargetTest, IsRefusedByNvrtcForAGpuOlderThanAll) {
 }
 
 } // namespace
-} // namespace tessera::engine
+} // namespace tessera::libtorch

@@ -15,10 +15,10 @@ namespace {
 constexpr auto kDtypes = {at::kFloat, at::kBFloat16};
 
 TEST(NvrtcTest, CompilesTheKernelForEachArchitecture) {
-  const std::vector<int> known = engine::nvrtc_architectures();
+  const std::vector<int> known = libtorch::nvrtc_architectures();
   ASSERT_FALSE(known.empty());
   for (const int architecture : known) {
-    const auto target = engine::kernel_target(architecture, known);
+    const auto target = libtorch::kernel_target(architecture, known);
     for (const auto dtype : kDtypes) {
       const std::string code = compile_cross_entropy(target, dtype);
       EXPECT_EQ(code.substr(1, 3), "ELF") << architecture;
@@ -28,9 +28,9 @@ TEST(NvrtcTest, CompilesTheKernelForEachArchitecture) {
 }
 
 TEST(NvrtcTest, MakesPtxForAGpuThatItDoesNotKnow) {
-  const std::vector<int> known = engine::nvrtc_architectures();
+  const std::vector<int> known = libtorch::nvrtc_architectures();
   const int newest = *std::max_element(known.begin(), known.end());
-  const auto target = engine::kernel_target(newest + 10, known);
+  const auto target = libtorch::kernel_target(newest + 10, known);
   for (const auto dtype : kDtypes) {
     const std::string code = compile_cross_entropy(target, dtype);
     EXPECT_NE(

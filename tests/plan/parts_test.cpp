@@ -5,8 +5,8 @@
 #include "plan/checked.h"
 #include "plan/ledger.h"
 #include "plan/pool.h"
+#include "plan/traffic.h"
 #include "plan/unit_sizes.h"
-#include "plan/wire.h"
 
 namespace tessera::plan {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "report/error.h"
+#include "report/report_error.h"
 #include "report/support.h"
 
 namespace tessera::report {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "report/error.h"
+#include "report/report_error.h"
 #include "report/support.h"
 
 namespace tessera::report {

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <random>
 
-#include "report/error.h"
+#include "report/report_error.h"
 #include "report/support.h"
 #include "report/timeline_shares.h"
 

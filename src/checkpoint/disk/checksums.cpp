@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/xxh3.h"
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/json.h"
 #include "checkpoint/format/path.h"
 

@@ -11,8 +11,8 @@
 #include "checkpoint/disk/tensor_place.h"
 #include "checkpoint/format/bytes.h"
 #include "checkpoint/format/dcp_metadata.h"
-#include "checkpoint/format/error.h"
 #include "checkpoint/format/extent.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/torch_file.h"
 
 namespace tessera::checkpoint {

@@ -11,8 +11,8 @@
 #include "checkpoint/disk/input.h"
 #include "checkpoint/disk/openers.h"
 #include "checkpoint/disk/source.h"
-#include "checkpoint/format/error.h"
 #include "checkpoint/format/extent.h"
+#include "checkpoint/format/format_error.h"
 #include "exported/format/archive_reader.h"
 
 namespace tessera::checkpoint {

@@ -10,7 +10,7 @@
 #include "checkpoint/disk/file_error.h"
 #include "checkpoint/disk/files.h"
 #include "checkpoint/format/bytes.h"
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/random_bytes.h"
 
 namespace tessera::checkpoint {

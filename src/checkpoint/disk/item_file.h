@@ -11,7 +11,7 @@
 #include "checkpoint/disk/files.h"
 #include "checkpoint/format/bytes.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/value.h"
+#include "checkpoint/format/pickle_value.h"
 
 namespace tessera::checkpoint {
 

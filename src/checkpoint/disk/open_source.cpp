@@ -8,7 +8,7 @@
 #include "checkpoint/disk/openers.h"
 #include "checkpoint/disk/source.h"
 #include "checkpoint/format/bytes.h"
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "exported/format/archive_reader.h"
 
 namespace tessera::checkpoint {

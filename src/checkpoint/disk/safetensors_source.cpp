@@ -9,7 +9,7 @@
 #include "checkpoint/disk/openers.h"
 #include "checkpoint/disk/source.h"
 #include "checkpoint/format/bytes.h"
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/format/safetensors_index.h"
 

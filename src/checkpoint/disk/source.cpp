@@ -6,8 +6,8 @@
 #include "checkpoint/disk/box_tiling.h"
 #include "checkpoint/disk/input.h"
 #include "checkpoint/disk/openers.h"
-#include "checkpoint/format/error.h"
 #include "checkpoint/format/extent.h"
+#include "checkpoint/format/format_error.h"
 
 namespace tessera::checkpoint {
 

@@ -5,8 +5,8 @@
 
 #include "checkpoint/disk/source.h"
 #include "checkpoint/format/dtype.h"
+#include "checkpoint/format/pickle_value.h"
 #include "checkpoint/format/torch_file.h"
-#include "checkpoint/format/value.h"
 
 namespace tessera::checkpoint {
 

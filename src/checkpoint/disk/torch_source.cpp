@@ -10,10 +10,10 @@
 #include "checkpoint/disk/openers.h"
 #include "checkpoint/disk/source.h"
 #include "checkpoint/disk/tensor_place.h"
-#include "checkpoint/format/error.h"
 #include "checkpoint/format/extent.h"
+#include "checkpoint/format/format_error.h"
+#include "checkpoint/format/pickle_value.h"
 #include "checkpoint/format/torch_file.h"
-#include "checkpoint/format/value.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "checkpoint/format/bytes.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/value.h"
+#include "checkpoint/format/pickle_value.h"
 
 namespace tessera::format {
 

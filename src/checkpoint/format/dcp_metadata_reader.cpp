@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "checkpoint/format/dcp_metadata.h"
-#include "checkpoint/format/error.h"
 #include "checkpoint/format/extent.h"
-#include "checkpoint/format/fields.h"
+#include "checkpoint/format/format_error.h"
+#include "checkpoint/format/object_fields.h"
 #include "checkpoint/format/path.h"
 #include "checkpoint/format/pickle_reader.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 
 namespace tessera::format {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 
 namespace tessera::format {
 namespace {

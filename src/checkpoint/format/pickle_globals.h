@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/value.h"
+#include "checkpoint/format/pickle_value.h"
 
 namespace tessera::format {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "checkpoint/format/pickle_globals.h"
-#include "checkpoint/format/value.h"
+#include "checkpoint/format/pickle_value.h"
 
 namespace tessera::format {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "checkpoint/format/bytes.h"
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/pickle_opcodes.h"
 
 namespace tessera::format {

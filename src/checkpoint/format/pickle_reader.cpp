@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/pickle_graph.h"
 #include "checkpoint/format/pickle_input.h"
 #include "checkpoint/format/pickle_opcodes.h"

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "checkpoint/format/bytes.h"
-#include "checkpoint/format/value.h"
+#include "checkpoint/format/pickle_value.h"
 
 namespace tessera::format {
 

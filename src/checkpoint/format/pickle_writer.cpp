@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <variant>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/pickle_globals.h"
 #include "checkpoint/format/pickle_graph.h"
 #include "checkpoint/format/pickle_opcodes.h"

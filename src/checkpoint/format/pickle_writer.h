@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "checkpoint/format/value.h"
+#include "checkpoint/format/pickle_value.h"
 
 namespace tessera::format {
 

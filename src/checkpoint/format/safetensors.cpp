@@ -9,8 +9,8 @@
 #include <tuple>
 #include <utility>
 
-#include "checkpoint/format/error.h"
 #include "checkpoint/format/extent.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/utf8.h"
 
 namespace tessera::format {

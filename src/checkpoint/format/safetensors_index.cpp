@@ -1,6 +1,6 @@
 #include "checkpoint/format/safetensors_index.h"
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/json.h"
 #include "checkpoint/format/path.h"
 

@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/format/error.h"
 #include "checkpoint/format/extent.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/pickle_reader.h"
 #include "checkpoint/format/zip_reader.h"
 

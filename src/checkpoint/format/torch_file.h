@@ -5,8 +5,8 @@
 #include <map>
 #include <string>
 
+#include "checkpoint/format/pickle_value.h"
 #include "checkpoint/format/random_bytes.h"
-#include "checkpoint/format/value.h"
 
 namespace tessera::format {
 

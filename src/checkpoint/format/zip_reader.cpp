@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/path.h"
 #include "checkpoint/format/utf8.h"
 

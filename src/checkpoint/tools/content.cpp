@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "checkpoint/disk/input.h"
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
+#include "checkpoint/tools/checkpoint_text.h"
 #include "checkpoint/tools/name_filter.h"
-#include "checkpoint/tools/text.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -9,11 +9,11 @@
 #include <utility>
 
 #include "checkpoint/format/dtype.h"
+#include "checkpoint/tools/checkpoint_text.h"
 #include "checkpoint/tools/compare_elements.h"
 #include "checkpoint/tools/json_text.h"
 #include "checkpoint/tools/name_filter.h"
 #include "checkpoint/tools/tensor_reader.h"
-#include "checkpoint/tools/text.h"
 
 namespace tessera::checkpoint {
 namespace {

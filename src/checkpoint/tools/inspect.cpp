@@ -10,9 +10,9 @@
 
 #include "checkpoint/disk/file_error.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
+#include "checkpoint/tools/checkpoint_text.h"
 #include "checkpoint/tools/json_text.h"
-#include "checkpoint/tools/text.h"
 
 namespace tessera::checkpoint {
 namespace {

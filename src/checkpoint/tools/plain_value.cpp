@@ -5,7 +5,7 @@
 
 #include "checkpoint/disk/file_error.h"
 #include "checkpoint/disk/input.h"
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 
 namespace tessera::checkpoint {
 namespace {

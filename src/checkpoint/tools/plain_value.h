@@ -1,7 +1,7 @@
 // Values of content without tensors in them.
 #pragma once
 
-#include "checkpoint/format/value.h"
+#include "checkpoint/format/pickle_value.h"
 #include "checkpoint/tools/content.h"
 
 namespace tessera::checkpoint {

@@ -4,8 +4,8 @@
 #include <variant>
 
 #include "checkpoint/disk/file_error.h"
-#include "checkpoint/format/error.h"
-#include "checkpoint/tools/text.h"
+#include "checkpoint/format/format_error.h"
+#include "checkpoint/tools/checkpoint_text.h"
 
 namespace tessera::checkpoint {
 namespace {

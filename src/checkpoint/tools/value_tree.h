@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/format/value.h"
+#include "checkpoint/format/pickle_value.h"
 #include "checkpoint/tools/content.h"
 
 namespace tessera::checkpoint {

@@ -12,7 +12,7 @@
 #include "checkpoint/disk/input.h"
 #include "checkpoint/disk/openers.h"
 #include "checkpoint/disk/source.h"
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/tools/json_text.h"
 #include "checkpoint/tools/name_filter.h"
 

@@ -9,12 +9,12 @@
 #include "checkpoint/disk/checksums.h"
 #include "checkpoint/disk/folder_writer.h"
 #include "checkpoint/disk/input.h"
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/format/safetensors_index.h"
+#include "checkpoint/tools/checkpoint_text.h"
 #include "checkpoint/tools/entry_reader.h"
 #include "checkpoint/tools/new_file.h"
-#include "checkpoint/tools/text.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -13,9 +13,9 @@
 
 #include "checkpoint/disk/input.h"
 #include "checkpoint/disk/torch_parts.h"
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
+#include "checkpoint/format/pickle_value.h"
 #include "checkpoint/format/pickle_writer.h"
-#include "checkpoint/format/value.h"
 #include "checkpoint/tools/entry_reader.h"
 #include "checkpoint/tools/new_file.h"
 #include "checkpoint/tools/plain_value.h"

@@ -107,13 +107,13 @@ extern "C" __global__ void fake_wire(unsigned long long nanoseconds) {
 void sleep(c10::DeviceIndex device, double seconds) {
   static std::mutex mutex;
   static auto& kernels =
-      *new std::map<c10::DeviceIndex, std::unique_ptr<engine::CudaKernel>>;
+      *new std::map<c10::DeviceIndex, std::unique_ptr<libtorch::CudaKernel>>;
   const std::scoped_lock lock(mutex);
   auto& kernel = kernels[device];
   if (kernel == nullptr) {
-    kernel = std::make_unique<engine::CudaKernel>(
+    kernel = std::make_unique<libtorch::CudaKernel>(
         c10::Device(c10::kCUDA, device),
-        engine::KernelSource{
+        libtorch::KernelSource{
             .call = "collective", .function = "fake_wire", .text = kSleep});
   }
   auto nanoseconds = static_cast<unsigned long long>(seconds * 1e9);

@@ -72,7 +72,7 @@ ShmBackend::ShmBackend(const BackendConfig& config)
   for (const std::string& answer : shared.answers) {
     pids.push_back(std::stoi(answer));
   }
-  peers_ = std::make_unique<shm::Peers>(pids);
+  peers_ = std::make_unique<shm::PeerProcesses>(pids);
   const bool cores_are_short = config.ranks_on_host > host_cores();
   channel_ = std::make_unique<shm::Channel>(
       segment_.data(),

@@ -14,7 +14,7 @@
 #include "comm/shm/channel.h"
 #include "comm/shm/collectives.h"
 #include "comm/shm/op_queue.h"
-#include "comm/shm/peers.h"
+#include "comm/shm/peer_processes.h"
 #include "comm/shm/pipes.h"
 #include "comm/shm/segment.h"
 #include "comm/shm/shared_buffers.h"
@@ -177,7 +177,7 @@ class ShmBackend : public c10d::Backend, public Carrier {
   // Constant after construction.
   const BackendConfig config_;
   shm::Segment segment_;
-  std::unique_ptr<shm::Peers> peers_;
+  std::unique_ptr<shm::PeerProcesses> peers_;
   std::shared_ptr<shm::SharedBuffers> buffers_;
   std::unique_ptr<shm::Channel> channel_;
   std::unique_ptr<shm::Collectives> collectives_;

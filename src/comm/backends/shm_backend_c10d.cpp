@@ -5,7 +5,7 @@
 #include "comm/backends/done_work.h"
 #include "comm/backends/shm_backend.h"
 #include "comm/backends/shm_tensors.h"
-#include "comm/diagnostics/describe.h"
+#include "comm/diagnostics/describe_call.h"
 
 namespace tessera::comm {
 

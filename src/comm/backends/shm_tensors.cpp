@@ -5,7 +5,7 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
-#include "comm/diagnostics/describe.h"
+#include "comm/diagnostics/describe_call.h"
 #include "comm/shm/reduce_kernels.h"
 
 namespace tessera::comm {

@@ -121,7 +121,7 @@ void fail_together(
 }
 
 void step_token(int64_t step, const Group& given) {
-  engine::refuse_in_recording(
+  libtorch::refuse_in_recording(
       "step_token", "Call it before the captured step.");
   const Group group = given.valid() ? given : world();
   if (group.size() == 1) {

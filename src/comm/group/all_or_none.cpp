@@ -16,7 +16,7 @@ std::map<int, std::string> share_failures(
     const Group& group,
     const std::optional<std::string>& mine,
     std::string_view label) {
-  engine::refuse_in_recording(
+  libtorch::refuse_in_recording(
       label,
       "The ranks tell each other on the host whether it failed: make this call before or after the captured step.");
   at::Tensor failed = at::empty({1}, at::kInt);
@@ -43,7 +43,7 @@ void all_or_none(
     const std::vector<Group>& groups,
     std::string_view call,
     const std::function<void()>& body) {
-  if (engine::is_recorded_here()) {
+  if (libtorch::is_recorded_here()) {
     body();
     return;
   }

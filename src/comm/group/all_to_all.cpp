@@ -10,7 +10,7 @@
 #include <numeric>
 
 #include "comm/group/agreed_all_to_all.h"
-#include "comm/group/arguments.h"
+#include "comm/group/argument_checks.h"
 #include "comm/group/group_impl.h"
 #include "comm/group/staging.h"
 #include "libtorch/recording.h"
@@ -31,7 +31,7 @@ void check_splits_match(
     const char* call,
     const std::vector<int64_t>& receives,
     const std::vector<int64_t>& sends) {
-  engine::refuse_in_recording(
+  libtorch::refuse_in_recording(
       call,
       "The ranks compare the sizes of their pieces on the host. Exchange one tensor in equal pieces, or make this call outside the captured step.");
   const int size = group.size();

@@ -152,7 +152,7 @@ void broadcast_owned(
       }
     }
   }
-  if (on_host && group.shares_memory() && !engine::is_recorded_here()) {
+  if (on_host && group.shares_memory() && !libtorch::is_recorded_here()) {
     give_to_all(group, pieces);
   } else {
     Broadcasts broadcasts(group);

@@ -12,8 +12,8 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/diagnostics/describe.h"
-#include "comm/group/arguments.h"
+#include "comm/diagnostics/describe_call.h"
+#include "comm/group/argument_checks.h"
 #include "comm/group/group_impl.h"
 #include "comm/group/staging.h"
 

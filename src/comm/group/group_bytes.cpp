@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "base/byte_vector.h"
-#include "comm/group/arguments.h"
+#include "comm/group/argument_checks.h"
 #include "comm/group/group_impl.h"
 #include "libtorch/recording.h"
 
@@ -53,7 +53,7 @@ std::vector<Bytes> Group::all_gather_bytes(
   if (size() == 1) {
     return {Bytes(bytes.begin(), bytes.end())};
   }
-  engine::refuse_in_recording(
+  libtorch::refuse_in_recording(
       "all_gather_bytes", "Exchange bytes before or after the captured step.");
   const auto sizes = gather_sizes(*this, bytes.size(), label);
   const int64_t longest = *std::max_element(sizes.begin(), sizes.end());

@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/diagnostics/describe.h"
+#include "comm/diagnostics/describe_call.h"
 #include "comm/group/group_impl.h"
 #include "comm/shm/channel.h"
 

@@ -19,7 +19,7 @@
 #include "base/fnv.h"
 #include "comm/backends/done_work.h"
 #include "comm/diagnostics/current_call.h"
-#include "comm/diagnostics/describe.h"
+#include "comm/diagnostics/describe_call.h"
 #include "comm/diagnostics/observer.h"
 #include "comm/diagnostics/traced.h"
 #include "comm/diagnostics/watched_wait.h"
@@ -185,21 +185,21 @@ Work GroupImpl::launch(
   const bool compares = (world_->compare_calls || request.always_compared) &&
       !carrier->can.compares_calls;
   if (compares) {
-    engine::refuse_in_recording(
+    libtorch::refuse_in_recording(
         request.operation,
         request.always_compared
             ? "The ranks compare this call on the host: make it outside the captured step."
             : "Unset TESSERA_CHECK, which compares calls on the host.");
   }
-  if (engine::is_recorded_here()) {
-    engine::count_in_recording(mix_digest(call.digest, call.bytes));
+  if (libtorch::is_recorded_here()) {
+    libtorch::count_in_recording(mix_digest(call.digest, call.bytes));
   }
   uint64_t& sequence = is_on_cuda ? cuda_sequence_ : sequence_;
   if (auto noted = note(call, sequence, carrier, start, finish)) {
     return *std::move(noted);
   }
   // A rank may fail half-way through what others record to the end.
-  call.sequence = engine::is_recorded_here() ? sequence : sequence++;
+  call.sequence = libtorch::is_recorded_here() ? sequence : sequence++;
   return begin(
       call,
       request.async,
@@ -227,11 +227,11 @@ std::optional<Work> GroupImpl::note(
     const CarrierPtr& carrier,
     const Start& start,
     std::function<void()>& finish) {
-  if (carrier == cuda_ || !engine::is_recorded_here()) {
+  if (carrier == cuda_ || !libtorch::is_recorded_here()) {
     return std::nullopt;
   }
   require_alive(call);
-  engine::note_in_recording(
+  libtorch::note_in_recording(
       call.operation,
       kOverNcclOnly,
       [self = shared_from_this(),
@@ -272,7 +272,7 @@ Work GroupImpl::begin(
   note_call_begins(call, name_.c_str());
   // A call that is recorded has not been made yet; and to tell of its end on
   // NCCL's future would bring another stream into the recording.
-  const uint64_t id = engine::is_recorded_here() ? 0 : next_watched_call();
+  const uint64_t id = libtorch::is_recorded_here() ? 0 : next_watched_call();
   tell({CallEvent::Kind::Starts, id, call, !on_host});
   WorkPtr work;
   try {
@@ -290,7 +290,7 @@ Work GroupImpl::begin(
     }
   } catch (...) {
     note_call_ends();
-    if (engine::is_recorded_here()) {
+    if (libtorch::is_recorded_here()) {
       throw; // the recording has failed, not the group
     }
     fail(call, std::current_exception());

@@ -153,7 +153,7 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   CarrierPtr make_cpu_carrier(const BackendConfig& config) const;
   void require_alive(const Call& call) const;
   /// In a step that is recorded, notes the call in place of making it: each
-  /// replay makes the call. See engine::note_in_recording().
+  /// replay makes the call. See libtorch::note_in_recording().
   std::optional<Work> note(
       const Call& call,
       uint64_t& sequence,

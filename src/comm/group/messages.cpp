@@ -6,8 +6,8 @@
 
 #include <string>
 
-#include "comm/diagnostics/describe.h"
-#include "comm/group/arguments.h"
+#include "comm/diagnostics/describe_call.h"
+#include "comm/group/argument_checks.h"
 #include "comm/group/group_impl.h"
 #include "comm/group/staging.h"
 #include "comm/raw_access.h"
@@ -25,7 +25,7 @@ namespace {
 /// NCCL compares neither sizes nor tags, so messages are the CPU's.
 StagedTensor stage_message(const GroupImpl& group, const at::Tensor& tensor) {
   if (tensor.is_cuda()) {
-    engine::refuse_in_recording("send or recv", comm::kOverNcclOnly);
+    libtorch::refuse_in_recording("send or recv", comm::kOverNcclOnly);
   }
   return {
       group,

@@ -1,7 +1,7 @@
 #include <utility>
 
 #include "comm/diagnostics/current_call.h"
-#include "comm/diagnostics/describe.h"
+#include "comm/diagnostics/describe_call.h"
 #include "comm/diagnostics/traced.h"
 #include "comm/diagnostics/watched_wait.h"
 #include "comm/group/group_impl.h"
@@ -20,7 +20,7 @@ PendingCall::PendingCall(
       call_(call),
       on_host_(on_host),
       watched_as_(watched_as),
-      is_recorded_(engine::is_recorded_here()),
+      is_recorded_(libtorch::is_recorded_here()),
       work_(std::move(work)),
       finish_(std::move(finish)) {}
 
@@ -30,7 +30,7 @@ void PendingCall::wait() {
   }
   const auto work = std::exchange(work_, nullptr);
   const auto finish = std::exchange(finish_, nullptr);
-  if (is_recorded_ && !engine::is_recorded_here()) {
+  if (is_recorded_ && !libtorch::is_recorded_here()) {
     return; // the recording has failed: there is nothing to wait for
   }
   note_call_begins(call_, group_->name().c_str());
@@ -44,7 +44,7 @@ void PendingCall::wait() {
     }
   } catch (...) {
     note_call_ends();
-    if (is_recorded_ || engine::is_recorded_here()) {
+    if (is_recorded_ || libtorch::is_recorded_here()) {
       throw; // the recording has failed, not the group
     }
     group_->fail(call_, std::current_exception());

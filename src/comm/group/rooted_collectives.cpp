@@ -9,8 +9,8 @@
 #include <functional>
 #include <string>
 
-#include "comm/diagnostics/describe.h"
-#include "comm/group/arguments.h"
+#include "comm/diagnostics/describe_call.h"
+#include "comm/group/argument_checks.h"
 #include "comm/group/group_impl.h"
 #include "comm/group/staging.h"
 

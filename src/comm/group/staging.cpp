@@ -6,7 +6,7 @@
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
-#include "comm/diagnostics/describe.h"
+#include "comm/diagnostics/describe_call.h"
 #include "comm/raw_access.h"
 #include "comm/shm/reduce_kernels.h"
 #include "libtorch/recording.h"
@@ -35,9 +35,9 @@ StagedTensor::StagedTensor(
   const auto& carrier = group.carrier(tensor.device().type());
   staged_ = tensor.is_cuda() && carrier == group.carrier(at::kCPU);
   if (staged_) {
-    engine::refuse_in_recording("collective", kOverNcclOnly);
+    libtorch::refuse_in_recording("collective", kOverNcclOnly);
     wire_ = wire_.to(at::kCPU);
-  } else if (wire_.is_cpu() && engine::is_recorded_here()) {
+  } else if (wire_.is_cpu() && libtorch::is_recorded_here()) {
     wire_ = place_of(wire_);
   }
   if (carrier->can.takes_every_dtype) {

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "comm/diagnostics/call.h"
-#include "comm/shm/wire.h"
+#include "comm/shm/message_wire.h"
 
 namespace tessera::comm::shm {
 

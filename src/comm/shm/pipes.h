@@ -10,7 +10,7 @@
 
 #include "base/mutex.h"
 #include "comm/shm/channel.h"
-#include "comm/shm/wire.h"
+#include "comm/shm/message_wire.h"
 
 namespace tessera::comm::shm {
 

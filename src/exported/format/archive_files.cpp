@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 
 namespace tessera::exported {
 

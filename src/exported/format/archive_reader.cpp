@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "exported/format/archive_files.h"
 #include "exported/format/payload_reader.h"
 #include "exported/format/program_reader.h"

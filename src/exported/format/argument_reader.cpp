@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "exported/format/graph_reader.h"
 #include "exported/format/meta_reader.h"
 

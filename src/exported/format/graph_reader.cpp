@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "exported/format/argument_reader.h"
 #include "exported/format/meta_reader.h"
 

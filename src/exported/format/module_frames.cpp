@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 
 namespace tessera::exported {
 namespace {

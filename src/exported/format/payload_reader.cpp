@@ -6,8 +6,8 @@
 #include <variant>
 #include <vector>
 
-#include "checkpoint/format/error.h"
 #include "checkpoint/format/extent.h"
+#include "checkpoint/format/format_error.h"
 #include "exported/format/entry_json.h"
 #include "exported/format/json_at.h"
 #include "exported/format/meta_reader.h"

@@ -5,7 +5,7 @@
 #include <variant>
 #include <vector>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "exported/format/argument_reader.h"
 #include "exported/format/entry_json.h"
 #include "exported/format/graph_reader.h"

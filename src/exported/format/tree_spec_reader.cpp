@@ -4,7 +4,7 @@
 #include <string_view>
 #include <utility>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/json.h"
 
 namespace tessera::exported {

@@ -57,9 +57,9 @@ constexpr int kMostDoublings = 10;
 ///   keeps no cast (CastShard), so every replay gathers and casts what it uses.
 ///   After a replay that wrote to the model, units that are Full are stale.
 ///   Scalers, accumulations and DistributedDataParallel restore their own state
-///   (engine::HostPart). Objects whose work on the host is needed in every
+///   (libtorch::HostPart). Objects whose work on the host is needed in every
 ///   step, such as schedules, refuse to be recorded
-///   (engine::refuse_in_recording()).
+///   (libtorch::refuse_in_recording()).
 /// - Whatever else the step takes for granted is its kind (kind_of_step()) and
 ///   the places of its tensors (places_of()). A step of another kind is
 ///   recorded anew, when it comes for the second time: what the first one makes
@@ -191,7 +191,7 @@ std::vector<at::Tensor> CapturedStep::Impl::on_device(
 }
 
 at::Tensor CapturedStep::Impl::run(const std::vector<at::Tensor>& given) {
-  engine::refuse_in_recording(
+  libtorch::refuse_in_recording(
       kCapturedStep,
       "Call one captured step after the other, or combine them into one.");
   replayed = false;

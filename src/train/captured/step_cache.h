@@ -17,7 +17,7 @@ namespace tessera::train {
 
 /// What is known of one kind of step.
 struct KnownKind {
-  /// With different settings of their host parts, see engine::HostPart.
+  /// With different settings of their host parts, see libtorch::HostPart.
   std::vector<std::unique_ptr<RecordedStep>> recorded;
   int64_t calls = 0; // of this kind before the present one
   int64_t last_call = 0;

@@ -12,7 +12,7 @@
 namespace tessera::train {
 
 /// A step as a device recorded it.
-class StepGraph : public engine::Recording {
+class StepGraph : public libtorch::Recording {
  public:
   /// From here to end(), what this thread, and a backward that it runs, ask of
   /// the device is recorded and not done. Call both on the recording stream.

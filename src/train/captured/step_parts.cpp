@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "base/fnv.h"
+#include "engine/list_parameters.h"
 #include "engine/module_units.h"
 #include "engine/owners.h"
-#include "engine/parameters.h"
 
 namespace tessera::train {
 namespace {

@@ -75,7 +75,7 @@ void run_backwards_here(const StepParts& parts) {
   }
   for (const at::Tensor& leaf : parts.leaves) {
     if (leaf.requires_grad()) {
-      engine::use_current_stream(leaf);
+      libtorch::use_current_stream(leaf);
     }
   }
 }
@@ -102,10 +102,10 @@ void record_function(
   for (const auto& unit : step.parts.units) {
     known.insert(unit.get());
   }
-  const engine::RecordingScope scope(graph, std::move(known));
+  const libtorch::RecordingScope scope(graph, std::move(known));
   const auto keep = c10::make_scope_exit([&] { host_parts = scope.parts(); });
   for (ddp::Reducer* reducer : step.parts.reducers()) {
-    engine::take_part_in_recording(reducer->host_part());
+    libtorch::take_part_in_recording(reducer->host_part());
   }
   try {
     graph.begin();

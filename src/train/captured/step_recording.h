@@ -21,7 +21,7 @@
 
 namespace tessera::train {
 
-using HostParts = std::vector<engine::RecordingScope::Part>;
+using HostParts = std::vector<libtorch::RecordingScope::Part>;
 
 /// A step that can be made again.
 struct RecordedStep {

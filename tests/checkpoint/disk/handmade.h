@@ -13,9 +13,9 @@
 #include "checkpoint/format/bytes.h"
 #include "checkpoint/format/dcp_metadata.h"
 #include "checkpoint/format/dtype.h"
+#include "checkpoint/format/pickle_value.h"
 #include "checkpoint/format/pickle_writer.h"
 #include "checkpoint/format/support.h"
-#include "checkpoint/format/value.h"
 #include "checkpoint/format/zip_archive.h"
 
 namespace tessera::checkpoint {

@@ -10,7 +10,7 @@
 #include "checkpoint/disk/checksums.h"
 #include "checkpoint/format/dcp_metadata.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/pickle_reader.h"
 #include "checkpoint/format/pickle_writer.h"
 #include "checkpoint/format/safetensors.h"

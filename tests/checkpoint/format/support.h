@@ -8,7 +8,7 @@
 #include <string>
 
 #include "checkpoint/format/bytes.h"
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 
 namespace tessera::format {
 

@@ -16,7 +16,7 @@
 #include <system_error>
 
 #include "base/unique_fd.h"
-#include "comm/shm/peers.h"
+#include "comm/shm/peer_processes.h"
 #include "comm/shm/shared_buffers.h"
 
 namespace tessera::comm::shm {
@@ -155,7 +155,7 @@ TEST(PeersTest, SeesAnEndedProcessThoughNobodyReapedIt) {
     pause();
     _exit(0);
   }
-  const Peers peers({getpid(), child});
+  const PeerProcesses peers({getpid(), child});
   EXPECT_TRUE(peers.is_alive(0));
   EXPECT_TRUE(peers.is_alive(1));
   kill(child, SIGKILL);

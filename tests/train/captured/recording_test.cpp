@@ -18,7 +18,7 @@ namespace {
 using ::tessera::testing::error_of;
 using ::testing::HasSubstr;
 
-class RecordingOfTheCpu : public engine::Recording {
+class RecordingOfTheCpu : public libtorch::Recording {
  public:
   c10::Device device() const override {
     return c10::kCPU;
@@ -40,7 +40,7 @@ struct AsksInBackward : torch::autograd::Function<AsksInBackward> {
   static torch::autograd::variable_list backward(
       torch::autograd::AutogradContext* /*context*/,
       const torch::autograd::variable_list& gradients) {
-    answers.push_back(engine::is_recorded_here());
+    answers.push_back(libtorch::is_recorded_here());
     return gradients;
   }
 };
@@ -50,34 +50,34 @@ TEST(RecordingTest, ABackwardOnAnotherThreadIsRecorded) {
   const auto asks_elsewhere = [] {
     bool outside = true;
     std::thread([&] {
-      outside = engine::is_recorded_here();
+      outside = libtorch::is_recorded_here();
       const auto x = torch::ones({}, at::TensorOptions().requires_grad(true));
       AsksInBackward::apply(x).backward();
     }).join();
     EXPECT_FALSE(outside); // of a backward
     return AsksInBackward::answers.back();
   };
-  EXPECT_FALSE(engine::is_recorded_here());
+  EXPECT_FALSE(libtorch::is_recorded_here());
   EXPECT_FALSE(asks_elsewhere());
   RecordingOfTheCpu recording;
   {
-    const engine::RecordingScope scope(recording, {});
-    EXPECT_TRUE(engine::is_recorded_here());
+    const libtorch::RecordingScope scope(recording, {});
+    EXPECT_TRUE(libtorch::is_recorded_here());
     EXPECT_TRUE(asks_elsewhere());
   }
-  EXPECT_FALSE(engine::is_recorded_here());
+  EXPECT_FALSE(libtorch::is_recorded_here());
   EXPECT_FALSE(asks_elsewhere());
 }
 
 TEST(RecordingTest, OnlyExpectedObjectsMayBeUsed) {
   const int known = 0;
   const int strange = 0;
-  engine::expect_in_recording(&strange, "blocks.1"); // nothing is recorded
+  libtorch::expect_in_recording(&strange, "blocks.1"); // nothing is recorded
   RecordingOfTheCpu recording;
-  const engine::RecordingScope scope(recording, {&known});
-  engine::expect_in_recording(&known, "blocks.0");
+  const libtorch::RecordingScope scope(recording, {&known});
+  libtorch::expect_in_recording(&known, "blocks.0");
   EXPECT_THAT(
-      error_of([&] { engine::expect_in_recording(&strange, "blocks.1"); }),
+      error_of([&] { libtorch::expect_in_recording(&strange, "blocks.1"); }),
       HasSubstr("blocks.1"));
 }
 

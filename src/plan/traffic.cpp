@@ -1,4 +1,4 @@
-#include "plan/wire.h"
+#include "plan/traffic.h"
 
 #include "comm/wire_speed.h"
 #include "plan/checked.h"

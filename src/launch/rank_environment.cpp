@@ -1,4 +1,4 @@
-#include "launch/environment.h"
+#include "launch/rank_environment.h"
 
 #include <unistd.h>
 

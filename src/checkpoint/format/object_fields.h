@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/format/value.h"
+#include "checkpoint/format/pickle_value.h"
 
 namespace tessera::format {
 

@@ -1,4 +1,4 @@
-#include "plan/program.h"
+#include "plan/step_program.h"
 
 namespace tessera::plan {
 

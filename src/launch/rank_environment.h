@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/options.h"
+#include "launch/run_options.h"
 
 namespace tessera::launch {
 

@@ -1,4 +1,4 @@
-#include "optim/fields.h"
+#include "optim/option_fields.h"
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>

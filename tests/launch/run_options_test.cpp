@@ -1,4 +1,4 @@
-#include "launch/options.h"
+#include "launch/run_options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

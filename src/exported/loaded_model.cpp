@@ -1,4 +1,4 @@
-#include "exported/model.h"
+#include "exported/loaded_model.h"
 
 #include <tessera/error.h>
 #include <tessera/recompute/recompute.h>

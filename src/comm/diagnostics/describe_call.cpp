@@ -1,4 +1,4 @@
-#include "comm/diagnostics/describe.h"
+#include "comm/diagnostics/describe_call.h"
 
 #include <charconv>
 

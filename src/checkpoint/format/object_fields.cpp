@@ -1,9 +1,9 @@
-#include "checkpoint/format/fields.h"
+#include "checkpoint/format/object_fields.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/pickle_globals.h"
 
 namespace tessera::format {

@@ -17,9 +17,9 @@ struct ChannelSlow : std::runtime_error {
 /// return or throw within a second or two, also when the network is down. get()
 /// throws ChannelSlow if it may be called again; any other exception means that
 /// the other nodes can no longer be reached, and ends the run.
-class Channel {
+class LauncherChannel {
  public:
-  virtual ~Channel() = default;
+  virtual ~LauncherChannel() = default;
 
   /// Looks for node 0: returns nothing once node 0 is found, else why it is
   /// not. Called repeatedly at the start, before any other call.

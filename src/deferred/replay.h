@@ -7,7 +7,7 @@
 
 #include "deferred/tape.h"
 
-namespace tessera::engine {
+namespace tessera::deferred {
 
 /// A new tensor with the values that `deferred` stands for, by repeating only
 /// the operators that it depends on. Memory peaks at this tensor and what it is
@@ -27,4 +27,4 @@ std::optional<ReplayedPart> replay_part(
 /// The device that `deferred` will have.
 at::Device intended_device(const at::Tensor& deferred);
 
-} // namespace tessera::engine
+} // namespace tessera::deferred

@@ -1,4 +1,4 @@
-#include "checkpoint/tools/text.h"
+#include "checkpoint/tools/checkpoint_text.h"
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 
 #include "checkpoint/disk/file_error.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -9,13 +9,13 @@ namespace tessera::comm::shm {
 
 /// Watches processes by descriptors (pidfd), which see an end at once, zombies
 /// included, and are never fooled by a process number that was given again.
-class Peers {
+class PeerProcesses {
  public:
   /// `pids` of the same process namespace, all alive now.
-  explicit Peers(const std::vector<pid_t>& pids);
-  ~Peers();
-  Peers(const Peers&) = delete;
-  Peers& operator=(const Peers&) = delete;
+  explicit PeerProcesses(const std::vector<pid_t>& pids);
+  ~PeerProcesses();
+  PeerProcesses(const PeerProcesses&) = delete;
+  PeerProcesses& operator=(const PeerProcesses&) = delete;
 
   bool is_alive(int peer) const;
 

@@ -1,4 +1,4 @@
-#include "comm/group/arguments.h"
+#include "comm/group/argument_checks.h"
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>

@@ -7,7 +7,7 @@
 
 #include "base/text.h"
 #include "checkpoint/format/dcp_metadata.h"
-#include "checkpoint/format/value.h"
+#include "checkpoint/format/pickle_value.h"
 
 namespace tessera::checkpoint {
 

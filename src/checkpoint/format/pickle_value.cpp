@@ -1,4 +1,4 @@
-#include "checkpoint/format/value.h"
+#include "checkpoint/format/pickle_value.h"
 
 #include <algorithm>
 #include <array>

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "launch/options.h"
 #include "launch/process.h"
+#include "launch/run_options.h"
 
 namespace tessera::launch {
 

@@ -1,4 +1,4 @@
-#include "comm/shm/peers.h"
+#include "comm/shm/peer_processes.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -9,13 +9,13 @@
 
 namespace tessera::comm::shm {
 
-Peers::Peers(const std::vector<pid_t>& pids) : pids_(pids) {
+PeerProcesses::PeerProcesses(const std::vector<pid_t>& pids) : pids_(pids) {
   for (pid_t pid : pids) {
     descriptors_.push_back(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   }
 }
 
-Peers::~Peers() {
+PeerProcesses::~PeerProcesses() {
   for (int fd : descriptors_) {
     if (fd >= 0) {
       close(fd);
@@ -23,7 +23,7 @@ Peers::~Peers() {
   }
 }
 
-bool Peers::is_alive(int peer) const {
+bool PeerProcesses::is_alive(int peer) const {
   const auto index = static_cast<size_t>(peer);
   if (descriptors_[index] < 0) {
     return kill(pids_[index], 0) == 0 || errno != ESRCH;

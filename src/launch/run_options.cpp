@@ -1,10 +1,10 @@
-#include "launch/options.h"
+#include "launch/run_options.h"
 
 #include <algorithm>
 #include <climits>
 
 #include "base/cores.h"
-#include "launch/environment.h"
+#include "launch/rank_environment.h"
 
 namespace tessera::launch {
 namespace {

@@ -1,4 +1,4 @@
-#include "launch/summary.h"
+#include "launch/failure_report.h"
 
 #include <cstdio>
 #include <functional>

@@ -1,4 +1,4 @@
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 
 #include <algorithm>
 #include <string>
