@@ -1,6 +1,8 @@
 #include <tessera/error.h>
 #include <tessera/exported/exported.h>
 
+#include <ATen/core/grad_mode.h>
+
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
@@ -95,7 +97,10 @@ ExportedValue ExportedImpl::forward(const ExportedArgs& args) {
 }
 
 ExportedValue ExportedImpl::run(const ExportedArgs& args) {
-  const int64_t number = ++num_forwards_;
+  exported::ForwardNumber number{.among_all = ++num_forwards_};
+  if (is_training() && at::GradMode::is_enabled()) {
+    number.among_learning = ++num_learning_forwards_;
+  }
   exported::Model::Forward forward;
   try {
     check_modes();

@@ -1,4 +1,5 @@
 // An input that does not fit, on one rank of several or on all.
+#include <tessera/ddp/distributed_data_parallel.h>
 #include <tessera/error.h>
 #include <tessera/exported/exported.h>
 #include <tessera/fsdp/fully_shard.h>
@@ -20,7 +21,7 @@ using testing::on_ranks;
 
 constexpr const char* kWhy =
     "the input \"x\" is a float32 tensor of shape [5, 7], but the model was exported with a float32 tensor of shape [5, 6].";
-constexpr const char* kGivenUp = "has given up the groups of the sharded model";
+constexpr const char* kGivenUp = "has given up the groups of the model";
 
 at::Tensor fitting() {
   return torch::ones({5, 6});
@@ -141,6 +142,86 @@ TEST_P(ExportedRefusedInputsTest, OfAModelThatIsNotShardedConcernOneRank) {
       EXPECT_THAT(text, Not(HasSubstr(kGivenUp)));
     }
     (void)model->forward(fitting());
+    world.barrier();
+  });
+}
+
+/// Copies of a model, over a group of their own.
+struct Copies {
+  explicit Copies(const Group& world)
+      : model(load_exported(exported_case("mlp"))),
+        ddp(model,
+            DDPOptions().process_group(world.subgroup({0, 1}, "copies"))) {}
+
+  at::Tensor loss(const at::Tensor& input) {
+    return ddp(input).sum();
+  }
+
+  Exported model;
+  DistributedDataParallel<ExportedImpl> ddp;
+};
+
+TEST_P(ExportedRefusedInputsTest, OfOneRankEndTheStepOfAllCopies) {
+  on_two_ranks([](const Group& world) {
+    Copies copies(world);
+    copies.loss(fitting()).backward();
+    if (world.rank() == 1) {
+      const auto text =
+          text_of<c10::ValueError>([&] { copies.loss(not_fitting()); });
+      EXPECT_THAT(text, HasSubstr(kWhy));
+      EXPECT_THAT(text, HasSubstr(kGivenUp));
+    } else {
+      const at::Tensor loss = copies.loss(fitting());
+      const auto text = text_of<PeerLostError>([&] { loss.backward(); });
+      EXPECT_THAT(text, HasSubstr("rank 1 gave this group up"));
+      EXPECT_THAT(text, HasSubstr(kWhy));
+    }
+  });
+}
+
+TEST_P(ExportedRefusedInputsTest, OfAllRanksLeaveTheCopiesAsTheyWere) {
+  on_two_ranks([](const Group& world) {
+    Copies copies(world);
+    {
+      const torch::NoGradGuard evaluates; // on one rank only
+      if (world.rank() == 0) {
+        (void)copies.model->forward(fitting());
+      }
+    }
+    for (int time = 0; time < 2; ++time) {
+      const auto text =
+          text_of<c10::ValueError>([&] { copies.loss(not_fitting()); });
+      EXPECT_THAT(text, HasSubstr(kWhy));
+      EXPECT_THAT(text, Not(HasSubstr(kGivenUp)));
+    }
+    copies.loss((world.rank() + 1) * fitting()).backward();
+    const at::Tensor mine = copies.model->parameters().front().grad();
+    const at::Tensor sum = mine.clone();
+    world.all_reduce(sum);
+    EXPECT_TRUE(torch::equal(sum, 2 * mine)); // both have the average
+  });
+}
+
+TEST_P(ExportedRefusedInputsTest, OfCopiesThatDoNotReduceConcernOneRank) {
+  on_two_ranks([](const Group& world) {
+    Copies copies(world);
+    const auto refuse_alone = [&] {
+      if (world.rank() == 1) {
+        const auto text = text_of<c10::ValueError>(
+            [&] { copies.model->forward(not_fitting()); });
+        EXPECT_THAT(text, HasSubstr(kWhy));
+        EXPECT_THAT(text, Not(HasSubstr(kGivenUp)));
+      }
+    };
+    {
+      const auto accumulates = copies.ddp.no_sync();
+      refuse_alone();
+    }
+    {
+      const torch::NoGradGuard evaluates;
+      refuse_alone();
+    }
+    copies.loss(fitting()).backward();
     world.barrier();
   });
 }

@@ -135,8 +135,9 @@ class TESSERA_API ExportedImpl : public ExportedModule,
   ///
   /// Throws, with nothing run, c10::ValueError or c10::TypeError that names the
   /// input if an argument does not fit: its form, dtype, shape, or the range
-  /// that its shape was exported for. Where the model is sharded, all ranks may
-  /// go on if each of them refused this forward; it takes them up to five
+  /// that its shape was exported for. Where the model is sharded, or this
+  /// forward is one of a DistributedDataParallel that will reduce, all ranks
+  /// may go on if each of them refused this forward; it takes them up to five
   /// seconds to find out. Otherwise the groups of the model are given up, and
   /// the other ranks throw PeerLostError, with the reason, from the collective
   /// that they wait in or from their next.
@@ -189,7 +190,9 @@ class TESSERA_API ExportedImpl : public ExportedModule,
   void check_modes();
 
   std::unique_ptr<exported::Model> model_;
-  std::atomic<int64_t> num_forwards_ = 0; // those that were refused, too
+  // Those that were refused, too; see exported/refused_inputs.h.
+  std::atomic<int64_t> num_forwards_ = 0;
+  std::atomic<int64_t> num_learning_forwards_ = 0; // with gradients, in train()
 };
 
 /// The holder of an exported model: a pointer, as every holder of LibTorch.

@@ -188,12 +188,14 @@ bool GroupImpl::refuse(const std::string& step, const std::string& reason) {
   if (!dead_reason_.empty()) {
     return false;
   }
+  ++num_refused_;
   bool all_refused = !store_; // fake peers do as this rank does
   if (store_) {
     try {
       std::vector<std::string> refusals;
       for (int peer = 0; peer < size(); ++peer) {
-        refusals.push_back(fmt::format("refused/{}/{}", step, peer));
+        refusals.push_back(
+            fmt::format("refused/{}/{}/{}", num_refused_, step, peer));
       }
       store_->set(refusals[static_cast<size_t>(rank_)], "1");
       poll_for(kRefusals, [&] {

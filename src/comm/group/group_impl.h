@@ -127,8 +127,7 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   /// For a rank that refuses to begin a step that its peers may have begun, and
   /// that made no collective of this step yet. Returns true if all ranks refuse
   /// the step within some seconds: the group is as before. Otherwise gives the
-  /// group up, and returns false. `step` names the step, alike on all ranks,
-  /// and no two steps of a group have one name.
+  /// group up, and returns false. `step` names the step, alike on all ranks.
   bool refuse(const std::string& step, const std::string& reason);
 
   /// Blocks until `work` is done. Checks now and then whether a peer has given
@@ -203,6 +202,7 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   uint64_t cuda_sequence_ = 0;
   uint64_t num_messages_ = 0;
   int num_splits_ = 0;
+  int num_refused_ = 0; // steps; alike on all ranks that refused the same ones
   std::string dead_reason_; // not empty: the group is dead
 };
 
