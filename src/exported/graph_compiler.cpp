@@ -8,6 +8,7 @@
 #include <span>
 #include <utility>
 
+#include "exported/argument_use.h"
 #include "exported/nested_steps.h"
 #include "exported/node_text.h"
 #include "exported/operator_name.h"
@@ -29,57 +30,6 @@ T literal(const Node& node, size_t index) {
   }
   throw RefusedNode(fmt::format("has no fixed value as argument {}", index));
 }
-
-/// What a node does with its arguments, beyond what the schema says: batch norm
-/// in training writes its statistics and does not compute with them.
-class ArgumentUse {
- public:
-  ArgumentUse(const c10::FunctionSchema& schema, const Node& node)
-      : schema_(schema), in_training_(in_training(schema, node)) {
-    const auto& returns = schema.returns();
-    returns_arguments_ =
-        std::all_of(returns.begin(), returns.end(), [](const auto& each) {
-          return each.alias_info() != nullptr;
-        });
-  }
-
-  bool is_written(const c10::Argument& formal) const {
-    return is_changed(formal) ||
-        (is_statistic(formal) && in_training_.value_or(true) &&
-         !schema_.name().ends_with("_functional"));
-  }
-  /// See Step::unread.
-  bool is_unread(const c10::Argument& formal) const {
-    return is_statistic(formal) ? in_training_.value_or(false)
-                                : is_changed(formal) && returns_arguments_;
-  }
-
- private:
-  static bool is_changed(const c10::Argument& formal) {
-    return formal.alias_info() != nullptr && formal.alias_info()->isWrite();
-  }
-  static bool is_statistic(const c10::Argument& formal) {
-    return formal.name() == "running_mean" || formal.name() == "running_var";
-  }
-  /// None if the mode is computed by a node.
-  static std::optional<bool> in_training(
-      const c10::FunctionSchema& schema,
-      const Node& node) {
-    for (const NamedArgument& input : node.inputs) {
-      if (input.name == "training" || input.name == "train" ||
-          input.name == "use_input_stats") {
-        const bool* mode = std::get_if<bool>(&input.argument.value);
-        return mode != nullptr ? std::optional(*mode) : std::nullopt;
-      }
-    }
-    return !schema.name().ends_with("_no_training") &&
-        !schema.name().ends_with("_no_update");
-  }
-
-  const c10::FunctionSchema& schema_;
-  std::optional<bool> in_training_;
-  bool returns_arguments_ = false;
-};
 
 size_t num_values(const Operand& operand) {
   return operand.form < Operand::Form::Tensors ? 1 : operand.elements.size();
@@ -228,8 +178,15 @@ void GraphCompiler::add_node(const Node& node) {
     return;
   }
   step->node = &node;
-  for (const Argument& output : node.outputs) {
-    step->results.push_back(result_of(output));
+  for (size_t i = 0; i < node.outputs.size(); ++i) {
+    step->results.push_back(result_of(node.outputs[i]));
+    // A later call of a module names what an earlier one wrote by the result
+    // of that write: it is still the buffer.
+    const auto* name = std::get_if<TensorName>(&node.outputs[i].value);
+    const auto weight = weight_written_to(*step, i);
+    if (name != nullptr && weight) {
+      arguments_.define(name->name, *weight);
+    }
   }
   code_.steps.push_back(std::move(step));
 }

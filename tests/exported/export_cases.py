@@ -437,6 +437,7 @@ def steps():
     yield "conv", ConvNet(), (torch.randn(4, 3, 8, 8),), ({0: batch},), False
     yield "lstm", Recurrent(nn.LSTM), (torch.randint(0, 12, (4, 5)),), None, False
     yield "mlp", Mlp(0.0), (torch.randn(8, 6),), None, False
+    yield "again", state_cases.Again(), (torch.randn(8, 4),), None, False
 
 
 def write_steps(name, model, args, shapes, decompose):

@@ -67,6 +67,16 @@ TEST_F(ExportedRecomputeTest, PartsOfPartsProducePyTorchValues) {
   expect_step(model, Reference("rotary"));
 }
 
+TEST_F(ExportedRecomputeTest, ABlockThatIsCalledAgainProducesPyTorchValues) {
+  auto model = load_exported(exported_case("again"));
+  EXPECT_THAT(repeated_blocks(model), ElementsAre("blocks.0", "blocks.1"));
+  EXPECT_EQ(
+      apply_activation_checkpointing(
+          model, choose_by_path("blocks\\.\\d|last")),
+      3);
+  expect_step(model, Reference("again"));
+}
+
 TEST_F(ExportedRecomputeTest, DropoutDropsTheSameTwice) {
   auto model = load_exported(exported_case("dropout"));
   apply_activation_checkpointing(model, choose_by_class({"Dropout"}));

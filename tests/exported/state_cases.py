@@ -155,6 +155,33 @@ class TwoNamed(nn.Module):
         return ids * mask.sum(-1, keepdim=True) * scale
 
 
+class Stage(nn.Module):
+    """Counts its calls, and computes with the count."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        self.fc, self.drop = nn.Linear(4, 4), nn.Dropout(dropout)
+        self.register_buffer("calls", torch.ones(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return x + torch.tanh(self.drop(self.fc(x)) + self.calls)
+
+
+class Again(nn.Module):
+    """A block that is called three times by one path, and once more by another one."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.blocks = nn.ModuleList(Stage(dropout) for _ in range(2))
+        self.last = self.blocks[0]
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.last(self.blocks[0](self.blocks[0](x)))
+
+
 def cases():
     x = torch.randn(3, 4)
     yield "anchor", Anchor(), (x,), {}, None, False
@@ -166,6 +193,7 @@ def cases():
     yield "indexed", Around(Indexed()), (x, torch.tensor([0, 2])), {}, None, False
     yield "counted", Counted(), (x,), {}, None, False
     yield "counted_decomposed", Counted(), (x,), {}, None, True
+    yield "again", Again(0.5), (x,), {}, None, False
     yield "two_dtypes", TwoDtypes(), (x,), {}, None, False
     yield "two_named", TwoNamed(), (), {"mask": torch.rand(3, 4), "ids": x, "scale": 2}, None, False
     yield "one_named", TwoNamed(), (x,), {"mask": torch.rand(3, 4), "scale": 2}, None, False

@@ -90,6 +90,10 @@ std::vector<Trial> trials() {
            layout,
            "layers\\.\\d"});
       result.push_back({"conv", {"conv1", "conv2"}, size, layout, "bn\\d"});
+      // A block that is called four times, by two paths.
+      const std::vector<std::string> blocks{"blocks.0", "blocks.1"};
+      result.push_back({"again", blocks, size, layout});
+      result.push_back({"again", blocks, size, layout, "blocks\\.\\d|last"});
     }
   }
   return result;

@@ -3,11 +3,11 @@
 //   tessera run -n 2 exported_zoo FOLDER RESULTS.txt
 //
 // For each model of FOLDER/models.txt, on any number of ranks: 5 steps of AdamW
-// in double, sharded in both layouts, then with repeated blocks recomputed:
-// each loss within 1e-9 of Python's. Alone, before that: outputs, loss, every
-// gradient and the buffers in float32, bit for bit. RESULTS.txt gets a line for
-// each check: model, check, "ok", "no blocks" to recompute, or what is wrong.
-// The program fails if something is.
+// in double, sharded in both layouts, and with repeated blocks recomputed: each
+// loss within 1e-9 of Python's. Alone, before that: outputs, loss,
+// every gradient and the buffers in float32, bit for bit. RESULTS.txt gets a
+// line for each check: model, check, "ok", "no blocks" to recompute, or what is
+// wrong. The program fails if something is.
 #include <tessera/tessera.h>
 
 #include <torch/torch.h>
@@ -189,6 +189,9 @@ std::vector<Check> checks_of(const fs::path& folder, int64_t world_size) {
   }
   if (world_size == 1) {
     checks.push_back({"plain", [=] { compare_losses(folder, std::nullopt); }});
+    checks.push_back({"recompute_plain", [=] {
+                        compare_losses(folder, std::nullopt, true);
+                      }});
   }
   checks.push_back(
       {"flat", [=] { compare_losses(folder, tessera::ShardLayout::Flat); }});
@@ -196,6 +199,9 @@ std::vector<Check> checks_of(const fs::path& folder, int64_t world_size) {
       {"dim0", [=] { compare_losses(folder, tessera::ShardLayout::Dim0); }});
   checks.push_back({"recompute", [=] {
                       compare_losses(folder, tessera::ShardLayout::Flat, true);
+                    }});
+  checks.push_back({"recompute_dim0", [=] {
+                      compare_losses(folder, tessera::ShardLayout::Dim0, true);
                     }});
   return checks;
 }

@@ -136,7 +136,8 @@ ENCODERS = {
     "bert": ("BertForMaskedLM", "BertConfig", SMALL, encoder),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig", dict(SMALL, **TOKENS), encoder),
     "xlm_roberta": ("XLMRobertaForSequenceClassification", "XLMRobertaConfig", dict(SMALL, **TOKENS), encoder),
-    "albert": ("AlbertForMaskedLM", "AlbertConfig", dict(SMALL, embedding_size=16, **TOKENS), encoder),
+    "albert": ("AlbertForMaskedLM", "AlbertConfig",  # two blocks, each called twice
+               dict(SMALL, embedding_size=16, num_hidden_layers=4, num_hidden_groups=2, **TOKENS), encoder),
     "electra": ("ElectraForPreTraining", "ElectraConfig", dict(SMALL, embedding_size=16), encoder),
     "distilbert": ("DistilBertForMaskedLM", "DistilBertConfig",
                    dict(vocab_size=VOCABULARY, dim=32, n_layers=2, n_heads=4, hidden_dim=48, max_position_embeddings=64),

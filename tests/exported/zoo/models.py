@@ -31,5 +31,5 @@ def _all():
 ENTRIES = {entry.name: entry for entry in _all()}
 
 # A dozen for every `make test`: one of each kind, the quick ones.
-FEW = ("torch_gpt", "torch_gpt_experts", "torch_lstm", "torch_resnet", "torch_unet", "torch_statistics", "torch_contexts",
-       "llama_tied", "gpt2", "bert", "vit", "mamba", "bart")
+FEW = ("torch_gpt", "torch_gpt_experts", "torch_shared_blocks", "torch_lstm", "torch_resnet", "torch_unet", "torch_statistics",
+       "torch_contexts", "llama_tied", "gpt2", "bert", "vit", "mamba", "bart")

@@ -58,6 +58,25 @@ def dense(width):
     return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
 
+class SharedBlocks(nn.Module):
+    """In the manner of ALBERT and of universal transformers: two blocks in turn, each called twice, and the first once more
+    under another name."""
+
+    def __init__(self, width=32, dropout=0.1):
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList(Block(width, 4, dense(width), dropout) for _ in range(2))
+        self.last = self.blocks[0]
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens)
+        for _ in range(2):
+            for block in self.blocks:
+                x = block(x)
+        return self.head(self.last(x))
+
+
 class SoftExperts(nn.Module):
     """Each token goes through its two best experts; all experts run, in one batched product."""
 
@@ -393,6 +412,7 @@ MODELS = {
     "language": {
         "gpt": (lambda: Gpt(dense), words),
         "gpt_experts": (lambda: Gpt(SoftExperts), words),
+        "shared_blocks": (SharedBlocks, words),
         "lstm": (lambda: Recurrent(nn.LSTM), words_of_12),
         "gru_bidirectional": (lambda: Recurrent(nn.GRU, bidirectional=True), words_of_12),
         "rnn": (lambda: Recurrent(nn.RNN, nonlinearity="relu"), words_of_12),

@@ -49,7 +49,7 @@ def row(results, line):
     else:
         said = "passes"
         refused = [outcome for (_, check), outcome in outcomes.items()
-                   if check == "recompute" and outcome not in ("ok", "no blocks")]
+                   if check.startswith("recompute") and outcome not in ("ok", "no blocks")]
         if refused:
             said += f"; blocks cannot be recomputed: {sentence(refused[0].removeprefix('rank 0: '))}"
         if "why_not_double" in line:
