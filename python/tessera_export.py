@@ -490,6 +490,9 @@ ADVICE = (
     ("specialized",
      "a dimension that dynamic_shapes calls dynamic was baked in as a number. Take sizes from x.shape where they are "
      "used, sample with sizes above 1, or leave the dimension out of dynamic_shapes."),
+    ("unhashable type: non-nested SymInt",
+     "forward looks something up by a dynamic size: a mask or positions in a dictionary or an lru_cache by length. Make "
+     "the largest one a buffer in the constructor and slice it, or compute it anew in each forward."),
     ("vmap",
      "forward uses torch.vmap, which does not serialize. Write the batch dimension out, or give the model the mask that "
      "it makes with vmap as an input."),
@@ -1083,7 +1086,13 @@ def _export_hugging_face(options):
         shapes = ({0: torch.export.Dim("batch", min=1, max=options.batch),
                    1: torch.export.Dim("length", min=2, max=length)},)
     model.train()
-    report = export(model, (ids,), None, shapes, options.out, outputs=["logits"], check=not options.no_check)
+    try:
+        report = export(model, (ids,), None, shapes, options.out, outputs=["logits"], check=not options.no_check)
+    except ExportError as error:
+        if shapes is None or "does not export" not in str(error):
+            raise
+        raise ExportError(f"{error}\nThe command exports for any batch and length. With --static BATCH it exports for one "
+                          "batch and --length alone, which a model that cuts its input into chunks needs.") from error
     if not has_weights and not options.no_weights:
         report.notes.append(f"{source} has no weights: they are random, of seed {options.seed}")
     return report

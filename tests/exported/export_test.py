@@ -327,11 +327,20 @@ class Refuses(ExportCase):
         self.refused("(?s)Constraints violated.*What to do: the model does not take every size",
                      Flat(), (X,), None, ({0: Dim("batch", min=2, max=64)},))
 
+    def test_a_mask_that_is_kept_by_its_size(self):
+        class Masked(models.OneLayer):
+            masks = {}
+
+            def forward(self, x):
+                return self.layer(x) + self.masks.setdefault(x.shape[0], torch.ones(x.shape[0], 1))
+
+        self.refused("(?s)unhashable.*What to do: forward looks something up by a dynamic size", Masked(), (X,), None,
+                     ({0: Dim("batch", min=2, max=64)},))
+
     def test_a_buffer_without_values(self):
         with torch.device("meta"):
             model = models.Tied()
         self.refused("buffer 'scale' is on the meta device", model, (torch.zeros(3, 5, dtype=torch.int64),))
-
 
     def test_a_model_that_fails_by_itself(self):
         self.refused("Linear in train.* fails on the sample inputs by itself", nn.Linear(5, 5))

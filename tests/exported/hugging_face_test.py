@@ -137,6 +137,17 @@ class HuggingFace(unittest.TestCase):
             self.assertEqual(len({entry["path_name"] for entry in weights.values()}), len(weights) - 1)
             self.assertEqual(len(archive.read("model/data/constants/tensor_0")), 16)  # the rotary frequencies
 
+    def test_command_exports_one_size_of_what_has_no_other(self):
+        transformers.Mamba2Config(
+            vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=8, num_heads=8, head_dim=8, n_groups=2, chunk_size=4,
+            architectures=["Mamba2ForCausalLM"]).save_pretrained(self.folder)
+        done = self.run_script(self.folder, self.path, "--length", 12)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("With --static BATCH it exports for one batch and --length alone", done.stderr)
+        done = self.run_script(self.folder, self.path, "--length", 12, "--static", 2)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(torch.export.load(self.path).module()(self.ids)["logits"].shape, (2, 12, 64))
+
     def test_command_refuses_what_is_not_there(self):
         done = self.run_script(self.folder / "absent", self.path)
         self.assertNotEqual(done.returncode, 0)
