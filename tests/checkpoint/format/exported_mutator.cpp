@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 #include "checkpoint/format/zip_reader.h"
 
 namespace tessera::format {
