@@ -116,6 +116,7 @@ def export(model, args=(), kwargs=None, dynamic_shapes=None, path=None, *,
         if weightless:
             report.notes.append("the parameters are on the meta device: nothing was compared with the model, "
                                 "and the archive has no weights; give C++ a safetensors file or a checkpoint")
+        _note_what_python_cannot_load(programs, report)
         _write(path, programs, report)
     return report
 
@@ -553,6 +554,16 @@ def _refuse_what_cpp_lacks(graph_module, name):
                       "C++ runs operators of PyTorch, cond, while_loop, scan, map, and the graphs of torch.no_grad and "
                       "torch.autocast. Write the model with these.")
         raise ExportError(f"program {name!r} has {what} ({_place(node)}), which C++ does not run.\nWhat to do: {advice}")
+
+
+def _note_what_python_cannot_load(programs, report):
+    """torch.export.load refuses a graph in a graph that gives nothing, which torch.export makes of a
+    block of torch.no_grad that only writes buffers."""
+    places = {_place(node) for program in programs.values() for node in _nodes(program.graph_module)
+              if getattr(node.target, "__name__", "").startswith("wrap_with") and not node.meta.get("val")}
+    if places:
+        report.notes.append("C++ runs the archive, but Python's torch.export.load cannot read it: a block of torch.no_grad "
+                            f"or torch.autocast gives nothing, in {', '.join(sorted(places))}")
 
 
 def _nodes(graph_module):

@@ -350,6 +350,21 @@ class Notes(ExportCase):
     def notes(self, model):
         return self.export(model).notes
 
+    def test_a_block_that_gives_nothing(self):
+        class Counts(models.OneLayer):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("total", torch.zeros(8))
+
+            def forward(self, x):
+                y = self.layer(x)
+                with torch.no_grad():
+                    self.total.add_(y.sum(0))
+                return y
+
+        self.assertRegex(self.notes(Counts())[0], "torch.export.load cannot read it: a block of torch.no_grad .* gives nothing, in module")
+        self.assertEqual(self.notes(nn.Linear(8, 8)), [])
+
     def test_checkpoint(self):
         self.assertRegex(self.notes(models.Checkpointed())[0], "torch.utils.checkpoint ran 1 times")
 
