@@ -78,6 +78,7 @@ lint: ## layout, include direction, public headers alone, clang-tidy on what cha
 	scripts/check_includes.py
 	scripts/check_headers.py --self-test
 	scripts/check_headers.py --jobs $(JOBS)
+	scripts/tidy.sh --self-test
 	@JOBS=$(JOBS) scripts/tidy.sh --changed $(BASE)
 
 tidy: ## clang-tidy 14 on all sources of the library; FILES="tests/a.cpp ..." on some

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Usage: scripts/tidy.sh [--changed BASE | FILE...]
+# Usage: scripts/tidy.sh [--changed BASE | --self-test | FILE...]
 #
 # Runs clang-tidy 14 with .clang-tidy on the library, on sources that changed since
 # BASE, or on FILEs. A changed header is looked at through the source of its name.
@@ -7,6 +7,10 @@
 # the sources of a room of src/ together, as the build does. How sources are
 # compiled is in build/tidy and build/tidy-whole, which are configured and never
 # built: precompiled headers are read as text there.
+#
+# clang also checks that fields are touched only while their mutex is held
+# (src/base/mutex.h); TESSERA_GUARDED_BY on a field says which one. --self-test
+# shows that a field without its mutex is found.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,6 +18,33 @@ if ! command -v clang-tidy-14 >/dev/null; then
   echo "tidy: clang-tidy 14 is needed. Install clang-tidy-14." >&2
   exit 1
 fi
+
+# The flags are g++'s; clang does not know all of its warnings and parameters.
+flags=(--quiet --extra-arg=-Wno-unknown-warning-option
+  --extra-arg=-Wno-unused-command-line-argument --extra-arg=-Wthread-safety)
+
+self_test() {
+  local source
+  source="$(mktemp --suffix=.cpp)"
+  trap 'rm -f "$source"' RETURN
+  local begin='#include "base/mutex.h"
+    struct Counter {
+      tessera::Mutex mutex;
+      int count TESSERA_GUARDED_BY(mutex) = 0;
+      void add() {'
+  local run=(clang-tidy-14 "${flags[@]}" "--config-file=$PWD/.clang-tidy" "$source" -- -std=c++20 "-I$PWD/src")
+  echo "$begin const tessera::MutexLock lock(mutex); ++count; } };" >"$source"
+  if ! "${run[@]}" >/dev/null 2>&1; then
+    echo "tidy: a field that is touched with its mutex held was refused" >&2
+    return 1
+  fi
+  echo "$begin ++count; } };" >"$source"
+  if "${run[@]}" >/dev/null 2>&1; then
+    echo "tidy: a field that is touched without its mutex was not found" >&2
+    return 1
+  fi
+  echo "tidy: a field that is touched without its mutex is found"
+}
 
 folders=(src tests examples bench)
 database=build/tidy
@@ -34,8 +65,12 @@ case "${1:-}" in
       git ls-files --others --exclude-standard -- include "${folders[@]}"
     } | sed -nE 's|^include/tessera/|src/|; s/\.(h|cpp)$/.cpp/p' | sort -u)
     ;;
+  --self-test)
+    self_test
+    exit
+    ;;
   -*)
-    echo "usage: scripts/tidy.sh [--changed BASE | FILE...]" >&2
+    echo "usage: scripts/tidy.sh [--changed BASE | --self-test | FILE...]" >&2
     exit 2
     ;;
   *) files=("$@") ;;
@@ -59,10 +94,8 @@ if ((${#files[@]} == 0)); then
   exit 0
 fi
 
-# The flags are g++'s; clang does not know all of its warnings and parameters.
 if ! printf '%s\0' "${files[@]}" | xargs -0 -n 1 -P "${JOBS:-$(nproc)}" \
-  clang-tidy-14 --quiet -p "$database" --extra-arg=-Wno-unknown-warning-option \
-  --extra-arg=-Wno-unused-command-line-argument 2>/dev/null; then
+  clang-tidy-14 "${flags[@]}" -p "$database" 2>/dev/null; then
   echo "tidy: mend the places above, or say there why they are right: NOLINT(check): reason" >&2
   exit 1
 fi

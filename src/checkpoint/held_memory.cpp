@@ -1,5 +1,6 @@
 #include "checkpoint/held_memory.h"
 
+#include "base/mutex.h"
 #include "libtorch/compat.h"
 
 #if TESSERA_TORCH_AT_LEAST(2, 13)
@@ -10,33 +11,32 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 namespace tessera::checkpoint {
 
 namespace {
 
+/// Held for every change of a storage's memory. Never destroyed: tensors may
+/// outlive everything else.
+constinit Mutex blocks_mutex;
+
 /// The memory of a storage and how to free it; empty once the storage has taken
 /// its memory back.
 struct Block {
   std::unique_ptr<void, c10::DeleterFnPtr> memory{nullptr, nullptr};
-  int64_t num_holders = 0;
+  int64_t num_holders TESSERA_GUARDED_BY(blocks_mutex) = 0;
 };
 using BlockPtr = std::shared_ptr<Block>;
 
-/// Guards num_holders, and every change of a storage's memory. Never destroyed:
-/// tensors may outlive everything else.
-constinit std::mutex blocks_mutex;
-
 class Holder {
  public:
-  /// Call with the mutex held.
-  explicit Holder(BlockPtr block) : block_(std::move(block)) {
+  explicit Holder(BlockPtr block) TESSERA_REQUIRES(blocks_mutex)
+      : block_(std::move(block)) {
     ++block_->num_holders;
   }
   ~Holder() {
-    const std::lock_guard lock(blocks_mutex);
+    const MutexLock lock(blocks_mutex);
     --block_->num_holders;
   }
   Holder(const Holder&) = delete;
@@ -57,7 +57,7 @@ c10::StorageImpl& storage_of(const at::Tensor& tensor) {
 
 /// Somebody is about to write: gives the storage memory of its own.
 void materialize(c10::StorageImpl* storage) {
-  const std::lock_guard lock(blocks_mutex);
+  const MutexLock lock(blocks_mutex);
   const c10::DataPtr& shared = storage->data_ptr();
   if (!is_held(shared)) {
     return; // another thread was faster, or the storage was given other memory
@@ -74,8 +74,8 @@ void materialize(c10::StorageImpl* storage) {
   storage->set_data_ptr_noswap(std::move(own)); // releases the block
 }
 
-/// Call with the mutex held. Null if the memory cannot be shared.
-BlockPtr block_of(c10::StorageImpl& storage) {
+/// Null if the memory cannot be shared.
+BlockPtr block_of(c10::StorageImpl& storage) TESSERA_REQUIRES(blocks_mutex) {
   const c10::DataPtr& data = storage.data_ptr();
   if (is_held(data)) {
     return *static_cast<BlockPtr*>(data.get_context());
@@ -105,7 +105,7 @@ std::optional<at::Tensor> hold(const at::Tensor& tensor) {
   }
   std::shared_ptr<Holder> holder;
   {
-    const std::lock_guard lock(blocks_mutex);
+    const MutexLock lock(blocks_mutex);
     BlockPtr block = block_of(storage_of(tensor));
     if (block == nullptr) {
       return std::nullopt;

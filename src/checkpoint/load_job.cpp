@@ -164,7 +164,7 @@ void LoadJob::read() {
   in_threads([&](const PlannedRead& read, BlockReader& reader) {
     fill(read, reader);
     if (progress_) {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(progress_mutex_);
       done_bytes_ += static_cast<uint64_t>(read.to.numel()) *
           static_cast<uint64_t>(format::element_bytes(read.tensor->dtype));
       progress_(done_bytes_, matched_.report.bytes_read);

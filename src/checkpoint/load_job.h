@@ -5,8 +5,8 @@
 
 #include <cstdint>
 #include <functional>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "checkpoint/disk/block_reader.h"
 #include "checkpoint/disk/source.h"
 #include "checkpoint/target_match.h"
@@ -48,8 +48,8 @@ class LoadJob {
   const Progress progress_;
   MatchedTarget matched_;
 
-  std::mutex mutex_;
-  uint64_t done_bytes_ = 0;
+  Mutex progress_mutex_;
+  uint64_t done_bytes_ TESSERA_GUARDED_BY(progress_mutex_) = 0;
 };
 
 } // namespace tessera::checkpoint

@@ -314,7 +314,7 @@ void SaveJob::write_file(size_t file, const std::vector<size_t>& pieces) {
 
 void SaveJob::report(uint64_t bytes) {
   if (progress_) {
-    const std::lock_guard lock(progress_mutex_);
+    const MutexLock lock(progress_mutex_);
     done_bytes_ += bytes;
     progress_(done_bytes_, total_bytes_);
   }

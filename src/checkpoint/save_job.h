@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/byte_stream.h"
 #include "base/byte_vector.h"
+#include "base/mutex.h"
 #include "checkpoint/claim_sets.h"
 #include "checkpoint/disk/folder_writer.h"
 #include "checkpoint/peers.h"
@@ -71,8 +71,8 @@ class SaveJob {
   // Used on every rank.
   std::filesystem::path partial_;
   RankResult result_;
-  std::mutex progress_mutex_;
-  uint64_t done_bytes_ = 0;
+  Mutex progress_mutex_;
+  uint64_t done_bytes_ TESSERA_GUARDED_BY(progress_mutex_) = 0;
 };
 
 } // namespace tessera::checkpoint

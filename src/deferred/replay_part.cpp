@@ -57,7 +57,7 @@ std::optional<ReplayedPart> Tape::replay_part(
     const TensorRef& ref,
     int64_t begin,
     int64_t numel) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const PlainScope plain;
   std::vector<const Record*> conversions; // the last one first
   const Record* record = only_writer(ref, records_.size());

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "base/fnv.h"
+#include "base/mutex.h"
 #include "deferred/deferred_tensor.h"
 
 namespace tessera::deferred {
@@ -63,12 +64,12 @@ class LastEnds {
   }
 
   void put(const at::Generator& generator, uint64_t stand_in, at::Tensor end) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ends_[generator.device()] = {stand_in, std::move(end)};
   }
 
   at::Tensor find(const at::Generator& generator, uint64_t stand_in) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = ends_.find(generator.device());
     return found != ends_.end() && found->second.first == stand_in
         ? found->second.second
@@ -76,8 +77,9 @@ class LastEnds {
   }
 
  private:
-  std::mutex mutex_;
-  std::unordered_map<at::Device, std::pair<uint64_t, at::Tensor>> ends_;
+  Mutex mutex_;
+  std::unordered_map<at::Device, std::pair<uint64_t, at::Tensor>> ends_
+      TESSERA_GUARDED_BY(mutex_);
 };
 
 } // namespace

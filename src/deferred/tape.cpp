@@ -166,7 +166,7 @@ Tape::~Tape() {
 }
 
 StorageId Tape::add_storage(at::Device device) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   storages_.push_back({.device = device, .writers = {}});
   if (std::find(devices_.begin(), devices_.end(), device) == devices_.end()) {
     devices_.push_back(device);
@@ -175,19 +175,19 @@ StorageId Tape::add_storage(at::Device device) {
 }
 
 at::Device Tape::device_of(StorageId storage) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return storages_[storage].device;
 }
 
 std::vector<at::Device> Tape::devices() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return devices_;
 }
 
 void Tape::append(
     Record record,
     const std::optional<at::Generator>& generator) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const size_t index = records_.size();
   for (const Record::Slot& output : record.outputs) {
     storages_[output.tensor.storage].writers.push_back(index);
@@ -202,7 +202,7 @@ void Tape::append(
 }
 
 std::vector<at::Tensor> Tape::replay(std::span<const TensorRef> refs) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const PlainScope plain;
   GeneratorStates states;
   const StorageId storage = refs.front().storage;
@@ -219,7 +219,7 @@ std::vector<at::Tensor> Tape::replay(std::span<const TensorRef> refs) {
 }
 
 void Tape::catch_up(const at::Generator& generator) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto last = draws_.stood_for(generator);
   if (!last) {
     return;

@@ -10,12 +10,12 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "base/mutex.h"
 #include "deferred/rng_record.h"
 
 namespace tessera::deferred {
@@ -157,25 +157,30 @@ class Tape {
     std::vector<size_t> writers; // records, ascending; the first made it
   };
 
-  const Record* only_writer(const TensorRef& ref, size_t before) const;
+  // One mutex for all tapes, since they share the generators.
+  static inline Mutex mutex_;
+
+  const Record* only_writer(const TensorRef& ref, size_t before) const
+      TESSERA_REQUIRES(mutex_);
   void push_writer(StorageId storage, size_t before, std::vector<size_t>& heap)
-      const;
-  std::vector<size_t> records_for(std::vector<size_t> heap) const;
+      const TESSERA_REQUIRES(mutex_);
+  std::vector<size_t> records_for(std::vector<size_t> heap) const
+      TESSERA_REQUIRES(mutex_);
   Memory run(
       const std::vector<size_t>& plan,
       std::span<const StorageId> keep,
-      GeneratorStates& states);
-  void run_missing_draws(RngRecord::Id draw, GeneratorStates& states);
-  void run_draw(RngRecord::Id draw, GeneratorStates& states);
-  void execute(size_t record, Memory& memory, GeneratorStates& states);
+      GeneratorStates& states) TESSERA_REQUIRES(mutex_);
+  void run_missing_draws(RngRecord::Id draw, GeneratorStates& states)
+      TESSERA_REQUIRES(mutex_);
+  void run_draw(RngRecord::Id draw, GeneratorStates& states)
+      TESSERA_REQUIRES(mutex_);
+  void execute(size_t record, Memory& memory, GeneratorStates& states)
+      TESSERA_REQUIRES(mutex_);
 
-  // One mutex for all tapes, since they share the generators. Guards everything
-  // below.
-  static inline std::mutex mutex_;
-  std::vector<StorageInfo> storages_;
-  std::vector<at::Device> devices_;
-  std::vector<Record> records_;
-  RngRecord draws_;
+  std::vector<StorageInfo> storages_ TESSERA_GUARDED_BY(mutex_);
+  std::vector<at::Device> devices_ TESSERA_GUARDED_BY(mutex_);
+  std::vector<Record> records_ TESSERA_GUARDED_BY(mutex_);
+  RngRecord draws_ TESSERA_GUARDED_BY(mutex_);
 };
 
 /// While it lives, operators run as they do for a plain tensor: not recorded,

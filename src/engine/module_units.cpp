@@ -2,10 +2,10 @@
 
 #include <tessera/error.h>
 
-#include <mutex>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/mutex.h"
 #include "engine/names.h"
 #include "engine/schedule.h"
 
@@ -17,22 +17,23 @@ struct Remembered {
   std::shared_ptr<Unit> unit;
 };
 
-/// Never destroyed: modules may die in static destructors.
-std::unordered_map<const torch::nn::Module*, Remembered>& remembered() {
-  static auto& map =
-      *new std::unordered_map<const torch::nn::Module*, Remembered>;
-  return map;
-}
+struct RememberedUnits {
+  Mutex mutex;
+  std::unordered_map<const torch::nn::Module*, Remembered> by_module
+      TESSERA_GUARDED_BY(mutex);
+};
 
-std::mutex& remembered_mutex() {
-  static auto& mutex = *new std::mutex;
-  return mutex;
+/// Never destroyed: modules may die in static destructors.
+RememberedUnits& remembered() {
+  static auto& instance = *new RememberedUnits;
+  return instance;
 }
 
 std::shared_ptr<Unit> remembered_at(const torch::nn::Module& module) {
-  const std::scoped_lock lock(remembered_mutex());
-  const auto found = remembered().find(&module);
-  return found == remembered().end() || found->second.module.expired()
+  RememberedUnits& all = remembered();
+  const MutexLock lock(all.mutex);
+  const auto found = all.by_module.find(&module);
+  return found == all.by_module.end() || found->second.module.expired()
       ? nullptr
       : found->second.unit;
 }
@@ -42,13 +43,14 @@ std::shared_ptr<Unit> remembered_at(const torch::nn::Module& module) {
 void remember(
     const torch::nn::Module& module,
     const std::shared_ptr<Unit>& unit) {
-  const std::scoped_lock lock(remembered_mutex());
-  std::erase_if(remembered(), [](const auto& entry) {
+  RememberedUnits& all = remembered();
+  const MutexLock lock(all.mutex);
+  std::erase_if(all.by_module, [](const auto& entry) {
     return entry.second.module.expired();
   });
   const auto weak = module.weak_from_this();
   if (!weak.expired()) { // a module on the stack cannot be tracked
-    remembered()[&module] = {weak, unit};
+    all.by_module[&module] = {weak, unit};
   }
 }
 

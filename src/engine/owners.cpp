@@ -1,41 +1,44 @@
 #include "engine/owners.h"
 
-#include <mutex>
-#include <shared_mutex>
 #include <unordered_map>
+
+#include "base/mutex.h"
 
 namespace tessera::engine {
 namespace {
 
-/// Never destroyed: units may die in static destructors.
-std::unordered_map<const c10::StorageImpl*, StorageOwner>& owners() {
-  static auto& map =
-      *new std::unordered_map<const c10::StorageImpl*, StorageOwner>;
-  return map;
-}
-
 /// Models over different groups may live in different threads.
-std::shared_mutex& owners_mutex() {
-  static auto& mutex = *new std::shared_mutex;
-  return mutex;
+struct Owners {
+  SharedMutex mutex;
+  std::unordered_map<const c10::StorageImpl*, StorageOwner> by_storage
+      TESSERA_GUARDED_BY(mutex);
+};
+
+/// Never destroyed: units may die in static destructors.
+Owners& owners() {
+  static auto& instance = *new Owners;
+  return instance;
 }
 
 } // namespace
 
 StorageOwner find_owner(const c10::StorageImpl* storage) {
-  const std::shared_lock lock(owners_mutex());
-  const auto found = owners().find(storage);
-  return found == owners().end() ? StorageOwner{} : found->second;
+  Owners& all = owners();
+  const ReaderLock lock(all.mutex);
+  const auto found = all.by_storage.find(storage);
+  return found == all.by_storage.end() ? StorageOwner{} : found->second;
 }
 
 void set_owner(const c10::StorageImpl* storage, const StorageOwner& owner) {
-  const std::unique_lock lock(owners_mutex());
-  owners()[storage] = owner;
+  Owners& all = owners();
+  const WriterLock lock(all.mutex);
+  all.by_storage[storage] = owner;
 }
 
 void forget_owner(const c10::StorageImpl* storage) {
-  const std::unique_lock lock(owners_mutex());
-  owners().erase(storage);
+  Owners& all = owners();
+  const WriterLock lock(all.mutex);
+  all.by_storage.erase(storage);
 }
 
 c10::StorageImpl* storage_of(const at::Tensor& tensor) {

@@ -2,9 +2,10 @@
 
 #include <c10/core/UndefinedTensorImpl.h>
 
-#include <mutex>
 #include <unordered_map>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace tessera::engine {
 namespace {
@@ -13,9 +14,12 @@ using WeakParam =
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 struct Registry {
-  std::mutex mutex;
-  std::unordered_map<const c10::TensorImpl*, int> averaged; // how often
-  std::unordered_map<const c10::TensorImpl*, WeakParam> ignored;
+  Mutex mutex;
+  /// How often.
+  std::unordered_map<const c10::TensorImpl*, int> averaged
+      TESSERA_GUARDED_BY(mutex);
+  std::unordered_map<const c10::TensorImpl*, WeakParam> ignored
+      TESSERA_GUARDED_BY(mutex);
 };
 
 /// Never destroyed: models may die in static destructors.
@@ -28,40 +32,44 @@ Registry& registry() {
 
 AveragedParams::AveragedParams(std::vector<at::Tensor> params)
     : params_(std::move(params)) {
-  const std::scoped_lock lock(registry().mutex);
+  Registry& all = registry();
+  const MutexLock lock(all.mutex);
   for (const at::Tensor& param : params_) {
-    ++registry().averaged[param.unsafeGetTensorImpl()];
+    ++all.averaged[param.unsafeGetTensorImpl()];
   }
 }
 
 AveragedParams::~AveragedParams() {
-  const std::scoped_lock lock(registry().mutex);
+  Registry& all = registry();
+  const MutexLock lock(all.mutex);
   for (const at::Tensor& param : params_) {
-    const auto found = registry().averaged.find(param.unsafeGetTensorImpl());
+    const auto found = all.averaged.find(param.unsafeGetTensorImpl());
     if (--found->second == 0) {
-      registry().averaged.erase(found);
+      all.averaged.erase(found);
     }
   }
 }
 
 bool is_averaged(const at::Tensor& param) {
-  const std::scoped_lock lock(registry().mutex);
-  return registry().averaged.contains(param.unsafeGetTensorImpl());
+  Registry& all = registry();
+  const MutexLock lock(all.mutex);
+  return all.averaged.contains(param.unsafeGetTensorImpl());
 }
 
 void set_ignored(const at::Tensor& param) {
-  const std::scoped_lock lock(registry().mutex);
-  std::erase_if(registry().ignored, [](const auto& entry) {
-    return entry.second.expired();
-  });
-  registry().ignored.insert_or_assign(
+  Registry& all = registry();
+  const MutexLock lock(all.mutex);
+  std::erase_if(
+      all.ignored, [](const auto& entry) { return entry.second.expired(); });
+  all.ignored.insert_or_assign(
       param.unsafeGetTensorImpl(), WeakParam(param.getIntrusivePtr()));
 }
 
 bool is_ignored(const at::Tensor& param) {
-  const std::scoped_lock lock(registry().mutex);
-  const auto found = registry().ignored.find(param.unsafeGetTensorImpl());
-  return found != registry().ignored.end() && !found->second.expired();
+  Registry& all = registry();
+  const MutexLock lock(all.mutex);
+  const auto found = all.ignored.find(param.unsafeGetTensorImpl());
+  return found != all.ignored.end() && !found->second.expired();
 }
 
 } // namespace tessera::engine

@@ -18,6 +18,18 @@
 namespace tessera::engine {
 namespace {
 
+struct Schedules {
+  Mutex mutex;
+  std::map<const void*, std::weak_ptr<Schedule>> by_group
+      TESSERA_GUARDED_BY(mutex);
+};
+
+/// Never destroyed: units may die in static destructors.
+Schedules& schedules() {
+  static auto& instance = *new Schedules;
+  return instance;
+}
+
 /// Throws if an operator may not read the unit now.
 void check_touch(const Unit& unit) {
   if (unit.state() == UnitState::Summoned) {
@@ -42,11 +54,9 @@ Schedule::Schedule(const Group& group)
       backwards_([this] { end_backward(); }, [this] { recover(); }) {}
 
 std::shared_ptr<Schedule> Schedule::of(const Group& group) {
-  // Never destroyed: units may die in static destructors.
-  static auto& schedules = *new std::map<const void*, std::weak_ptr<Schedule>>;
-  static auto& mutex = *new std::mutex;
-  const std::scoped_lock lock(mutex);
-  auto& entry = schedules[&group.impl()];
+  Schedules& all = schedules();
+  const MutexLock lock(all.mutex);
+  auto& entry = all.by_group[&group.impl()];
   auto schedule = entry.lock();
   if (!schedule) {
     schedule = std::make_shared<Schedule>(group);
@@ -61,7 +71,7 @@ std::shared_ptr<Unit> Schedule::add_unit(
     const std::vector<NamedParam>& params,
     const Groups& groups,
     const UnitOptions& options) {
-  const std::scoped_lock lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   gathers_.order().end_iteration();
   check_.forget_events();
   const auto schedule = shared_from_this();
@@ -74,7 +84,7 @@ std::shared_ptr<Unit> Schedule::add_unit(
 }
 
 void Schedule::forget(Unit* gone) {
-  const std::scoped_lock lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   units_.erase(gone->number());
   gathers_.forget(*gone);
   reductions_.forget(*gone);
@@ -88,7 +98,7 @@ void Schedule::touch(std::span<Unit* const> units) {
         {.call = "forward", .unit = units.front()->name()},
         "a second thread uses this sharded model at the same time. A model belongs to one thread; give each its own, or take turns.");
   }
-  const std::scoped_lock lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   for (const Unit* unit : units) {
     libtorch::expect_in_recording(unit, unit->name());
   }
@@ -124,7 +134,7 @@ void Schedule::touch(std::span<Unit* const> units) {
 }
 
 void Schedule::gather(Unit& unit) {
-  const std::scoped_lock lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   unit.params().check_faces("unshard"); // also where it is Full already
@@ -148,24 +158,24 @@ void Schedule::compare_if_due() {
 }
 
 void Schedule::reshard(Unit& unit) {
-  const std::scoped_lock lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   gathers_.free(unit);
 }
 
 void Schedule::exchange_orders(GatherOrder::Orders& orders) {
-  const std::scoped_lock lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   gathers_.order().exchange_orders(orders);
 }
 
 bool Schedule::holds_gradients() {
-  const std::scoped_lock lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   return std::any_of(units_.begin(), units_.end(), [](const auto& entry) {
     return entry.second->gradients().holds_any();
   });
 }
 
 void Schedule::summon(Unit& unit, const SummonOptions& options) {
-  const std::scoped_lock lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   unit.params().check_faces("summon_full_params");
@@ -182,7 +192,7 @@ void Schedule::summon(Unit& unit, const SummonOptions& options) {
 }
 
 void Schedule::end_summon(Unit& unit) {
-  const std::scoped_lock lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   const SummonEnd end = unit.end_summon();
   if (end.changed) {
     gathers_.free(unit);

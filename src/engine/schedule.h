@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "engine/buffer_pool.h"
 #include "engine/gathers.h"
 #include "engine/order_check.h"
@@ -128,22 +129,26 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   }
 
  private:
-  void compare_if_due();
+  // Held by the thread that runs the model, and by one that drops a unit.
+  // Recursive, since a unit may die inside any call.
+  RecursiveMutex mutex_;
+
+  void compare_if_due() TESSERA_REQUIRES(mutex_);
   void end_backward();
   void forget(Unit* gone);
 
   std::mutex touching_; // held by touch(), to notice a second thread
 
-  // Everything below belongs to the thread that runs the model, or to one that
-  // drops a unit, whoever holds this mutex. A unit may die inside any call.
-  std::recursive_mutex mutex_;
-  std::map<int, Unit*> units_; // all that live, by number
+  // These belong to the thread that runs the model, which is given them.
   OrderCheck check_;
   ScheduleProbe probe_;
-  Gathers gathers_{units_, check_, probe_};
-  Reductions reductions_{units_, check_, probe_};
-  libtorch::OpenBackwards backwards_;
   BufferPool pool_;
+
+  // By number, all that live.
+  std::map<int, Unit*> units_ TESSERA_GUARDED_BY(mutex_);
+  Gathers gathers_ TESSERA_GUARDED_BY(mutex_){units_, check_, probe_};
+  Reductions reductions_ TESSERA_GUARDED_BY(mutex_){units_, check_, probe_};
+  libtorch::OpenBackwards backwards_ TESSERA_GUARDED_BY(mutex_);
 };
 
 } // namespace tessera::engine

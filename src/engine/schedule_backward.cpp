@@ -81,7 +81,7 @@ std::vector<at::Tensor> Schedule::take_gradients(
     Unit& unit,
     std::vector<at::Tensor>&& gradients,
     Destination destination) {
-  const std::scoped_lock lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   const size_t count = gradients.size();
   backwards_.enter(shared_from_this());
   unit.params().check_faces("backward");
@@ -100,7 +100,7 @@ std::vector<at::Tensor> Schedule::take_gradients(
 }
 
 void Schedule::end_backward() {
-  const std::scoped_lock lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   at::NoGradGuard no_grad;
   reductions_.finish();
   for (Unit* unit : waiting_units(units_, reductions_)) {
@@ -121,7 +121,7 @@ void Schedule::end_backward() {
 }
 
 void Schedule::recover() {
-  const std::scoped_lock lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   check_.reset();
   reductions_.clear();
   for (const auto& [number, unit] : units_) {

@@ -13,7 +13,7 @@ void Schedule::reduce_waiting(const std::vector<std::shared_ptr<Unit>>& units) {
         {.call = "reduce_gradients"},
         "it was called inside a backward, which reduces by itself. Call it between backwards.");
   }
-  const std::scoped_lock lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   const at::NoGradGuard no_grad;
   bool any = false;
   try {

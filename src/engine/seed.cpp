@@ -4,14 +4,16 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 
-#include <mutex>
 #include <optional>
+
+#include "base/mutex.h"
 
 namespace tessera {
 namespace {
 
-std::mutex mutex;
-std::optional<uint64_t> shared_seed; // until each rank has its own
+Mutex seed_mutex;
+/// Until each rank has its own.
+std::optional<uint64_t> shared_seed TESSERA_GUARDED_BY(seed_mutex);
 
 /// SplitMix64: nearby seeds give unrelated streams.
 uint64_t scramble(uint64_t value) {
@@ -24,13 +26,13 @@ uint64_t scramble(uint64_t value) {
 } // namespace
 
 void seed(uint64_t seed) {
-  const std::scoped_lock lock(mutex);
+  const MutexLock lock(seed_mutex);
   at::manual_seed(seed);
   shared_seed = seed;
 }
 
 void seed_per_rank() {
-  const std::scoped_lock lock(mutex);
+  const MutexLock lock(seed_mutex);
   if (!shared_seed) {
     return;
   }

@@ -30,7 +30,7 @@ ByteRange bytes_of(const at::Tensor& view) {
 } // namespace
 
 void UnitStart::add(const std::string& name, uint64_t digest) {
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (is_open_) {
     params_.push_back({.name = name, .digest = digest});
   }
@@ -40,7 +40,7 @@ void UnitStart::note_written(
     const std::vector<Bundle>& bundles,
     int rank,
     const at::Tensor& written) {
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!is_open_) {
     return;
   }
@@ -63,7 +63,7 @@ void UnitStart::note_written(
 }
 
 void UnitStart::close() {
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   is_open_ = false;
   params_.clear();
 }

@@ -4,10 +4,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "engine/bundle.h"
 
 namespace tessera::engine {
@@ -29,11 +29,12 @@ class UnitStart {
 
   /// The ranks have yet to compare.
   bool is_open() const {
-    const std::scoped_lock lock(mutex_);
+    const MutexLock lock(mutex_);
     return is_open_;
   }
   /// By bundle, and in a bundle by index.
-  const std::vector<Param>& params() const {
+  std::vector<Param> params() const {
+    const MutexLock lock(mutex_);
     return params_;
   }
   void add(const std::string& name, uint64_t digest);
@@ -48,9 +49,9 @@ class UnitStart {
   void close();
 
  private:
-  mutable std::mutex mutex_; // guards what follows
-  bool is_open_;
-  std::vector<Param> params_;
+  mutable Mutex mutex_;
+  bool is_open_ TESSERA_GUARDED_BY(mutex_);
+  std::vector<Param> params_ TESSERA_GUARDED_BY(mutex_);
 };
 
 } // namespace tessera::engine

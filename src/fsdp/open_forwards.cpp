@@ -2,16 +2,18 @@
 
 #include <algorithm>
 #include <iterator>
-#include <mutex>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace tessera::fsdp {
 namespace {
 
+/// Models over different groups may live in different threads.
 struct OpenForwards {
-  std::mutex
-      mutex; // models over different groups may live in different threads
-  std::vector<const engine::Unit*> units; // innermost last
+  Mutex mutex;
+  /// Innermost last.
+  std::vector<const engine::Unit*> units TESSERA_GUARDED_BY(mutex);
 };
 
 OpenForwards& open_forwards() {
@@ -22,25 +24,26 @@ OpenForwards& open_forwards() {
 } // namespace
 
 void enter_forward(const engine::Unit& unit) {
-  const std::scoped_lock lock(open_forwards().mutex);
-  open_forwards().units.push_back(&unit);
+  OpenForwards& open = open_forwards();
+  const MutexLock lock(open.mutex);
+  open.units.push_back(&unit);
 }
 
 void leave_forward(const engine::Unit& unit) {
-  const std::scoped_lock lock(open_forwards().mutex);
-  auto& units = open_forwards().units;
-  const auto last = std::find(units.rbegin(), units.rend(), &unit);
-  if (last != units.rend()) {
-    units.erase(std::next(last).base());
+  OpenForwards& open = open_forwards();
+  const MutexLock lock(open.mutex);
+  const auto last = std::find(open.units.rbegin(), open.units.rend(), &unit);
+  if (last != open.units.rend()) {
+    open.units.erase(std::next(last).base());
   }
 }
 
 bool in_forward(const engine::Unit& unit) {
-  const std::scoped_lock lock(open_forwards().mutex);
-  return std::ranges::any_of(
-      open_forwards().units, [&](const engine::Unit* open) {
-        return open == &unit || open->contains(unit) || unit.contains(*open);
-      });
+  OpenForwards& open = open_forwards();
+  const MutexLock lock(open.mutex);
+  return std::ranges::any_of(open.units, [&](const engine::Unit* other) {
+    return other == &unit || other->contains(unit) || unit.contains(*other);
+  });
 }
 
 } // namespace tessera::fsdp

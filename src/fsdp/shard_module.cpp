@@ -10,13 +10,13 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "comm/group/group_impl.h"
 #include "deferred/replay.h"
 #include "engine/module_units.h"
@@ -32,20 +32,31 @@ namespace {
 using engine::Schedule;
 using engine::Unit;
 
-/// Counts a group's units; equal on all ranks, because the calls are. A
+/// Counts the units of each group; equal on all ranks, because the calls are. A
 /// schedule cannot count them: it is destroyed with its last unit, at a time
 /// that differs between ranks.
-int next_unit_number(const Group& group) {
+struct UnitCounts {
   struct Count {
     std::weak_ptr<comm::GroupImpl> group;
     int number = 0;
   };
-  static auto& counts = *new std::map<const comm::GroupImpl*, Count>;
-  static auto& mutex = *new std::mutex;
-  const std::scoped_lock lock(mutex);
-  std::erase_if(
-      counts, [](const auto& entry) { return entry.second.group.expired(); });
-  Count& count = counts[&group.impl()];
+  Mutex mutex;
+  std::map<const comm::GroupImpl*, Count> by_group TESSERA_GUARDED_BY(mutex);
+};
+
+/// Never destroyed: models may be sharded as late as in a static destructor.
+UnitCounts& unit_counts() {
+  static auto& instance = *new UnitCounts;
+  return instance;
+}
+
+int next_unit_number(const Group& group) {
+  UnitCounts& counts = unit_counts();
+  const MutexLock lock(counts.mutex);
+  std::erase_if(counts.by_group, [](const auto& entry) {
+    return entry.second.group.expired();
+  });
+  UnitCounts::Count& count = counts.by_group[&group.impl()];
   count.group = group.impl().weak_from_this();
   return count.number++;
 }

@@ -3,10 +3,11 @@
 #include <torch/csrc/jit/serialization/pickler_helper.h>
 
 #include <algorithm>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
+
+#include "base/mutex.h"
 
 namespace tessera::libtorch {
 namespace {
@@ -14,8 +15,8 @@ namespace {
 using Metadata = std::unordered_map<std::string, bool>;
 
 struct PicklingChecks {
-  std::mutex mutex;
-  std::vector<PicklingCheck> checks; // guarded by mutex
+  Mutex mutex;
+  std::vector<PicklingCheck> checks TESSERA_GUARDED_BY(mutex);
 };
 
 PicklingChecks& pickling_checks() {
@@ -27,8 +28,9 @@ PicklingChecks& pickling_checks() {
 void run_pickling_checks(const at::Tensor& tensor, Metadata& /*result*/) {
   std::vector<PicklingCheck> checks;
   {
-    const std::scoped_lock lock(pickling_checks().mutex);
-    checks = pickling_checks().checks;
+    PicklingChecks& all = pickling_checks();
+    const MutexLock lock(all.mutex);
+    checks = all.checks;
   }
   for (const PicklingCheck check : checks) {
     check(tensor);
@@ -39,7 +41,7 @@ void run_pickling_checks(const at::Tensor& tensor, Metadata& /*result*/) {
 
 void check_before_pickling(PicklingCheck check) {
   PicklingChecks& all = pickling_checks();
-  const std::scoped_lock lock(all.mutex);
+  const MutexLock lock(all.mutex);
   if (std::ranges::find(all.checks, check) != all.checks.end()) {
     return;
   }

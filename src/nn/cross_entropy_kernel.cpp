@@ -4,8 +4,9 @@
 
 #include <exception>
 #include <map>
-#include <mutex>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace tessera::nn {
 namespace {
@@ -25,19 +26,27 @@ void warn_once(const char* reason) {
   });
 }
 
-/// Compiles a kernel once for each device and dtype, also if that fails.
-const CrossEntropyKernel* cuda_kernel(at::Device device, at::ScalarType dtype) {
+/// Each is compiled once, also if that fails; null then.
+struct CudaKernels {
   using Key = std::pair<at::DeviceIndex, at::ScalarType>;
-  static auto& mutex = *new std::mutex;
-  static auto& kernels =
-      *new std::map<Key, std::unique_ptr<CrossEntropyKernel>>;
-  const std::scoped_lock lock(mutex);
-  const Key key{device.index(), dtype};
-  const auto known = kernels.find(key);
-  if (known != kernels.end()) {
+  Mutex mutex;
+  std::map<Key, std::unique_ptr<CrossEntropyKernel>> by_key
+      TESSERA_GUARDED_BY(mutex);
+};
+CudaKernels& cuda_kernels() {
+  static auto& instance = *new CudaKernels;
+  return instance;
+}
+
+const CrossEntropyKernel* cuda_kernel(at::Device device, at::ScalarType dtype) {
+  CudaKernels& all = cuda_kernels();
+  const MutexLock lock(all.mutex);
+  const CudaKernels::Key key{device.index(), dtype};
+  const auto known = all.by_key.find(key);
+  if (known != all.by_key.end()) {
     return known->second.get();
   }
-  auto& kernel = kernels[key];
+  auto& kernel = all.by_key[key];
   try {
     kernel = make_cuda_cross_entropy_kernel(device, dtype);
   } catch (const std::exception& error) {

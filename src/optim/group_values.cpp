@@ -8,10 +8,10 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-#include <mutex>
 #include <unordered_map>
 #include <variant>
 
+#include "base/mutex.h"
 #include "optim/schedule_dictionary.h"
 
 namespace tessera::optim {
@@ -80,11 +80,11 @@ MomentumSlot momentum_of(torch::optim::OptimizerOptions& options) {
 
 std::shared_ptr<GroupValues> GroupValues::of(
     torch::optim::Optimizer& optimizer) {
-  static std::mutex mutex;
+  static Mutex mutex;
   static std::
       unordered_map<torch::optim::Optimizer*, std::weak_ptr<GroupValues>>
-          all;
-  const std::lock_guard lock(mutex);
+          all TESSERA_GUARDED_BY(mutex);
+  const MutexLock lock(mutex);
   std::erase_if(all, [](const auto& entry) { return entry.second.expired(); });
   // Schedules do not outlive their optimizer, so an address that is used again
   // has no entry left.

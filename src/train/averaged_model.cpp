@@ -8,12 +8,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
+#include "base/mutex.h"
 #include "comm/group/all_or_none.h"
 #include "libtorch/recording.h"
 #include "train/averages.h"
@@ -99,25 +99,28 @@ StateDict values_to_write(const StateDict& own, const StateDict& state) {
 class ModelsWithAverages {
  public:
   static bool has(const torch::nn::Module& model) {
-    const std::lock_guard lock(mutex());
-    return models().contains(&model);
+    Models& all = models();
+    const MutexLock lock(all.mutex);
+    return all.with_averages.contains(&model);
   }
   static void set(const torch::nn::Module& model, bool has_averages) {
-    const std::lock_guard lock(mutex());
+    Models& all = models();
+    const MutexLock lock(all.mutex);
     if (has_averages) {
-      models().insert(&model);
+      all.with_averages.insert(&model);
     } else {
-      models().erase(&model);
+      all.with_averages.erase(&model);
     }
   }
 
  private:
-  static std::mutex& mutex() {
-    static std::mutex instance;
-    return instance;
-  }
-  static std::unordered_set<const torch::nn::Module*>& models() {
-    static std::unordered_set<const torch::nn::Module*> instance;
+  struct Models {
+    Mutex mutex;
+    std::unordered_set<const torch::nn::Module*> with_averages
+        TESSERA_GUARDED_BY(mutex);
+  };
+  static Models& models() {
+    static Models instance;
     return instance;
   }
 };

@@ -42,22 +42,6 @@ std::string part_of(
   return parameter.substr(0, is_element ? second : first);
 }
 
-/// Calls `see(tensor, is_first)` for the tensors among an operator's arguments.
-template <class See>
-void for_each_argument(const at::RecordFunction& function, const See& see) {
-  bool is_first = true;
-  for (const c10::IValue& argument : function.inputs()) {
-    if (argument.isTensor()) {
-      see(argument.toTensor(), is_first);
-    } else if (argument.isTensorList()) {
-      for (const at::Tensor& tensor : argument.toTensorVector()) {
-        see(tensor, is_first);
-      }
-    }
-    is_first = false;
-  }
-}
-
 /// add_, _foreach_add_, _fused_adamw_.
 bool is_in_place(const at::RecordFunction& function) {
   return std::string_view(function.name()).ends_with('_');
@@ -119,6 +103,24 @@ const Parts::Part* Parts::find(const at::Tensor& tensor) const {
   return found == by_storage_.end() ? nullptr : &found->second;
 }
 
+std::vector<const Parts::Part*> Parts::among(
+    const c10::IValue& argument) const {
+  std::vector<const Part*> parts;
+  const auto see = [&](const at::Tensor& tensor) {
+    if (const Part* part = find(tensor)) {
+      parts.push_back(part);
+    }
+  };
+  if (argument.isTensor()) {
+    see(argument.toTensor());
+  } else if (argument.isTensorList()) {
+    for (const at::Tensor& tensor : argument.toTensorVector()) {
+      see(tensor);
+    }
+  }
+  return parts;
+}
+
 Timeline::Timeline(const torch::nn::Module& model, const MemoryCensus& holdings)
     : parts_(model, holdings), clock_(holdings.device()) {
   current_ = {TimelineLane::Compute, kOther, clock_.on_device(), std::nullopt};
@@ -156,7 +158,7 @@ std::unique_ptr<at::ObserverContext> Timeline::on_operator(
 }
 
 void Timeline::see_operator(const at::RecordFunction& function) {
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const bool in_backward = libtorch::current_backward() >= 0;
   if (in_backward && phase_ != Phase::Backward) {
     become(Phase::Backward, "backward");
@@ -167,11 +169,13 @@ void Timeline::see_operator(const at::RecordFunction& function) {
     return;
   }
   const bool in_place = is_in_place(function);
-  for_each_argument(function, [&](const at::Tensor& tensor, bool is_first) {
-    if (const Parts::Part* part = parts_.find(tensor)) {
+  bool is_first = true;
+  for (const c10::IValue& argument : function.inputs()) {
+    for (const Parts::Part* part : parts_.among(argument)) {
       touch(*part, is_first, in_place);
     }
-  });
+    is_first = false;
+  }
 }
 
 void Timeline::touch(
@@ -210,7 +214,7 @@ void Timeline::become(Phase phase, std::string name) {
 }
 
 void Timeline::phase(const std::string& name) {
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   become(Phase::Named, name);
 }
 
@@ -223,7 +227,7 @@ void Timeline::see_call(const comm::CallEvent& event) {
     return;
   }
   const Moment now = event.on_device ? clock_.on_device() : clock_.on_host();
-  const std::scoped_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto make = [&](TimelineLane lane) {
     return Interval{lane, comm::subject_of(event.call), now, std::nullopt};
   };
@@ -257,13 +261,13 @@ bool is_timeline_active() {
 
 std::vector<TimelineSpan> Timeline::finish() {
   stop_watching();
+  const MutexLock lock(mutex_);
   current_.end = clock_.on_device();
   computed_.push_back(std::move(current_));
   clock_.finish();
   return resolve();
 }
 
-/// Call it when no other thread uses the timeline any longer.
 std::vector<TimelineSpan> Timeline::resolve() const {
   const double last = clock_.seconds(*computed_.back().end);
   const auto span_of = [&](const Interval& interval) {

@@ -8,13 +8,13 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "base/mutex.h"
 #include "comm/diagnostics/observer.h"
 #include "train/memory_census.h"
 #include "train/moment.h"
@@ -36,10 +36,14 @@ class Parts {
     Role role;
     std::string name;
   };
+  /// Of an operator's argument, a tensor or a list: the parts that its memory
+  /// belongs to, in order.
+  std::vector<const Part*> among(const c10::IValue& argument) const;
+
+ private:
   /// Null if the memory belongs to no part.
   const Part* find(const at::Tensor& tensor) const;
 
- private:
   std::unordered_map<const c10::StorageImpl*, Part> by_storage_;
 };
 
@@ -79,28 +83,33 @@ class Timeline {
     std::optional<Moment> end;
   };
 
+  Mutex mutex_;
+
   static std::unique_ptr<at::ObserverContext> on_operator(
       const at::RecordFunction& function);
   void see_operator(const at::RecordFunction& function);
-  void touch(const Parts::Part& part, bool is_first_argument, bool writes);
+  void touch(const Parts::Part& part, bool is_first_argument, bool writes)
+      TESSERA_REQUIRES(mutex_);
   void see_call(const comm::CallEvent& event);
-  void become(Phase phase, std::string name);
+  void become(Phase phase, std::string name) TESSERA_REQUIRES(mutex_);
   void stop_watching();
-  std::vector<TimelineSpan> resolve() const;
+  std::vector<TimelineSpan> resolve() const TESSERA_REQUIRES(mutex_);
 
   // Constant after construction.
   const Parts parts_;
   const StepClock clock_;
   const std::thread::id thread_ = std::this_thread::get_id();
 
-  std::mutex mutex_; // guards everything below until the timeline is finished
-  Phase phase_ = Phase::Other;
-  Interval current_; // in the Compute lane
-  std::vector<Interval> computed_;
-  std::map<uint64_t, Interval> calls_; // by id
-  std::map<uint64_t, Interval> waits_; // open ones, by the call's id
-  std::vector<Interval> waited_;
+  Phase phase_ TESSERA_GUARDED_BY(mutex_) = Phase::Other;
+  // In the Compute lane.
+  Interval current_ TESSERA_GUARDED_BY(mutex_);
+  std::vector<Interval> computed_ TESSERA_GUARDED_BY(mutex_);
+  // By the call's id; of the waits those that are open.
+  std::map<uint64_t, Interval> calls_ TESSERA_GUARDED_BY(mutex_);
+  std::map<uint64_t, Interval> waits_ TESSERA_GUARDED_BY(mutex_);
+  std::vector<Interval> waited_ TESSERA_GUARDED_BY(mutex_);
 
+  // Of the thread that made the timeline.
   std::optional<at::CallbackHandle> callback_;
   std::optional<comm::CallWatch> watch_; // last: it uses the other members
 };

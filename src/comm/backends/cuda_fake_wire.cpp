@@ -10,9 +10,9 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 
+#include "base/mutex.h"
 #include "comm/backends/fake_wire.h"
 #include "libtorch/cuda_kernel.h"
 
@@ -103,13 +103,21 @@ extern "C" __global__ void fake_wire(unsigned long long nanoseconds) {
 }
 )";
 
+struct SleepKernels {
+  Mutex mutex;
+  std::map<c10::DeviceIndex, std::unique_ptr<libtorch::CudaKernel>> by_device
+      TESSERA_GUARDED_BY(mutex);
+};
+SleepKernels& sleep_kernels() {
+  static auto& instance = *new SleepKernels; // kernels are never unloaded
+  return instance;
+}
+
 /// On the current stream of the current device.
 void sleep(c10::DeviceIndex device, double seconds) {
-  static std::mutex mutex;
-  static auto& kernels =
-      *new std::map<c10::DeviceIndex, std::unique_ptr<libtorch::CudaKernel>>;
-  const std::scoped_lock lock(mutex);
-  auto& kernel = kernels[device];
+  SleepKernels& kernels = sleep_kernels();
+  const MutexLock lock(kernels.mutex);
+  auto& kernel = kernels.by_device[device];
   if (kernel == nullptr) {
     kernel = std::make_unique<libtorch::CudaKernel>(
         c10::Device(c10::kCUDA, device),
@@ -167,7 +175,7 @@ class CudaWire : public FakeWire {
   }
 
   const Lane& lane_of(c10::DeviceIndex device) {
-    const std::scoped_lock lock(mutex_);
+    const MutexLock lock(mutex_);
     auto lane = lanes_.find(device);
     if (lane == lanes_.end()) {
       const auto new_stream = [&] {
@@ -179,8 +187,8 @@ class CudaWire : public FakeWire {
   }
 
   const WireSpeed speed_;
-  std::mutex mutex_;
-  std::map<c10::DeviceIndex, Lane> lanes_;
+  Mutex mutex_;
+  std::map<c10::DeviceIndex, Lane> lanes_ TESSERA_GUARDED_BY(mutex_);
 };
 
 } // namespace

@@ -4,10 +4,11 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <utility>
+
+#include "base/mutex.h"
 
 namespace tessera::comm {
 namespace {
@@ -48,7 +49,7 @@ class BoundedStore::Thread {
     const bool hangs =
         !is_idle(kLongestCall); // the last calls may be on their way
     {
-      const std::scoped_lock lock(shared_->mutex);
+      const MutexLock lock(shared_->mutex);
       shared_->is_over = true;
       shared_->changed.notify_all();
     }
@@ -69,7 +70,7 @@ class BoundedStore::Thread {
           return function(*store);
         });
     auto result = task->get_future();
-    const std::scoped_lock lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     shared_->calls.emplace_back([task] { (*task)(); });
     shared_->changed.notify_all();
     return result;
@@ -77,27 +78,32 @@ class BoundedStore::Thread {
 
   /// Waits up to `limit` for all calls to come back. Returns whether they did.
   bool is_idle(Milliseconds limit) {
-    std::unique_lock lock(shared_->mutex);
-    return shared_->changed.wait_for(lock, limit, [&] {
-      return shared_->calls.empty() && !shared_->is_calling;
-    });
+    const auto end = std::chrono::steady_clock::now() + limit;
+    MutexLock lock(shared_->mutex);
+    while (shared_->is_calling || !shared_->calls.empty()) {
+      if (lock.wait_until(shared_->changed, end) == std::cv_status::timeout) {
+        return !shared_->is_calling && shared_->calls.empty();
+      }
+    }
+    return true;
   }
 
  private:
   struct Shared {
     StorePtr store;
-    std::mutex mutex;
+    Mutex mutex;
     std::condition_variable changed;
-    std::deque<std::function<void()>> calls; // guarded by mutex
-    bool is_calling = false; // guarded by mutex
-    bool is_over = false; // guarded by mutex
+    std::deque<std::function<void()>> calls TESSERA_GUARDED_BY(mutex);
+    bool is_calling TESSERA_GUARDED_BY(mutex) = false;
+    bool is_over TESSERA_GUARDED_BY(mutex) = false;
   };
 
   static void work(Shared& shared) {
-    std::unique_lock lock(shared.mutex);
+    MutexLock lock(shared.mutex);
     for (;;) {
-      shared.changed.wait(
-          lock, [&] { return shared.is_over || !shared.calls.empty(); });
+      while (!shared.is_over && shared.calls.empty()) {
+        lock.wait(shared.changed);
+      }
       if (shared.calls.empty()) {
         return; // calls from before the end are done
       }

@@ -2,24 +2,26 @@
 
 #include <ATen/core/ivalue.h>
 
-#include <mutex>
 #include <string_view>
 #include <unordered_set>
+
+#include "base/mutex.h"
 
 namespace tessera::train {
 namespace {
 
 /// Callbacks are plain functions. Autograd's threads call them too.
 struct Noted {
-  std::mutex mutex;
-  // Guarded by the mutex.
-  std::string last;
-  std::string first_user;
-  std::vector<at::Tensor> tensors; // so that no other has their storages
-  std::unordered_set<const c10::StorageImpl*> storages;
+  Mutex mutex;
+  std::string last TESSERA_GUARDED_BY(mutex);
+  std::string first_user TESSERA_GUARDED_BY(mutex);
+  /// Kept, so that no other has their storages.
+  std::vector<at::Tensor> tensors TESSERA_GUARDED_BY(mutex);
+  std::unordered_set<const c10::StorageImpl*> storages
+      TESSERA_GUARDED_BY(mutex);
 
   void begin(const std::vector<at::Tensor>& watched) {
-    const std::scoped_lock lock(mutex);
+    const MutexLock lock(mutex);
     last.clear();
     first_user.clear();
     tensors = watched;
@@ -30,11 +32,11 @@ struct Noted {
       }
     }
   }
-  bool is_watched(const at::Tensor& tensor) const {
+  bool is_watched(const at::Tensor& tensor) const TESSERA_REQUIRES(mutex) {
     return tensor.defined() && tensor.has_storage() &&
         storages.contains(tensor.storage().unsafeGetStorageImpl());
   }
-  bool is_watched(const c10::IValue& argument) const {
+  bool is_watched(const c10::IValue& argument) const TESSERA_REQUIRES(mutex) {
     if (argument.isTensor()) {
       return is_watched(argument.toTensor());
     }
@@ -78,24 +80,27 @@ OperatorWatch::~OperatorWatch() {
 }
 
 std::string OperatorWatch::last() const {
-  const std::scoped_lock lock(noted().mutex);
-  return noted().last;
+  Noted& now = noted();
+  const MutexLock lock(now.mutex);
+  return now.last;
 }
 
 std::string OperatorWatch::first_user() const {
-  const std::scoped_lock lock(noted().mutex);
-  return noted().first_user;
+  Noted& now = noted();
+  const MutexLock lock(now.mutex);
+  return now.first_user;
 }
 
 std::unique_ptr<at::ObserverContext> OperatorWatch::note(
     const at::RecordFunction& function) {
-  const std::scoped_lock lock(noted().mutex);
-  noted().last = function.name();
-  if (!noted().storages.empty() && noted().first_user.empty() &&
+  Noted& now = noted();
+  const MutexLock lock(now.mutex);
+  now.last = function.name();
+  if (!now.storages.empty() && now.first_user.empty() &&
       reads_values(function.name())) {
     for (const c10::IValue& argument : function.inputs()) {
-      if (noted().is_watched(argument)) {
-        noted().first_user = function.name();
+      if (now.is_watched(argument)) {
+        now.first_user = function.name();
       }
     }
   }
