@@ -95,6 +95,7 @@ def contests(build):
             ],
             setup=export_models("124M"),
         ),
+        Contest("ladder", "cuda", 40, [alone("ladder_bench", "124M", "cuda")], rounds=1),
         Contest("loader", "cpu", 20, [ranks(2, "loader_bench")], rounds=1),
         Contest("loader", "cuda", 25, [alone("loader_bench", "124M", "cuda")], rounds=1),
         Contest("loss", "cpu", 15, [alone("loss_bench"), peer("loss.py")]),

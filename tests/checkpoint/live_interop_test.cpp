@@ -268,7 +268,9 @@ TEST(LiveInteropTest, EveryCutLoadsTheWeightsOfAnExportedProgram) {
     EXPECT_EQ(whole.size(), 23);
     for (const auto& [key, value] : whole) {
       const std::string& name = key.name();
-      EXPECT_EQ(hex(raw_bytes(value.tensor())), expected[name]["bytes"])
+      EXPECT_EQ(
+          hex(raw_bytes(value.tensor())),
+          expected[name]["bytes"].get<std::string>())
           << name;
     }
     for (const Cut how : {Cut::Whole, Cut::Rows, Cut::Columns, Cut::Flat}) {

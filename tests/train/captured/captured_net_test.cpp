@@ -121,7 +121,7 @@ TEST_F(CapturedNetTest, ResultsAreDetachedAndTheCallersOwn) {
   EXPECT_TRUE(step.was_replayed()) << step.eager_reason();
 }
 
-/// Hundreds of replays with random numbers and several micro-batches.
+/// Replays with random numbers and several micro-batches.
 TEST_F(CapturedNetTest, ReplaysWithDropoutAndAccumulationEqualEagerSteps) {
   on_ranks(1, [&](const Group&) {
     struct Trainee {
@@ -142,17 +142,17 @@ TEST_F(CapturedNetTest, ReplaysWithDropoutAndAccumulationEqualEagerSteps) {
         return sum;
       }
     };
-    constexpr int kCalls = 300;
-    const auto losses = [](Trainee& trainee,
-                           const CapturedStepOptions& options) {
+    const int calls = many_steps();
+    const auto losses = [&](Trainee& trainee,
+                            const CapturedStepOptions& options) {
       CapturedStep step(
           trainee.net, {trainee.optimizer}, std::ref(trainee), options);
       torch::manual_seed(5);
       std::vector<at::Tensor> all;
-      for (int i = 0; i < kCalls; ++i) {
+      for (int i = 0; i < calls; ++i) {
         all.push_back(step({batch_of(i % 17), batch_of(i % 13)}));
       }
-      EXPECT_EQ(step.num_graphs(), options.warmup_steps() < kCalls ? 1 : 0)
+      EXPECT_EQ(step.num_graphs(), options.warmup_steps() < calls ? 1 : 0)
           << step.eager_reason();
       return all;
     };

@@ -46,6 +46,11 @@ struct OnSeveralRanks : ::testing::Test {
   }
 };
 
+/// A thousand replays on a GPU; the tape is slow.
+inline int many_steps() {
+  return test_device().is_cpu() ? 100 : 1003;
+}
+
 /// On the CPU, tessera::clip_grad_norm_() computes the norm on the host.
 inline void clip(torch::nn::Module& model, double max_norm) {
   const at::NoGradGuard no_grad;
