@@ -5,6 +5,25 @@
 
 namespace tessera::comm::shm {
 
+/// The thread that has it may run operations; no other does.
+class OpQueue::Turn {
+ public:
+  /// `queue.has_turn_` was set for this thread.
+  explicit Turn(OpQueue& queue) : queue_(queue) {}
+  ~Turn() {
+    {
+      const MutexLock lock(queue_.mutex_);
+      queue_.has_turn_ = false;
+    }
+    queue_.ended_.notify_all();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  OpQueue& queue_;
+};
+
 OpQueue::~OpQueue() {
   stop();
 }
@@ -19,6 +38,7 @@ void OpQueue::stop() {
     worker.swap(worker_);
   }
   filled_.notify_all();
+  ended_.notify_all();
   if (worker.joinable()) {
     worker.join();
   }
@@ -55,7 +75,14 @@ bool OpQueue::is_idle() {
 }
 
 void OpQueue::run_now(const std::function<void()>& run) {
-  const MutexLock running(running_);
+  {
+    MutexLock lock(mutex_);
+    while (has_turn_) {
+      lock.wait(ended_);
+    }
+    has_turn_ = true;
+  }
+  const Turn turn(*this);
   while (TaskPtr task = pop()) {
     execute(*task);
   }
@@ -64,10 +91,17 @@ void OpQueue::run_now(const std::function<void()>& run) {
 
 void OpQueue::finish(const TaskPtr& task) {
   while (!task->done()) {
-    const MutexLock running(running_);
-    if (task->done()) {
-      return;
+    {
+      MutexLock lock(mutex_);
+      while (has_turn_ && !task->done()) {
+        lock.wait(ended_);
+      }
+      if (task->done()) {
+        return;
+      }
+      has_turn_ = true;
     }
+    const Turn turn(*this);
     if (TaskPtr next = pop()) {
       execute(*next);
     }
@@ -78,15 +112,15 @@ void OpQueue::work() {
   while (true) {
     {
       MutexLock lock(mutex_);
-      while (!stopping_ && tasks_.empty()) {
-        lock.wait(filled_);
+      while (!stopping_ && (tasks_.empty() || has_turn_)) {
+        lock.wait(tasks_.empty() ? filled_ : ended_);
       }
       if (stopping_) {
         return;
       }
+      has_turn_ = true;
     }
-    // Popped only under `running_`, so that nobody overtakes.
-    const MutexLock running(running_);
+    const Turn turn(*this);
     if (TaskPtr task = pop()) {
       execute(*task);
     }

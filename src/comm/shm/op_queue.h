@@ -19,7 +19,8 @@ namespace tessera::comm::shm {
 /// makes sure that they progress even if nobody waits. A thread that does wait
 /// does not hand over to the background thread: it runs the operations that are
 /// still ahead of its own, which saves two thread switches, and those cost more
-/// than a small collective.
+/// than a small collective. It waits for its own operation alone: if that is
+/// done, another thread may be in the next one, for long.
 ///
 /// Thread safety: all members may be called from any thread.
 class OpQueue {
@@ -69,16 +70,16 @@ class OpQueue {
   void stop();
 
  private:
+  class Turn;
+
   void work();
   TaskPtr pop();
   static void execute(Task& task);
 
-  // Held while an operation runs, so that at most one does. Taken before
-  // mutex_.
-  Mutex running_;
-
   Mutex mutex_;
   std::condition_variable filled_; // with mutex_
+  std::condition_variable ended_; // a turn; with mutex_
+  bool has_turn_ TESSERA_GUARDED_BY(mutex_) = false; // some thread, to run one
   std::deque<TaskPtr> tasks_ TESSERA_GUARDED_BY(mutex_);
   TaskPtr last_ TESSERA_GUARDED_BY(mutex_); // the last that was submitted
   bool stopping_ TESSERA_GUARDED_BY(mutex_) = false;

@@ -45,6 +45,39 @@ TEST(OpQueueTest, ProgressesWithoutAnybodyWaiting) {
   EXPECT_TRUE(task->done());
 }
 
+/// The background thread may go on with an operation whose peer never comes.
+TEST(OpQueueTest, AWaitEndsWithItsOperationThoughTheNextOneLasts) {
+  for (int i = 0; i < 20; ++i) {
+    OpQueue queue;
+    std::atomic<bool> begun{false};
+    std::atomic<bool> returned{false};
+    bool was_waited_for = false;
+    auto first = queue.submit(
+        [&] {
+          begun = true;
+          std::this_thread::sleep_for(milliseconds(5));
+        },
+        {});
+    while (!begun) { // on the background thread
+      std::this_thread::yield();
+    }
+    auto second = queue.submit(
+        [&] {
+          const auto limit =
+              std::chrono::steady_clock::now() + std::chrono::seconds(20);
+          while (!returned && std::chrono::steady_clock::now() < limit) {
+            std::this_thread::sleep_for(milliseconds(1));
+          }
+          was_waited_for = !returned;
+        },
+        {});
+    queue.finish(first);
+    returned = true;
+    queue.finish(second);
+    ASSERT_FALSE(was_waited_for);
+  }
+}
+
 TEST(OpQueueTest, KeepsWhatAnOperationThrew) {
   OpQueue queue;
   auto task = queue.submit([] { throw std::runtime_error("no"); }, {});
