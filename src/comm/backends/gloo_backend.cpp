@@ -1,16 +1,9 @@
 #include <ATen/ops/from_blob.h>
-#include <c10/util/ScopeExit.h>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-
-#include <gloo/context.h>
 
 #define FMT_HEADER_ONLY
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
-#include <initializer_list>
-#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -20,107 +13,18 @@
 #include "base/mutex.h"
 #include "comm/backends/backends.h"
 #include "comm/backends/c10d_carrier.h"
+#include "comm/backends/gloo_process_group.h"
 #include "comm/backends/messenger.h"
 #include "comm/shm/channel.h"
 
 namespace tessera::comm {
 namespace {
 
-/// Tessera's messages use the upper half of c10d's tags; programs that use the
-/// process group itself have the lower half.
-constexpr int kFirstOwnTag = 1 << 30;
-
-class GlooBackend : public c10d::ProcessGroupGloo {
- public:
-  using ProcessGroupGloo::ProcessGroupGloo;
-
-  /// Closes the connections, so that peers that wait in the same operation
-  /// fail at once instead of at their timeout, and ends the waits of this
-  /// rank's own messages, which Gloo does not tell of closed connections.
-  void abort() override {
-    const MutexLock lock(mutex_);
-    is_aborted_ = true;
-    for (const auto& context : contexts_) {
-      context->closeConnections();
-    }
-    for (c10d::Work* message : messages_) {
-      message->abort();
-    }
-  }
-
-  WorkPtr send(std::vector<at::Tensor>& tensors, int to, int tag) override {
-    require_program_tag(tag);
-    const MutexLock lock(mutex_);
-    return ProcessGroupGloo::send(tensors, to, tag);
-  }
-  WorkPtr recv(std::vector<at::Tensor>& tensors, int from, int tag) override {
-    require_program_tag(tag);
-    const MutexLock lock(mutex_);
-    return ProcessGroupGloo::recv(tensors, from, tag);
-  }
-
-  /// Messages with any tag, from any thread. They return when the message has
-  /// been sent or received, or false if abort() was called.
-  bool send_message(std::vector<at::Tensor>& tensors, int to, int tag) {
-    return wait_for({[&] { return ProcessGroupGloo::send(tensors, to, tag); }});
-  }
-  bool receive_message(std::vector<at::Tensor>& tensors, int from, int tag) {
-    return wait_for(
-        {[&] { return ProcessGroupGloo::recv(tensors, from, tag); }});
-  }
-  /// Also waits for what the receiver answers with `answer_tag`.
-  bool send_answered(
-      std::vector<at::Tensor>& tensors,
-      std::vector<at::Tensor>& answer,
-      int to,
-      int tag,
-      int answer_tag) {
-    return wait_for(
-        {[&] { return ProcessGroupGloo::recv(answer, to, answer_tag); },
-         [&] { return ProcessGroupGloo::send(tensors, to, tag); }});
-  }
-
- private:
-  static void require_program_tag(int tag) {
-    TORCH_CHECK_VALUE(
-        tag < kFirstOwnTag,
-        "the tag of a message is ",
-        tag,
-        "; over Gloo, tags are smaller than 2^30: larger ones are Tessera's own.");
-  }
-
-  /// Starts all, then waits for them in this order.
-  bool wait_for(std::initializer_list<std::function<WorkPtr()>> starts) {
-    std::vector<WorkPtr> works;
-    const auto forget = c10::make_scope_exit([&] {
-      const MutexLock lock(mutex_);
-      for (const WorkPtr& work : works) {
-        messages_.erase(work.get());
-      }
-    });
-    {
-      const MutexLock lock(mutex_);
-      if (is_aborted_) {
-        return false;
-      }
-      for (const auto& start : starts) {
-        works.push_back(start());
-        messages_.insert(works.back().get());
-      }
-    }
-    return std::all_of(works.begin(), works.end(), [](const WorkPtr& work) {
-      return work->wait();
-    });
-  }
-
-  Mutex mutex_; // held while c10d counts a message
-  std::set<c10d::Work*> messages_ TESSERA_GUARDED_BY(mutex_); // under way
-  bool is_aborted_ TESSERA_GUARDED_BY(mutex_) = false;
-};
-
 class GlooWire : public shm::Wire {
  public:
-  GlooWire(c10::intrusive_ptr<GlooBackend> backend, const BackendConfig& config)
+  GlooWire(
+      c10::intrusive_ptr<GlooProcessGroup> backend,
+      const BackendConfig& config)
       : backend_(std::move(backend)),
         names_(config.global_ranks),
         timeout_(config.timeout) {}
@@ -195,17 +99,21 @@ class GlooWire : public shm::Wire {
     } catch (const std::exception& error) {
       throw reason_of(error.what(), name);
     }
-    throw ChannelError(
-        ChannelError::Kind::Aborted,
+    throw given_up(name);
+  }
+
+  static shm::ChannelError given_up(const std::string& name) {
+    return {
+        shm::ChannelError::Kind::Aborted,
         "this group was given up while a message to or from " + name +
-            " was under way");
+            " was under way"};
   }
 
   /// A wait of Gloo that times out closes all connections of the group. So the
   /// waits of other messages end too, and the reason is that of the first.
   shm::ChannelError reason_of(std::string_view what, const std::string& name) {
     using shm::ChannelError;
-    if (what.find("imed out waiting") != std::string_view::npos) {
+    if (waited_in_vain(what)) {
       const std::string text = time_is_up() + name +
           " did not come. Alive but elsewhere: look there for the send or recv of this rank and tag, or raise the timeout if that rank is only slow.";
       const MutexLock lock(mutex_);
@@ -215,9 +123,13 @@ class GlooWire : public shm::Wire {
       return {ChannelError::Kind::Timeout, text};
     }
     if (what.find("Application timeout") != std::string_view::npos) {
+      const std::string first = first_timeout();
+      if (first.empty()) {
+        return given_up(name);
+      }
       return {
           ChannelError::Kind::Aborted,
-          "this group was given up, since another message " + first_timeout()};
+          "this group was given up, since another message " + first};
     }
     return {
         ChannelError::Kind::PeerLost,
@@ -226,18 +138,19 @@ class GlooWire : public shm::Wire {
             std::string(what.substr(0, what.find('\n'))) + ")"};
   }
 
-  /// The thread whose wait timed out may still be on its way to say so.
+  /// The thread whose wait timed out may still be on its way to say so. Empty
+  /// if the group was given up for another reason.
   std::string first_timeout() {
     for (int look = 0; look < 100; ++look) {
       {
         const MutexLock lock(mutex_);
-        if (!timed_out_.empty()) {
+        if (!timed_out_.empty() || backend_->is_aborted()) {
           return timed_out_;
         }
       }
       std::this_thread::sleep_for(Milliseconds(10));
     }
-    return "or a collective of this rank timed out";
+    return {};
   }
 
   std::string time_is_up() const {
@@ -247,7 +160,7 @@ class GlooWire : public shm::Wire {
   }
 
   // Constant after construction.
-  const c10::intrusive_ptr<GlooBackend> backend_;
+  const c10::intrusive_ptr<GlooProcessGroup> backend_;
   const std::vector<int> names_;
   const Milliseconds timeout_;
 
@@ -257,7 +170,9 @@ class GlooWire : public shm::Wire {
 
 class GlooCarrier : public C10dCarrier {
  public:
-  GlooCarrier(c10::intrusive_ptr<GlooBackend> gloo, const BackendConfig& config)
+  GlooCarrier(
+      c10::intrusive_ptr<GlooProcessGroup> gloo,
+      const BackendConfig& config)
       : C10dCarrier(
             gloo,
             {.averages = false,
@@ -317,7 +232,7 @@ CarrierPtr make_gloo_backend(const BackendConfig& config) {
   auto options = c10d::ProcessGroupGloo::Options::create(config.timeout);
   options->devices = {
       c10d::ProcessGroupGloo::createDeviceForHostname(config.address)};
-  auto backend = c10::make_intrusive<GlooBackend>(
+  auto backend = c10::make_intrusive<GlooProcessGroup>(
       config.store, config.rank, config.size(), options);
   // Waits until all ranks are connected: a rank that dropped its group at once
   // would break the connections that a slower rank is still making.
