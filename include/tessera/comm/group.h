@@ -46,7 +46,8 @@ class [[nodiscard]] TESSERA_API Work {
 /// the group make it, in the same order, with the same shapes. `label` says
 /// what the data is ("layers.7"); it appears in errors and, where calls are
 /// compared, must agree. Calls are always compared over shared memory, and with
-/// TESSERA_CHECK=1 over every backend.
+/// TESSERA_CHECK=1 over every backend. Otherwise ranks compare their calls over
+/// Gloo, labels aside, when they have waited for a second.
 ///
 /// Tensors must be dense and contiguous; sizes and dtypes are checked before
 /// anything is sent. Data movement takes every dtype, reductions take the
@@ -54,7 +55,8 @@ class [[nodiscard]] TESSERA_API Work {
 /// host memory if the group has no NCCL. A group of one does not communicate.
 ///
 /// After a TimeoutError or PeerLostError the group is dead: every later call
-/// fails with the first reason. One thread at a time may use a group.
+/// fails with the first reason. So it is after a DisagreementError of ranks
+/// that waited. One thread at a time may use a group.
 class TESSERA_API Group {
  public:
   /// No group; every call except valid() throws.

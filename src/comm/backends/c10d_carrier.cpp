@@ -20,18 +20,25 @@ std::vector<std::vector<at::Tensor>> parts_of(
 C10dCarrier::C10dCarrier(BackendPtr backend, const Capabilities& capabilities)
     : Carrier(capabilities), backend_(std::move(backend)) {}
 
+WorkPtr C10dCarrier::start(
+    const Call& /*call*/,
+    const std::function<WorkPtr()>& operation) {
+  return operation();
+}
+
 WorkPtr C10dCarrier::all_gather(
-    const Call&,
+    const Call& call,
     at::Tensor output,
     at::Tensor input,
     bool async) {
   c10d::AllgatherOptions options;
   options.asyncOp = async;
-  return backend_->_allgather_base(output, input, options);
+  return start(
+      call, [&] { return backend_->_allgather_base(output, input, options); });
 }
 
 WorkPtr C10dCarrier::reduce_scatter(
-    const Call&,
+    const Call& call,
     at::Tensor output,
     at::Tensor input,
     const c10d::ReduceOp& op,
@@ -39,11 +46,13 @@ WorkPtr C10dCarrier::reduce_scatter(
   c10d::ReduceScatterOptions options;
   options.reduceOp = op;
   options.asyncOp = async;
-  return backend_->_reduce_scatter_base(output, input, options);
+  return start(call, [&] {
+    return backend_->_reduce_scatter_base(output, input, options);
+  });
 }
 
 WorkPtr C10dCarrier::all_reduce(
-    const Call&,
+    const Call& call,
     at::Tensor tensor,
     const c10d::ReduceOp& op,
     bool async) {
@@ -51,11 +60,11 @@ WorkPtr C10dCarrier::all_reduce(
   options.reduceOp = op;
   options.asyncOp = async;
   Tensors tensors{std::move(tensor)};
-  return backend_->allreduce(tensors, options);
+  return start(call, [&] { return backend_->allreduce(tensors, options); });
 }
 
 WorkPtr C10dCarrier::broadcast(
-    const Call&,
+    const Call& call,
     at::Tensor tensor,
     int root,
     bool async) {
@@ -63,11 +72,11 @@ WorkPtr C10dCarrier::broadcast(
   options.rootRank = root;
   options.asyncOp = async;
   Tensors tensors{std::move(tensor)};
-  return backend_->broadcast(tensors, options);
+  return start(call, [&] { return backend_->broadcast(tensors, options); });
 }
 
 WorkPtr C10dCarrier::all_to_all(
-    const Call&,
+    const Call& call,
     at::Tensor output,
     at::Tensor input,
     std::vector<int64_t> output_splits,
@@ -75,14 +84,16 @@ WorkPtr C10dCarrier::all_to_all(
     bool async) {
   c10d::AllToAllOptions options;
   options.asyncOp = async;
-  return backend_->alltoall_base(
-      output, input, output_splits, input_splits, options);
+  return start(call, [&] {
+    return backend_->alltoall_base(
+        output, input, output_splits, input_splits, options);
+  });
 }
 
-WorkPtr C10dCarrier::barrier(const Call&, bool async) {
+WorkPtr C10dCarrier::barrier(const Call& call, bool async) {
   c10d::BarrierOptions options;
   options.asyncOp = async;
-  return backend_->barrier(options);
+  return start(call, [&] { return backend_->barrier(options); });
 }
 
 WorkPtr C10dCarrier::gather(
@@ -99,7 +110,8 @@ WorkPtr C10dCarrier::gather(
   options.asyncOp = async;
   auto outputs = parts_of(output, backend_->getSize());
   Tensors inputs{input.view({-1})};
-  return backend_->gather(outputs, inputs, options);
+  return start(
+      call, [&] { return backend_->gather(outputs, inputs, options); });
 }
 
 WorkPtr C10dCarrier::scatter(
@@ -116,11 +128,12 @@ WorkPtr C10dCarrier::scatter(
   options.asyncOp = async;
   Tensors outputs{output.view({-1})};
   auto inputs = parts_of(input, backend_->getSize());
-  return backend_->scatter(outputs, inputs, options);
+  return start(
+      call, [&] { return backend_->scatter(outputs, inputs, options); });
 }
 
 WorkPtr C10dCarrier::reduce(
-    const Call&,
+    const Call& call,
     at::Tensor tensor,
     int root,
     const c10d::ReduceOp& op,
@@ -130,7 +143,7 @@ WorkPtr C10dCarrier::reduce(
   options.rootRank = root;
   options.asyncOp = async;
   Tensors tensors{std::move(tensor)};
-  return backend_->reduce(tensors, options);
+  return start(call, [&] { return backend_->reduce(tensors, options); });
 }
 
 } // namespace tessera::comm

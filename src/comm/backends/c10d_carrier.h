@@ -1,13 +1,15 @@
 // A carrier for a backend that takes nothing but c10d's own arguments.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "comm/backends/carrier.h"
 
 namespace tessera::comm {
 
-/// The call is not passed on. Messages are for classes that derive.
+/// The call is not passed on, except to start(). Messages are for classes that
+/// derive.
 class C10dCarrier : public Carrier {
  public:
   C10dCarrier(BackendPtr backend, const Capabilities& capabilities);
@@ -62,6 +64,11 @@ class C10dCarrier : public Carrier {
       bool async) override;
 
  private:
+  /// Runs `operation`, which starts the collectives of `call` on the backend.
+  virtual WorkPtr start(
+      const Call& call,
+      const std::function<WorkPtr()>& operation);
+
   const BackendPtr backend_;
 };
 

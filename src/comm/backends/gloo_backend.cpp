@@ -178,6 +178,7 @@ class GlooCarrier : public C10dCarrier {
             {.averages = false,
              .c10d_type = c10d::ProcessGroup::BackendType::GLOO}),
         rank_(config.rank),
+        gloo_(gloo),
         wire_(std::move(gloo), config),
         messenger_(
             wire_,
@@ -219,8 +220,14 @@ class GlooCarrier : public C10dCarrier {
   }
 
  private:
+  WorkPtr start(const Call& call, const std::function<WorkPtr()>& operation)
+      override {
+    return gloo_->start(call, operation);
+  }
+
   // Constant after construction.
   const int rank_;
+  const c10::intrusive_ptr<GlooProcessGroup> gloo_;
   GlooWire wire_;
 
   Messenger messenger_; // uses the wire

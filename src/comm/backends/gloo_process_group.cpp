@@ -7,6 +7,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
+
+#include "base/fnv.h"
 
 namespace tessera::comm {
 namespace {
@@ -20,6 +23,22 @@ void require_program_tag(int tag) {
       "the tag of a message is ",
       tag,
       "; over Gloo, tags are smaller than 2^30: larger ones are Tessera's own.");
+}
+
+/// The upper half of all tags: collectives that a program starts itself have
+/// the lower half. 15 bits of the digest, and 16 bits for the numbers of 16,384
+/// calls that may be under way together, 4 for each.
+uint32_t tag_of(const Call& call) {
+  const uint64_t digest = mix_digest(
+      mix_digest(
+          mix_digest(kFnvStart, std::string_view(call.operation)),
+          std::string_view(call.detail)),
+      call.bytes);
+  const uint64_t folded =
+      digest ^ (digest >> 15) ^ (digest >> 30) ^ (digest >> 45);
+  const uint64_t number = call.sequence * 4;
+  return static_cast<uint32_t>(
+      (uint64_t{1} << 31) | ((folded & 0x7fff) << 16) | (number & 0xffff));
 }
 
 } // namespace
@@ -71,6 +90,16 @@ void GlooProcessGroup::end_own_waits() {
       // This connection is broken, which has ended the waits for its peer.
     }
   }
+}
+
+WorkPtr GlooProcessGroup::start(
+    const Call& call,
+    const std::function<WorkPtr()>& operation) {
+  // A program that uses the process group itself has its own count.
+  const uint32_t before = std::exchange(collectiveCounter_, tag_of(call));
+  const auto restore =
+      c10::make_scope_exit([&] { collectiveCounter_ = before; });
+  return operation();
 }
 
 WorkPtr GlooProcessGroup::send(

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include <cstdint>
 #include <functional>
 #include <initializer_list>
 #include <set>
@@ -11,6 +12,7 @@
 
 #include "base/mutex.h"
 #include "comm/backends/carrier.h"
+#include "comm/diagnostics/call.h"
 
 namespace tessera::comm {
 
@@ -29,6 +31,17 @@ class GlooProcessGroup : public c10d::ProcessGroupGloo {
   /// fail at once instead of at their timeout, and ends the waits of this rank.
   void abort() override;
   bool is_aborted();
+
+  /// [Note: tags of calls]
+  ///
+  /// c10d numbers collectives, and those of one number meet: two ranks that
+  /// make different calls get each other's bytes, or Gloo ends the process
+  /// where sizes differ. So the tag of a call holds a digest of it beside its
+  /// number. Calls that differ never meet: their ranks wait, and find out
+  /// ([Note: long waits]). What a call is for is not in the digest.
+  ///
+  /// Starts the collectives of `call`, three at most.
+  WorkPtr start(const Call& call, const std::function<WorkPtr()>& operation);
 
   WorkPtr send(std::vector<at::Tensor>& tensors, int to, int tag) override;
   WorkPtr recv(std::vector<at::Tensor>& tensors, int from, int tag) override;

@@ -10,6 +10,7 @@
 
 #include "comm/diagnostics/describe_call.h"
 #include "comm/group/group_impl.h"
+#include "comm/group/long_wait.h"
 #include "comm/shm/channel.h"
 
 namespace tessera::comm {
@@ -24,6 +25,8 @@ constexpr Milliseconds kLookout{200};
 constexpr const char* kAnyFailed = "roll_call/any";
 /// How the announcement of give_up() begins; the rest is for the peers' users.
 constexpr const char* kGaveUp = "!";
+/// How it begins if ranks have made different calls.
+constexpr const char* kDiffered = "?";
 
 /// Gloo and NCCL put a stack trace behind their message.
 std::string first_line(const char* text) {
@@ -98,6 +101,11 @@ std::vector<int> GroupImpl::find_missing(const Call& call) {
 }
 
 void GroupImpl::wait_for(c10d::Work& work) const {
+  LongWait wait(
+      store_,
+      cpu_->can.compares_calls ? nullptr : &recent_,
+      rank_,
+      global_ranks_);
   while (true) {
     try {
       work.wait(kLookout);
@@ -111,6 +119,10 @@ void GroupImpl::wait_for(c10d::Work& work) const {
     bool any_failed = false;
     try {
       any_failed = store_ && store_->check({kAnyFailed});
+      if (const auto difference = wait.look()) {
+        announce_failure(kDiffered + *difference);
+        any_failed = true;
+      }
     } catch (const std::exception&) {
       // The store is gone; the operation ends by itself or at its timeout.
     }
@@ -251,6 +263,12 @@ void GroupImpl::fail(const Call& call, std::exception_ptr error) {
     // A rank whose peer timed out or gave up sees a broken connection: what the
     // first rank saw is what happened.
     const std::string first = announce_failure(message);
+    if (first.starts_with(kDiffered)) {
+      cpu_->backend()->abort();
+      dead_reason_ = first.substr(std::strlen(kDiffered));
+      wait_for_readers(call);
+      raise_error<DisagreementError>(call.operation, dead_reason_);
+    }
     if (first.starts_with(kGaveUp)) {
       cpu_->backend()->abort();
       dead_reason_ = first.substr(std::strlen(kGaveUp));

@@ -200,6 +200,9 @@ Work GroupImpl::launch(
   }
   // A rank may fail half-way through what others record to the end.
   call.sequence = libtorch::is_recorded_here() ? sequence : sequence++;
+  if (!is_on_cuda && !carrier->can.compares_calls) {
+    recent_.note(call);
+  }
   return begin(
       call,
       request.async,
@@ -314,6 +317,7 @@ void GroupImpl::compare_calls(const Call& call) {
   std::vector<Call> calls(static_cast<size_t>(size()));
   std::memcpy(calls.data(), all.const_data_ptr(), all.nbytes());
   if (auto text = describe_mismatch(calls, global_ranks_)) {
+    recent_.forget(call);
     raise_error<DisagreementError>(call.operation, *text);
   }
 }

@@ -18,6 +18,7 @@
 #include "comm/backend_choice.h"
 #include "comm/backends/backends.h"
 #include "comm/diagnostics/call.h"
+#include "comm/diagnostics/recent_calls.h"
 
 namespace tessera::comm {
 
@@ -131,8 +132,9 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   bool refuse(const std::string& step, const std::string& reason);
 
   /// Blocks until `work` is done. Checks now and then whether a peer has given
-  /// the group up: a backend notices that only on the connections that it waits
-  /// on.
+  /// the group up, which a backend notices only on the connections that it
+  /// waits on, and whether the ranks make different calls; see
+  /// [Note: long waits].
   void wait_for(c10d::Work& work) const;
 
   /// `[call] rank 2/8, group "mesh.dp": what`.
@@ -203,6 +205,7 @@ class GroupImpl : public std::enable_shared_from_this<GroupImpl> {
   uint64_t num_messages_ = 0;
   int num_splits_ = 0;
   int num_refused_ = 0; // steps; alike on all ranks that refused the same ones
+  RecentCalls recent_; // by sequence_, where the backend compares none
   std::string dead_reason_; // not empty: the group is dead
 };
 
