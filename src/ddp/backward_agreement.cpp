@@ -10,9 +10,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <utility>
 
+#include "comm/diagnostics/call.h"
 #include "comm/group/all_or_none.h"
 #include "comm/group/group_impl.h"
 
@@ -25,8 +27,11 @@ constexpr size_t kMaxNamed = 8;
 /// The numbers of a report.
 constexpr int kMissing = 0;
 constexpr int kUnknown = 1;
-constexpr int kForwards = 2;
-constexpr int kNumFields = 3;
+constexpr int kHasInputs = 2;
+constexpr int kForwards = 3;
+constexpr int kSteps = 4;
+constexpr int kStepped = 5;
+constexpr int kNumFields = 6;
 
 std::string list_some(const std::vector<std::string>& names) {
   std::vector<std::string> quoted;
@@ -100,7 +105,10 @@ BackwardExchange::BackwardExchange(
   auto* numbers = own.mutable_data_ptr<int64_t>();
   numbers[kMissing] = mine.num_missing;
   numbers[kUnknown] = static_cast<int64_t>(unknown_.size());
+  numbers[kHasInputs] = mine.has_inputs ? 1 : 0;
   numbers[kForwards] = mine.num_forwards;
+  numbers[kSteps] = mine.num_steps;
+  numbers[kStepped] = static_cast<int64_t>(mine.stepped);
   told_ = group_.all_gather_into_async(
       all_, own, "ddp: parameters without gradient");
 }
@@ -111,7 +119,7 @@ int64_t BackwardExchange::reported(int rank, int field) const {
 
 bool BackwardExchange::any_missing() {
   told_.wait();
-  compare_forwards();
+  compare_progress();
   bool any_missing = false;
   bool any_unknown = false;
   for (int rank = 0; rank < group_.size(); ++rank) {
@@ -124,29 +132,48 @@ bool BackwardExchange::any_missing() {
   return any_missing;
 }
 
-void BackwardExchange::compare_forwards() const {
-  int first = -1;
+/// Each rank has the same table, so all throw or none.
+void BackwardExchange::compare_progress() const {
+  int first = -1; // that has inputs
+  std::map<int64_t, int> first_of; // by what they have stepped
+  bool differs = false;
   for (int rank = 0; rank < group_.size(); ++rank) {
-    const int64_t theirs = reported(rank, kForwards);
-    if (theirs < 0) {
-      continue; // it has no inputs
+    if (reported(rank, kHasInputs) == 0) {
+      continue;
     }
-    if (first < 0) {
-      first = rank;
-    }
-    if (theirs != reported(first, kForwards)) {
-      raise<DisagreementError>(
-          {.call = kBackward,
-           .rank = group_.rank(),
-           .world_size = group_.size()},
-          fmt::format(
-              "since the last reduction rank {} made {} forwards through the handle, rank {} made {}, so these would be gradients of different steps. Either a backward reached no parameter on one of them, or one of them called the handle where the others did not: evaluate under torch::NoGradGuard or with eval().",
-              group_.global_ranks()[static_cast<size_t>(first)],
-              reported(first, kForwards),
-              group_.global_ranks()[static_cast<size_t>(rank)],
-              theirs));
-    }
+    first = first < 0 ? rank : first;
+    const int alike =
+        first_of.try_emplace(reported(rank, kStepped), rank).first->second;
+    differs = differs ||
+        reported(rank, kForwards) != reported(first, kForwards) ||
+        reported(rank, kSteps) != reported(alike, kSteps);
   }
+  if (!differs) {
+    return;
+  }
+  std::vector<std::string> texts;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    texts.push_back(progress_of(rank));
+  }
+  raise<DisagreementError>(
+      {.call = kBackward, .rank = group_.rank(), .world_size = group_.size()},
+      fmt::format(
+          "these would be gradients of different steps. Since the last reduction the ranks made:{}\n  A rank that made more had a backward that reached no parameter, or left one out: its loss must depend on the model in every step. Or it alone called the handle, or stepped an optimizer: evaluate under torch::NoGradGuard or with eval(), and step on all ranks.",
+          comm::list_by_text(texts, group_.global_ranks())));
+}
+
+std::string BackwardExchange::progress_of(int rank) const {
+  if (reported(rank, kHasInputs) == 0) {
+    return "nothing, being without inputs under Join";
+  }
+  const int64_t forwards = reported(rank, kForwards);
+  const int64_t steps = reported(rank, kSteps);
+  return fmt::format(
+      "{} forward{} through the handle, {} step{} of optimizers",
+      forwards,
+      forwards == 1 ? "" : "s",
+      steps,
+      steps == 1 ? "" : "s");
 }
 
 void refuse_unknown_alone(const BackwardReport& mine) {

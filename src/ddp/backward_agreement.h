@@ -26,8 +26,31 @@ void fail_if_any_hook_threw(
 struct BackwardReport {
   int64_t num_missing = 0; // parameters without a gradient
   std::vector<std::string> unknown; // parameters that train, not averaged
-  int64_t num_forwards = 0; // since the last reduction; negative: no inputs
+  /// A rank of a Join without inputs makes neither forwards nor steps.
+  bool has_inputs = true;
+  int64_t num_forwards = 0; // since the last reduction
+  int64_t num_steps = 0; // of optimizers, since the last reduction
+  /// Numbers of steps are compared among ranks where this is the same: see
+  /// [Note: steps of ranks].
+  uint64_t stepped = 0;
 };
+
+/// [Note: steps of ranks]
+///
+/// A rank whose backward reached no parameter has reduced nothing, and its next
+/// backward would be averaged with the present one of the others, until the
+/// end. Its optimizer has made a step nevertheless, so since the last reduction
+/// it has made one more than those of the other ranks. That shows where
+/// forwards do not pass through the handle, too. Optimizers of Tessera are
+/// seen; see engine::note_step().
+///
+/// A program may divide the parameters among the optimizers of its ranks by
+/// itself, as a ZeroRedundancyOptimizer does. Then a rank that has none makes
+/// no steps. So only ranks that have ever stepped the same parameters are
+/// compared; and all ranks at the first reduction, before which nobody steps.
+/// A step without synchronisation is left out, since each rank may make as many
+/// as it likes: from set_sync(false), or a gradient that is not reduced, to
+/// set_sync(true) or a reduction.
 
 /// The ranks tell each other their reports while gradients are on the way.
 class BackwardExchange {
@@ -35,13 +58,14 @@ class BackwardExchange {
   /// Collective.
   BackwardExchange(const Group& group, const BackwardReport& mine);
 
-  /// Waits. Throws on every rank if ranks made different numbers of forwards,
-  /// or if any rank has parameters that are not averaged; otherwise returns
-  /// whether any rank misses a gradient. Collective.
+  /// Waits. Throws on every rank if ranks made different numbers of forwards
+  /// or steps, or if any rank has parameters that are not averaged; otherwise
+  /// returns whether any rank misses a gradient. Collective.
   bool any_missing();
 
  private:
-  void compare_forwards() const;
+  void compare_progress() const;
+  std::string progress_of(int rank) const;
   int64_t reported(int rank, int field) const;
 
   const Group group_;

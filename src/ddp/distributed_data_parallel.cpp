@@ -323,6 +323,8 @@ class DDPHandle::Hook : public JoinHook {
                 is_last_joiner ? static_cast<float>(impl_.group.rank()) : -1.f}
             .over_ranks(impl_.group);
     impl_.broadcast_model(static_cast<int>(all.source));
+    // Ranks with more inputs have made a step since their last backward.
+    impl_.reducer->forget_steps();
   }
 
  private:

@@ -96,6 +96,7 @@ void Reducer::on_gradient(size_t param) {
   was_used_[param] = true;
   if (!is_reducing_) {
     if (!syncs_) {
+      averaged_.set_counting(false); // a step would take this rank's alone
       return;
     }
     begin();
@@ -266,11 +267,21 @@ std::vector<at::Tensor> Reducer::wait_for_buckets() {
   return results;
 }
 
-void Reducer::settle(int64_t num_missing) {
-  const BackwardReport mine{
+BackwardReport Reducer::report(int64_t num_missing) const {
+  const engine::StepsMade steps = averaged_.steps();
+  return {
       .num_missing = num_missing,
       .unknown = find_unknown_(),
-      .num_forwards = is_shadow_ ? -1 : num_forwards_};
+      .has_inputs = !is_shadow_,
+      .num_forwards = num_forwards_,
+      .num_steps = steps.since_restart,
+      .stepped = num_reductions_ == 0 ? 0 : steps.digest()};
+}
+
+void Reducer::settle(int64_t num_missing) {
+  const BackwardReport mine = report(num_missing);
+  averaged_.restart_count(); // not after an exception that other ranks lack
+  averaged_.set_counting(true);
   if (hook_) {
     fail_if_any_hook_threw(group_, control_, failure_);
   }
@@ -304,8 +315,8 @@ void Reducer::settle(int64_t num_missing) {
   if (!is_shadow_ && moves_data()) {
     buckets_.write_back(used, options_.gradient_as_bucket_view);
   }
-  if (!has_rebuilt_ && !is_recorded &&
-      ++num_reductions_ >= options_.rebuilds_after) {
+  num_reductions_ += is_recorded ? 0 : 1;
+  if (!has_rebuilt_ && num_reductions_ >= options_.rebuilds_after) {
     rebuild_buckets();
   }
   buckets_.empty();

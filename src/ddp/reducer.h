@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/backward_agreement.h"
 #include "ddp/bucket_packing.h"
 #include "ddp/gradient_buckets.h"
 #include "engine/plain_params.h"
@@ -60,10 +61,9 @@ struct ReducerOptions {
 /// gets the average on all ranks.
 ///
 /// In the same exchange the ranks report how many forwards they made through
-/// the handle since the last reduction. A rank whose backward reached no
-/// parameter has reduced nothing, and its next backward would be averaged with
-/// the current one of the other ranks; it has made one more forward, so all
-/// ranks throw.
+/// the handle, and how many steps their optimizers made, since the last
+/// reduction. A rank whose backward reached no parameter has made more of both
+/// than the others, and all ranks throw; see [Note: steps of ranks].
 ///
 /// c10d's own Reducer is not used: it must see a model's outputs before
 /// backward to know which parameters are unused, which a plain call of
@@ -112,6 +112,7 @@ class Reducer {
   /// begins.
   void set_sync(bool on) {
     syncs_ = on;
+    averaged_.set_counting(on); // see [Note: steps of ranks]
   }
   bool syncs() const {
     return syncs_;
@@ -127,6 +128,10 @@ class Reducer {
   /// A forward whose gradients are to be reduced has begun.
   void note_forward() {
     ++num_forwards_;
+  }
+  /// Ranks may have made different numbers of steps: the count begins again.
+  void forget_steps() {
+    averaged_.restart_count();
   }
   bool has_hook() const {
     return hook_ != nullptr;
@@ -162,6 +167,7 @@ class Reducer {
   void start_ready_buckets();
   void start(size_t bucket);
   void settle(int64_t num_missing);
+  BackwardReport report(int64_t num_missing) const;
   std::vector<at::Tensor> wait_for_buckets();
   void check_result(size_t bucket, const at::Tensor& result) const;
   std::function<void()> effect_of_replays();
@@ -174,7 +180,7 @@ class Reducer {
   const ReducerOptions options_;
   const std::function<void()> on_begin_;
   const std::function<std::vector<std::string>()> find_unknown_;
-  const engine::AveragedParams averaged_;
+  engine::AveragedParams averaged_;
   CommHook hook_;
   Group control_; // set if there is a hook
   bool syncs_ = true;
@@ -182,7 +188,7 @@ class Reducer {
   std::mutex mutex_; // the engine has a thread for each device
   bool is_reducing_ = false; // from the first gradient to the end of backward
   bool is_shadow_ = false;
-  int num_reductions_ = 0; // until it has rebuilt
+  int64_t num_reductions_ = 0; // that were not recorded
   bool has_rebuilt_ = false;
   GradientBuckets buckets_;
   std::vector<bool> was_used_; // since the last reduction, by parameter

@@ -29,18 +29,24 @@ libtorch::HostPart Reducer::host_part() {
                 "{} {} {}", syncs_, has_hook(), buckets_.num_moves());
           },
       .forget =
-          [this, used = was_used_, forwards = num_forwards_, syncs = syncs_] {
+          [this,
+           used = was_used_,
+           forwards = num_forwards_,
+           steps = averaged_.steps(),
+           syncs = syncs_] {
             const std::scoped_lock lock(mutex_);
             reset();
             was_used_ = used;
             num_forwards_ = forwards;
-            syncs_ = syncs;
+            set_sync(syncs);
+            averaged_.set_steps(steps);
           },
       .finish = [this] { return effect_of_replays(); }};
 }
 
 /// The graph writes to the buckets that exist now, even if others replace them
-/// later. After a step that reduces, all counts start again from zero.
+/// later. After a step that reduces, counts are as after the step that was
+/// recorded.
 std::function<void()> Reducer::effect_of_replays() {
   if (num_forwards_ > 0) {
     raise(
@@ -49,10 +55,14 @@ std::function<void()> Reducer::effect_of_replays() {
   }
   std::vector<at::Tensor> kept;
   for_each_bucket([&](const at::Tensor& flat) { kept.push_back(flat); });
-  return [this, kept = std::move(kept), used = was_used_] {
+  return [this,
+          kept = std::move(kept),
+          used = was_used_,
+          steps = averaged_.steps()] {
     const std::scoped_lock lock(mutex_);
     was_used_ = used;
     num_forwards_ = 0;
+    averaged_.set_steps(steps);
   };
 }
 

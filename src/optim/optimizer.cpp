@@ -15,6 +15,7 @@
 #include "engine/unit.h"
 #include "optim/option_fields.h"
 #include "optim/own_access.h"
+#include "optim/tell_engine.h"
 
 namespace tessera::optim {
 namespace {
@@ -271,6 +272,7 @@ at::Tensor Optimizer::step(LossClosure closure) {
       work.emplace_back(&options, batches_of(i));
     }
   });
+  tell_of_step(param_groups_);
   step_together();
   for (auto& [options, batches] : work) {
     for (Batch& batch : batches) {

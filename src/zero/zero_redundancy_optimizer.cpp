@@ -12,7 +12,9 @@
 
 #include "comm/group/all_or_none.h"
 #include "comm/group/broadcast_owned.h"
+#include "engine/plain_params.h"
 #include "libtorch/recording.h"
+#include "optim/tell_engine.h"
 #include "zero/overlap.h"
 #include "zero/param_buckets.h"
 #include "zero/param_groups.h"
@@ -290,6 +292,7 @@ at::Tensor ZeroRedundancyOptimizer::step_and_send(
     check_untouched();
     loss = step_locally(closure, extra);
   });
+  optim::tell_of_step(param_groups_); // of all ranks' parameters
   give_options_to_local();
   send_params();
   return loss;
@@ -298,6 +301,7 @@ at::Tensor ZeroRedundancyOptimizer::step_and_send(
 at::Tensor ZeroRedundancyOptimizer::step_locally(
     const LossClosure& closure,
     const std::any* extra) {
+  const engine::UnnotedSteps unnoted; // a rank may have no parameter to step
   Lend lend(*this);
   LossClosure inside;
   if (closure) {
@@ -356,6 +360,7 @@ void ZeroRedundancyOptimizer::step_part(
     const std::vector<at::Tensor>& gradients) {
   check_untouched();
   {
+    const engine::UnnotedSteps unnoted; // ranks make different numbers of them
     Lend lend(*this);
     Narrowed narrowed(
         optim_->param_groups().front().params(), params, gradients);

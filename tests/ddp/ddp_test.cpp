@@ -518,8 +518,8 @@ TEST(DdpTest, ABackwardThatReachesNoParameterOnOneRankIsAnErrorOnAll) {
       EXPECT_THAT(
           error,
           AllOf(
-              HasSubstr("rank 0 made 1 forwards"),
-              HasSubstr("rank 1 made 2"),
+              HasSubstr("ranks 0, 2: 1 forward through the handle"),
+              HasSubstr("rank 1: 2 forwards"),
               HasSubstr("reached no parameter")));
     });
   }

@@ -128,6 +128,10 @@ class TESSERA_API DDPHandle : public Joinable {
 /// Parameters that are frozen when the handle is made are left alone. Gradients
 /// of a sparse embedding become dense.
 ///
+/// A backward throws DisagreementError on every rank if, since the last
+/// reduction, ranks made different numbers of forwards through the handle, or
+/// of steps of Tessera's optimizers: a backward of one of them reduced nothing.
+///
 /// The constructor is collective. It throws on every rank DisagreementError if
 /// the models differ in names, shapes, dtypes or what is trainable,
 /// c10::ValueError for a module without trainable parameters, on the meta
