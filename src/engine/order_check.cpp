@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <string>
 
+#include "engine/start.h"
+
 namespace tessera::engine {
 
 void OrderCheck::note(Event event, int unit) {
@@ -64,6 +66,16 @@ std::optional<std::vector<bool>> OrderCheck::compare_with_use(
     return flag != 0;
   });
   return by_any;
+}
+
+void OrderCheck::compare_plain() {
+  const bool is_same =
+      is_alone() ||
+      is_same_on_all(
+          static_cast<uint64_t>(plain_.digest()), group_, "plain parameters");
+  if (!is_same) {
+    plain_.compare(group_);
+  }
 }
 
 void OrderCheck::fail_after_hook(int rank) {

@@ -56,6 +56,9 @@ class OrderCheck {
   /// rank had one; nothing if no rank is in doubt.
   std::optional<std::vector<bool>> compare_with_use(
       const std::vector<bool>& used);
+  /// For steps that are replayed, which end no backward: throws on all ranks,
+  /// DisagreementError, if plain parameters differ. Collective.
+  void compare_plain();
 
   /// Nobody to compare with.
   bool is_alone() const {

@@ -84,8 +84,9 @@ void Optimizer::add_param_group(
     // LibTorch keeps only options of its own classes.
     param_groups_.back().set_options(group.options().clone());
   }
-  num_groups_ = param_groups_.size();
+  *num_groups_ = param_groups_.size();
   options_of(param_groups_.size() - 1);
+  watch_plain_params(param_groups_, name_, num_groups_);
 }
 
 void Optimizer::save(torch::serialize::OutputArchive&) const {
@@ -104,15 +105,15 @@ void Optimizer::refuse_archive() const {
 
 /// LibTorch's add_param_group() is not virtual.
 void Optimizer::check_groups() {
-  if (param_groups_.size() > num_groups_) {
+  if (param_groups_.size() > *num_groups_) {
     raise<c10::ValueError>(
         {.call = name_},
         fmt::format(
             "param group {} was added through a torch::optim::Optimizer&, which drops its options. Call add_param_group() of the {} itself.",
-            num_groups_,
+            *num_groups_,
             name_));
   }
-  num_groups_ = param_groups_.size(); // groups may have been removed
+  *num_groups_ = param_groups_.size(); // groups may have been removed
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     const auto& params = param_groups_[group].params();
     for (size_t i = 0; i < params.size(); ++i) {

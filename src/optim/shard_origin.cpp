@@ -4,18 +4,14 @@
 #include "engine/unit.h"
 
 namespace tessera::optim {
-namespace {
 
-/// Null for a tensor that is no shard.
-const engine::Unit* unit_of_shard(const at::Tensor& param) {
+engine::Unit* unit_of_shard(const at::Tensor& param) {
   if (!param.has_storage()) {
     return nullptr;
   }
   const auto owner = engine::find_owner(engine::storage_of(param));
   return owner.is_shard ? owner.unit : nullptr;
 }
-
-} // namespace
 
 std::optional<ShardOrigin> find_origin(const at::Tensor& param) {
   const engine::Unit* unit = unit_of_shard(param);

@@ -10,7 +10,14 @@
 
 #include "engine/exchange.h"
 
+namespace tessera::engine {
+class Unit;
+}
+
 namespace tessera::optim {
+
+/// Null for a tensor that is no shard.
+engine::Unit* unit_of_shard(const at::Tensor& param);
 
 struct ShardOrigin {
   std::string name; // below the module of the root unit

@@ -175,7 +175,8 @@ class TESSERA_API Optimizer : public torch::optim::Optimizer,
   static Batch& batch_for(std::vector<Batch>& batches, const at::Tensor& param);
 
   std::string name_;
-  size_t num_groups_ = 0; // that add_param_group() here has seen
+  // That add_param_group() here has seen. Others watch how long it lives.
+  const std::shared_ptr<size_t> num_groups_ = std::make_shared<size_t>(0);
 };
 
 } // namespace tessera::optim

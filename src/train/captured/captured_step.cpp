@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <set>
 #include <utility>
 
@@ -74,9 +75,10 @@ constexpr int kMostDoublings = 10;
 ///   may fail on the way (engine::OrderCheck::pause(), ddp::Reducer,
 ///   comm::all_or_none()). In its place they compare digests of the collectives
 ///   that they recorded: after a capture, and in each call those of the graphs
-///   that they are about to replay. The order of gathers is foreseen from the
-///   steps of this object alone, eager or recorded, so that an evaluation in
-///   between changes nothing.
+///   that they are about to replay; and parameters that are not sharded beside
+///   units, in calls 2, 4, 8 and so on. The order of gathers is foreseen from
+///   the steps of this object alone, eager or recorded, so that an evaluation
+///   in between changes nothing.
 /// - While a Join is open, all steps are eager, and the ranks do not exchange
 ///   what they need: a rank without inputs can take part in eager steps alone.
 ///
@@ -223,6 +225,10 @@ at::Tensor CapturedStep::Impl::run(const std::vector<at::Tensor>& given) {
   const Decision agreed = ranks.agree(std::move(mine), collectives);
   if (agreed.action == Action::Run) {
     return run_eagerly(inputs, agreed);
+  }
+  if (!parts.units.empty() &&
+      std::has_single_bit(static_cast<uint64_t>(num_calls))) {
+    parts.units.front()->schedule().check().compare_plain();
   }
   train::RecordedStep* recorded =
       agreed.action == Action::Record ? capture(kind, inputs) : kind.current();

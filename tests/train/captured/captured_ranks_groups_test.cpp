@@ -50,6 +50,40 @@ TEST_F(CapturedRanksGroups, ARankThatReducesLessThanOthersIsNotCaptured) {
   });
 }
 
+/// A replay ends no backward, where eager steps compare what is not sharded.
+TEST_F(CapturedRanksGroups, ARootThatWasNeverShardedIsComparedBetweenReplays) {
+  on_ranks(2, [&](const Group& world) {
+    const Tapes tapes;
+    auto model = make_stack();
+    std::vector<at::Tensor> trained{model->embed->weight, model->head};
+    for (const auto& block : *model->blocks) {
+      fully_shard(*block);
+      const auto shards = parameters(*block);
+      trained.insert(trained.end(), shards.begin(), shards.end());
+    }
+    optim::AdamW optimizer(trained, 0.01);
+    CapturedStep step(model, {optimizer}, [&](const Inputs& inputs) {
+      loss_of(model, inputs[0]).backward();
+      world.all_reduce(model->embed->weight.grad(), ReduceOp::Avg);
+      world.all_reduce(model->head.grad(), ReduceOp::Avg);
+      optimizer.step();
+      optimizer.zero_grad();
+      return at::Tensor();
+    });
+    for (int call = 1; call < 8; ++call) {
+      EXPECT_NO_THROW(step({tokens(world.rank(), call)}));
+      EXPECT_EQ(step.was_replayed(), call > 3) << step.eager_reason();
+      if (call == 5 && world.rank() == 1) {
+        const torch::NoGradGuard no_grad;
+        model->head.add_(1);
+      }
+    }
+    EXPECT_THAT(
+        error_of([&] { step({tokens(world.rank(), 8)}); }),
+        HasSubstr("nobody averages its gradients"));
+  });
+}
+
 /// Each rank trains a model of its own.
 TEST_F(CapturedRanksGroups, ModelsOfOneRankEachAreCaptured) {
   on_ranks(2, [&](const Group& world) {
