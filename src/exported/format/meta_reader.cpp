@@ -3,6 +3,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace tessera::exported {
@@ -55,23 +56,22 @@ auto read_code(const JsonAt& at, const Table& table, const char* what) {
       " that is known");
 }
 
-// The hint is the value at export, which nothing here depends on.
-std::string read_symbols(const JsonAt& at) {
-  at.expect_only({"expr_str", "hint"});
-  if (at.has("hint")) {
-    const JsonAt hint = at.at("hint");
-    const auto& tag = hint.tag();
-    if (tag == "as_int") {
-      hint.tagged().integer();
-    } else if (tag == "as_bool") {
-      hint.tagged().boolean();
-    } else if (tag == "as_float") {
-      hint.tagged().number();
-    } else {
-      hint.refuse_tag();
-    }
+/// The value at export, "hint": a number of any kind.
+template <class Number>
+std::optional<Number> read_hint(const JsonAt& hint) {
+  const auto& tag = hint.tag();
+  if (tag == "as_int") {
+    return static_cast<Number>(hint.tagged().integer());
   }
-  return at.at("expr_str").string();
+  if (tag == "as_bool") {
+    return static_cast<Number>(hint.tagged().boolean());
+  }
+  if (tag == "as_float") {
+    const double number = hint.tagged().number();
+    return std::is_same_v<Number, double> ? std::optional<Number>(number)
+                                          : std::nullopt;
+  }
+  hint.refuse_tag();
 }
 
 template <class Number, class Read>
@@ -81,10 +81,15 @@ Expression<Number> read_expression(
     const Read& read) {
   const auto& tag = at.tag();
   if (tag == "as_expr") {
-    return {read_symbols(at.tagged())};
+    const JsonAt symbols = at.tagged();
+    symbols.expect_only({"expr_str", "hint"});
+    return {
+        .value = symbols.at("expr_str").string(),
+        .at_export = symbols.has("hint") ? read_hint<Number>(symbols.at("hint"))
+                                         : std::nullopt};
   }
   if (tag == written) {
-    return {Number{read(at.tagged())}};
+    return {.value = Number{read(at.tagged())}};
   }
   at.refuse_tag();
 }

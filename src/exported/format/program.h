@@ -155,6 +155,9 @@ template <class Number>
 struct Expression {
   std::variant<std::string, Number>
       value; // the expression's text, or the number
+  /// Of an expression: its value for the sample at the export, if the file says
+  /// so. Nothing that is run depends on it.
+  std::optional<Number> at_export = std::nullopt;
 };
 
 struct TensorMeta {
