@@ -124,7 +124,7 @@ parity: ## the tests of PyTorch on DEVICE=cpu or cuda:0, and their record
 zoo: ## export every model of the zoo, train it in C++, write the table of docs/exported.md
 	@scripts/setup.sh test
 	@scripts/configure.sh release tests
-	cmake --build $(RELEASE) -j $(JOBS) --target tessera_cli exported_zoo
+	cmake --build $(RELEASE) -j $(JOBS) --target tessera_cli exported_zoo exported_memory
 	tests/exported/zoo/run_zoo.py build/zoo/results.xml --bin $(RELEASE)/bin --folder build/zoo --table docs/exported.md
 
 offline-deps: ## gather headers and small libraries in .deps/ for a host with no network

@@ -121,7 +121,7 @@ void add_model_flags(CLI::App& command, Settings& settings) {
       .add_option(
           "--activations",
           settings.activations,
-          "Memory saved for backward, per rank")
+          "Memory saved for backward, per rank; an exported program\ntells it")
       ->type_name("BYTES")
       ->group(of_checkpoint);
   command
@@ -132,6 +132,7 @@ void add_model_flags(CLI::App& command, Settings& settings) {
       ->check(CLI::PositiveNumber)
       ->group(of_checkpoint);
   const std::string of_gpt = "GPT";
+  const std::string of_both = "GPT, or an exported program";
   const auto add = [&](const char* name, auto& target, const char* help) {
     command.add_option(name, target, help)->group(of_gpt);
   };
@@ -139,8 +140,18 @@ void add_model_flags(CLI::App& command, Settings& settings) {
   add("--width", request.width, "Width of the hidden states");
   add("--heads", request.heads, "Attention heads; default: width / 64");
   add("--vocabulary", request.vocabulary, "Number of tokens; default: 50257");
-  add("--length", request.length, "Length of a sequence; default: 1024");
-  add("--batch", request.batch, "Sequences per rank per backward; default: 1");
+  command
+      .add_option(
+          "--length",
+          request.length,
+          "Length of a sequence; default: 1024, or the export's")
+      ->group(of_both);
+  command
+      .add_option(
+          "--batch",
+          request.batch,
+          "Sequences per rank per backward; default: 1, or the export's")
+      ->group(of_both);
   command
       .add_flag(
           "--tied",
@@ -160,7 +171,7 @@ void add_model_flags(CLI::App& command, Settings& settings) {
   command
       .add_flag(
           "--recompute", request.recompute, "Each block under recompute()")
-      ->group(of_gpt);
+      ->group(of_both);
   command
       .add_flag(
           "--chunked-loss",
@@ -172,7 +183,7 @@ void add_model_flags(CLI::App& command, Settings& settings) {
       "--loss-dtype",
       request.loss_dtype,
       "Logits are cast to this dtype (default: float32)");
-  command.get_option("--loss-dtype")->group(of_gpt);
+  command.get_option("--loss-dtype")->group(of_both);
 }
 
 void add_setup_flags(CLI::App& command, plan::Request& request) {

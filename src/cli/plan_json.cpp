@@ -78,6 +78,7 @@ std::string plan_json(const plan::Answer& answer) {
         {"tensors", plan.num_params}}},
       {"setup", json_of(answer.setup, answer.strategy)},
       {"knows_activations", plan.knows_activations},
+      {"unknown_operators", plan.unknown_operators},
       {"device_memory", json_of(plan.device)},
       {"host_memory", json_of(plan.host)},
       {"at_rest", json_of(plan.at_rest)}};

@@ -59,14 +59,21 @@ FitAnswer fit_of(
       .limit_bytes = limit.bytes,
       .fits = plan.device.at_peak.total() <= limit.bytes,
       .smallest_world = smallest_world(subject, setup, limit)};
+  const auto* program = std::get_if<ProgramSubject>(&subject);
+  const bool has_batch = program != nullptr &&
+      GraphSizes(*program->run.program, program->run.sizes).chosen().batch;
   if (const auto* gpt = std::get_if<GptSubject>(&subject)) {
     grow(*gpt, setup, request.largest.value_or("batch"), fit);
+  } else if (has_batch && request.largest.value_or("batch") == "batch") {
+    fit.grows = "batch";
+    fit.largest = largest_batch(*program, setup, limit);
   } else if (request.largest) {
     throw PlanError(
-        "--largest varies the size of a GPT given by flags; the size of a checkpoint's model is fixed.");
+        "--largest varies the size of a GPT given by flags, or the batch of a program that was exported for any; the size of a checkpoint's model is fixed.");
   }
   if (!fit.fits) {
-    fit.suggestions = suggestions_for(request, limit, fit.smallest_world);
+    fit.suggestions =
+        suggestions_for(request, subject, limit, fit.smallest_world);
   }
   return fit;
 }

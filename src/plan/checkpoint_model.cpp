@@ -108,6 +108,13 @@ class Kinds {
   std::vector<UnitKind> kinds_;
 };
 
+/// A unit that is being filled.
+struct OpenUnit {
+  std::string name;
+  UnitKind kind;
+  std::vector<std::string> names; // of its parameters, in the checkpoint
+};
+
 std::string selected_prefix(
     const checkpoint::Source& source,
     const CheckpointOptions& options) {
@@ -144,8 +151,9 @@ CheckpointModel model_of(
   const std::string prefix = selected_prefix(source, options);
   const Grouping grouping(options.unit);
   CheckpointModel result;
-  std::map<OrderKey, std::pair<std::string, UnitKind>> units;
-  UnitKind root;
+  std::map<OrderKey, OpenUnit> units;
+  OpenUnit root{.name = "root", .kind = {}, .names = {}};
+  std::vector<const StoredTensor*> tied;
   const auto is_selected = [&](const std::string& name) {
     return prefix.empty() || is_below(name, prefix);
   };
@@ -156,6 +164,7 @@ CheckpointModel model_of(
     }
     if (!tensor.tied_to.empty() && is_selected(tensor.tied_to)) {
       ++result.num_tied;
+      tied.push_back(&tensor);
       continue;
     }
     if (tensor.is_buffer || !is_trainable(tensor.dtype) ||
@@ -168,25 +177,40 @@ CheckpointModel model_of(
     const std::string name =
         tensor.name.substr(prefix.empty() ? 0 : prefix.size() + 1);
     const std::string unit = grouping.unit_of(name);
-    UnitKind& kind = unit.empty() ? root : units[order_key(unit)].second;
+    OpenUnit& open = unit.empty() ? root : units[order_key(unit)];
     if (!unit.empty()) {
-      units[order_key(unit)].first = unit;
+      open.name = unit;
     }
-    kind.params.push_back(
+    open.kind.params.push_back(
         {.name = name, .shape = tensor.sizes, .dtype = tensor.dtype});
+    open.names.push_back(tensor.name);
   }
-  if (units.empty() && root.params.empty()) {
+  if (units.empty() && root.kind.params.empty()) {
     throw PlanError(
         "no parameters in " + format::in_quotes(source.path().string()) +
         (prefix.empty() ? "" : " below " + format::in_quotes(prefix)) +
         ". `tessera ckpt inspect` shows its names; --select chooses among them.");
   }
   Kinds kinds;
+  const auto close = [&](OpenUnit& unit) {
+    for (size_t i = 0; i < unit.names.size(); ++i) {
+      result.places.emplace(
+          std::move(unit.names[i]),
+          ParamPlace{.unit = result.model.units.size(), .param = i});
+    }
+    const size_t kind = kinds.number_of(std::move(unit.kind));
+    result.model.units.push_back({std::move(unit.name), kind});
+  };
   for (auto& [key, unit] : units) {
-    const size_t kind = kinds.number_of(std::move(unit.second));
-    result.model.units.push_back({std::move(unit.first), kind});
+    close(unit);
   }
-  result.model.units.push_back({"root", kinds.number_of(std::move(root))});
+  close(root);
+  for (const StoredTensor* tensor : tied) {
+    const auto first = result.places.find(tensor->tied_to);
+    if (first != result.places.end()) {
+      result.places.emplace(tensor->name, first->second);
+    }
+  }
   result.model.kinds = std::move(kinds).take();
   result.model.description = source.path().string();
   return result;

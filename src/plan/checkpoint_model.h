@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <string>
 
 #include "checkpoint/disk/source.h"
@@ -24,6 +25,8 @@ struct CheckpointModel {
   size_t num_left_out = 0; // tensors that were not selected
   size_t num_buffers = 0; // tensors of integers, and those that are buffers
   size_t num_tied = 0; // parameters that are another one: counted once
+  /// Where parameters are, by their names in the checkpoint; tied ones too.
+  std::map<std::string, ParamPlace> places;
 };
 
 /// Reads no data. Throws PlanError, also if no parameter is selected.

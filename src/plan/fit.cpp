@@ -55,6 +55,18 @@ std::optional<int64_t> largest_batch(
   });
 }
 
+std::optional<int64_t> largest_batch(
+    const ProgramSubject& subject,
+    const TrainingSetup& setup,
+    Limit limit) {
+  const auto range = batch_range(*subject.run.program);
+  return largest(range.most, [&](int64_t batch) {
+    ProgramSubject other = subject;
+    other.run.sizes.batch = std::max(batch, range.least);
+    return fits(other, setup, limit);
+  });
+}
+
 std::optional<GptShape> largest_gpt(
     const GptSubject& subject,
     const TrainingSetup& setup,

@@ -22,6 +22,12 @@ std::optional<int64_t> largest_batch(
     const TrainingSetup& setup,
     Limit limit);
 
+/// The same for a program whose batch is dynamic.
+std::optional<int64_t> largest_batch(
+    const ProgramSubject& subject,
+    const TrainingSetup& setup,
+    Limit limit);
+
 enum class Grows {
   Layers,
   Width, // by whole heads of the same size

@@ -32,6 +32,12 @@ struct NamedUnit {
   size_t kind = 0; // in Model::kinds
 };
 
+/// Where a parameter is in a model.
+struct ParamPlace {
+  size_t unit = 0;
+  size_t param = 0; // in its kind
+};
+
 struct Model {
   std::string description;
   std::vector<UnitKind> kinds;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 #include "plan/checked.h"
 #include "plan/rank.h"
@@ -120,6 +121,17 @@ Plan plan_of(const ModelSubject& subject, const TrainingSetup& setup) {
       subject.model, subject.activation_bytes.value_or(0), subject.tokens);
   Plan plan = walk(subject.model, program, setup);
   plan.knows_activations = subject.activation_bytes.has_value();
+  return plan;
+}
+
+Plan plan_of(const ProgramSubject& subject, const TrainingSetup& setup) {
+  Walk of_step = walk_of(subject.run, setup.device);
+  Model model = subject.model;
+  model.buffer_bytes = plus(model.buffer_bytes, of_step.constant_bytes);
+  const std::vector<std::string> unknown(
+      of_step.unknown.begin(), of_step.unknown.end());
+  Plan plan = walk(model, ExportedProgram(std::move(of_step)), setup);
+  plan.unknown_operators = unknown;
   return plan;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/clock.h"
+#include "plan/exported_program.h"
 #include "plan/gpt.h"
 #include "plan/ledger.h"
 #include "plan/model.h"
@@ -30,7 +31,13 @@ struct ModelSubject {
   int64_t tokens = 0;
 };
 
-using Subject = std::variant<GptSubject, ModelSubject>;
+/// A model whose program is known, and with it the activations.
+struct ProgramSubject {
+  Model model;
+  ProgramRun run;
+};
+
+using Subject = std::variant<GptSubject, ModelSubject, ProgramSubject>;
 
 /// Units of one kind.
 struct UnitLine {
@@ -63,10 +70,13 @@ struct Plan {
   StepTime time; // likewise, by the speeds of the set-up
   std::vector<UnitLine> units; // in the order of forward
   bool knows_activations = true;
+  /// Operators whose activations are only guessed, by name.
+  std::vector<std::string> unknown_operators;
 };
 
 /// Walks through three steps, see [Note: walking through a step], of the rank
-/// that has the most. Throws PlanError.
+/// that has the most. Throws PlanError; exported::UnknownSize for a program
+/// whose sizes depend on data.
 Plan make_plan(const Subject& subject, const TrainingSetup& setup);
 
 } // namespace tessera::plan

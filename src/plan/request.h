@@ -14,7 +14,8 @@ namespace tessera::plan {
 /// The flags of `tessera plan`; a flag that was not given is empty. Errors name
 /// the flags.
 struct Request {
-  // The model: a checkpoint, or a GPT by its shape.
+  // The model: a checkpoint, or a GPT by its shape. Batch, length, recompute
+  // and loss_dtype are of an exported program too.
   std::string checkpoint;
   CheckpointOptions grouping;
   std::optional<int64_t> activation_bytes = std::nullopt;

@@ -1,6 +1,7 @@
 #include "plan/suggestions.h"
 
 #include <functional>
+#include <variant>
 
 #include "plan/checked.h"
 #include "plan/requested_model.h"
@@ -28,7 +29,7 @@ std::optional<int64_t> peak_of(const Request& request) {
 
 /// Changes that leave the model, its batch and the number of ranks as they are,
 /// those that cost the least first.
-std::vector<Change> changes_of(const Request& request) {
+std::vector<Change> changes_of(const Request& request, const Subject& subject) {
   std::vector<Change> changes;
   const std::string strategy = strategy_of(request);
   if (strategy != "full_shard" && strategy != "hybrid") {
@@ -37,7 +38,9 @@ std::vector<Change> changes_of(const Request& request) {
                          changed.reshard_after_forward = std::nullopt;
                        }});
   }
-  if (!request.param_dtype) {
+  // A program computes in the dtypes of its export.
+  const bool is_program = std::holds_alternative<ProgramSubject>(subject);
+  if (!request.param_dtype && !is_program) {
     changes.push_back({"--param-dtype bf16", [](Request& changed) {
                          changed.param_dtype = format::DType::BFloat16;
                        }});
@@ -48,7 +51,7 @@ std::vector<Change> changes_of(const Request& request) {
                          changed.chunked_loss = true;
                        }});
   }
-  if (request.checkpoint.empty() && !request.recompute) {
+  if ((request.checkpoint.empty() || is_program) && !request.recompute) {
     changes.push_back(
         {"--recompute", [](Request& changed) { changed.recompute = true; }});
   }
@@ -60,9 +63,19 @@ std::vector<Change> changes_of(const Request& request) {
 }
 
 /// One sequence per backward, with as many sequences per step as before.
-std::optional<Change> smaller_batch(const Request& request) {
-  const int64_t batch = request.batch.value_or(1);
-  if (!request.checkpoint.empty() || batch <= 1) {
+std::optional<Change> smaller_batch(
+    const Request& request,
+    const Subject& subject) {
+  int64_t batch = request.batch.value_or(1);
+  if (const auto* program = std::get_if<ProgramSubject>(&subject)) {
+    const auto& run = program->run;
+    batch = batch_range(*run.program).least > 1
+        ? 1
+        : GraphSizes(*run.program, run.sizes).chosen().batch.value_or(1);
+  } else if (!request.checkpoint.empty()) {
+    return std::nullopt;
+  }
+  if (batch <= 1) {
     return std::nullopt;
   }
   const int64_t times = request.accumulate * batch;
@@ -106,11 +119,12 @@ void add_combinations(
 
 std::vector<Suggestion> suggestions_for(
     const Request& request,
+    const Subject& subject,
     Limit limit,
     std::optional<int64_t> smallest_world) {
   const int64_t peak_now = peak_of(request).value_or(0);
-  auto changes = changes_of(request);
-  if (auto change = smaller_batch(request)) {
+  auto changes = changes_of(request, subject);
+  if (auto change = smaller_batch(request, subject)) {
     changes.push_back(std::move(*change));
   }
   auto singles = changes;

@@ -20,10 +20,11 @@ struct Suggestion {
 
 /// Each change of one flag that lowers the peak; if none of them is enough,
 /// also the changes that keep the number of ranks, one added to the other
-/// until they are enough. `smallest_world` is the number of ranks that fit the
-/// request as it is, if there is one.
+/// until they are enough. `subject` is the request's; `smallest_world` is the
+/// number of ranks that fit the request as it is, if there is one.
 std::vector<Suggestion> suggestions_for(
     const Request& request,
+    const Subject& subject,
     Limit limit,
     std::optional<int64_t> smallest_world);
 

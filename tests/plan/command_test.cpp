@@ -383,6 +383,8 @@ TEST(PlanCommandTest, RejectsWithReasons) {
   const ScratchFolder folder;
   std::ofstream(folder / "bad.safetensors") << "not a checkpoint";
   const std::string bad = folder / "bad.safetensors";
+  const std::string good = folder / "good.safetensors";
+  write_safetensors(good, {{"weight", "F32", {4, 4}}});
   const struct {
     std::vector<std::string> words;
     std::string reason;
@@ -390,7 +392,8 @@ TEST(PlanCommandTest, RejectsWithReasons) {
       {{}, "give a checkpoint, or --layers and --width"},
       {{bad}, "bad.safetensors"},
       {{folder / "nothing"}, "nothing"},
-      {{bad, "--batch", "4"}, "leave out the flags of a GPT"},
+      {{bad, "--batch", "4"}, "bad.safetensors"},
+      {{good, "--batch", "4"}, "leave out the flags of a GPT"},
       {{bad, "--chunked-loss"}, "leave out the flags of a GPT"},
       {{"--layers",
         "2",

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/format/error.h"
+#include "checkpoint/format/format_error.h"
 
 namespace tessera::exported {
 namespace {

@@ -10,6 +10,7 @@
 #include <cctype>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tessera::zoo {
@@ -41,14 +42,23 @@ class Reference {
     for (size_t i = 0; contains("input." + std::to_string(i)); ++i) {
       args.add(at("input." + std::to_string(i)));
     }
+    for (const auto& [name, input] : named_inputs()) {
+      args.set(name, input);
+    }
+    return args;
+  }
+
+  /// Those that are given by name.
+  std::vector<std::pair<std::string, at::Tensor>> named_inputs() const {
     const std::string prefix = "input.";
+    std::vector<std::pair<std::string, at::Tensor>> inputs;
     for (const auto& [key, value] : tensors_) {
       const auto name = key.text();
       if (name.starts_with(prefix) && !std::isdigit(name.at(prefix.size()))) {
-        args.set(name.substr(prefix.size()), value.tensor());
+        inputs.emplace_back(name.substr(prefix.size()), value.tensor());
       }
     }
-    return args;
+    return inputs;
   }
 
   /// The sum over floating outputs of mean((output - target)^2), added up as

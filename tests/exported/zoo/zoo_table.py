@@ -27,8 +27,8 @@ def table(results, seconds):
         f"{passed} of {len(rows)} models pass. torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}, "
         f"{os.cpu_count()} cores ({platform.machine()}), {datetime.date.today()}: `make zoo`, {seconds / 60:.0f} minutes.",
         "",
-        "| model | kind | nodes | parameters | in C++ |",
-        "| --- | --- | --- | --- | --- |",
+        "| model | kind | nodes | parameters | in C++ | planned memory: saved, peak |",
+        "| --- | --- | --- | --- | --- | --- |",
         *rows,
     ]
     return "\n".join(lines)
@@ -39,7 +39,7 @@ def row(results, line):
     what = line["what"] + (", tied" if line["name"].endswith("_tied") else "")
     if "why" in line:
         why = line["why"].split(" does not export: ", 1)[-1]
-        return f"| {what} | {kind} | | | does not export: {sentence(why)} |"
+        return f"| {what} | {kind} | | | does not export: {sentence(why)} | |"
     outcomes = results.checks[line["name"]]
     failed = {key: outcome for key, outcome in outcomes.items()
               if any(wrong for _, wrong in results.case_of(line["name"], *key, outcome))}
@@ -56,7 +56,8 @@ def row(results, line):
             said += " in float32; Python itself cannot run it in double"
         if line["difference"]:
             said += f"; the export itself differs from Python's eager mode by {line['difference']:.0e}"
-    return f"| {what} | {kind} | {line['nodes']:,} | {line['parameters']:,} | {said} |"
+    planned = results.planned[line["name"]].get("plain")
+    return f"| {what} | {kind} | {line['nodes']:,} | {line['parameters']:,} | {said} | {planned.text() if planned else ''} |"
 
 
 def sentence(text):
