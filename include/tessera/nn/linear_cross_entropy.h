@@ -34,7 +34,7 @@ struct TESSERA_API LinearCrossEntropyOptions {
   TORCH_ARG(double, label_smoothing) = 0.0;
   /// How many tokens have their logits in memory at a time. By default so few
   /// that these logits have no more elements than `hidden`, but at least 128
-  /// tokens on a CPU and 4,096 on a GPU.
+  /// tokens on a CPU, and on a GPU half of all tokens, within 1,024 and 4,096.
   TORCH_ARG(std::optional<int64_t>, batch_chunk_size) = std::nullopt;
 };
 
